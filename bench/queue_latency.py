@@ -1,6 +1,7 @@
 """Seconds to the first token: of the bare engine, of the bare broker, and end to end."""
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ from shared.bus.rabbit import RabbitBus
 from shared.messages import SamplingParams
 from shared.settings import WorkerSettings
 from worker.decode.bridge import Generations
+from worker.decode.pacing import EventPacing
 from worker.engine.interface import SequenceId, Submit
 
 PROMPT_IDS = list(range(100, 228))
@@ -36,7 +38,7 @@ async def _sample(measure: Measure, num_requests: int) -> list[float]:
 
 async def bare_engine(num_requests: int) -> list[float]:
     model = echo_model(settings.load(WorkerSettings), STEP_S)
-    async with Generations(model.engine) as generations:
+    async with Generations(model.engine, EventPacing(math.inf, 0.0)) as generations:
 
         async def measure(k: int) -> float:
             submit = Submit(

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 import msgspec
 
 from shared import topology
-from shared.bus.base import DEATH_QUEUE_HEADER, DEATH_REASON_HEADER, Bus, Delivery, Message
+from shared.bus.base import (
+    DEATH_QUEUE_HEADER,
+    DEATH_REASON_HEADER,
+    MAX_PREFETCH,
+    Bus,
+    Delivery,
+    Message,
+)
 from shared.errors import InvalidRequest, UndecodableMessage
 from shared.messages import GenerationJob, decode_job, encode, request_id_in
 from shared.publishers import Publishers
@@ -20,7 +27,6 @@ _PATIENCE_S = 2.0
 _REQUEUED_WITHIN_S = 0.25
 """Seconds in which the broker offers the letters that another listing held until just now: it does
 not count them yet."""
-_MAX_PREFETCH = (1 << 16) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +139,7 @@ async def opened(
         return
     letters: list[DeadLetter] = []
     async with bus.consume(
-        topology.DEAD_LETTERS.name, prefetch=min(limit, _MAX_PREFETCH)
+        topology.DEAD_LETTERS.name, prefetch=min(limit, MAX_PREFETCH)
     ) as consumer:
         with suppress(TimeoutError):
             while len(letters) < limit:

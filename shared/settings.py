@@ -297,7 +297,7 @@ class GatewaySettings(CommonSettings):
     )
     detach_ttl_s: Seconds = Field(
         3600,
-        description="Deadline of a request with `detach`, in seconds, and how long its log is "
+        description="Deadline of a request with `detach`, in seconds, and how long its answer is "
         "kept without a reader. Raise it if clients come back for their answers later than this.",
     )
     reply_retention_s: Seconds = Field(
@@ -659,6 +659,18 @@ class WorkerSettings(CommonSettings):
         description="Seconds after which a stream that has no reader is cancelled, unless it is "
         "detached. Raise it if readers take longer to reconnect; lower it to free their slots "
         "sooner.",
+    )
+    event_cpu_share: Annotated[float, Field(gt=0)] = Field(
+        0.02,
+        description="Share of a core that the worker's event loop may use before the tokens of a "
+        "stream are gathered into fewer, larger events. Events cost the broker and the gateway "
+        "about twice as much CPU. Raise it if there are cores to spare and every token is to be "
+        "sent at once.",
+    )
+    max_event_delay_s: Annotated[float, Field(ge=0)] = Field(
+        0.05,
+        description="Longest time in seconds that a token waits to be sent with the next ones. A "
+        "stream's first token never waits. 0: tokens are not gathered.",
     )
     job_timeout_s: Seconds = Field(
         600,

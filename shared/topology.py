@@ -8,7 +8,9 @@ warren.suspects direct  <model>.suspect   -> jobs.<model>.suspect   jobs quarant
                         and batch-overflow                          wait, set aside by workers
                         <model>.resumed-<hash> -> jobs.<model>.resumed-<hash>  jobs that have begun,
                                                                      for workers of equal numerics
-warren.replies  topic   reply.<id>        -> reply.<id>             declared by the reader
+warren.replies  topic   reply.<id>        -> reply.<id>             declared by the reader; a
+                                                                     quorum queue if the hexadecimal
+                                                                     part of the id follows a k
                         reply.<user>.<id> -> reply.<user>.<id>      the same of other publishers
                         reply.<id>--<n>   -> reply.<id>--<n>        the log, recreated elsewhere
 warren.control  topic   worker.<id>       -> control.worker.<id>    commands to one worker
@@ -26,9 +28,11 @@ and a dot: the broker gives it no others.
 import hashlib
 import re
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
-from shared.bus.base import Binding, Bus, Exchange, Queue
+from shared.bus.base import MAX_PREFETCH, Binding, Bus, Consumer, Exchange, Queue
 from shared.errors import QueueDown, QueueSilent
 from shared.messages import JobClass
 
@@ -76,6 +80,9 @@ ALL_GATEWAYS = Binding(CONTROL, "gateways")
 USAGE = Binding(USAGE_REPORTS, "")
 ANNOUNCEMENTS = Binding(WORKERS, "")
 
+KEPT_MARK = "k"
+"""In the id of a request whose log outlives its reader, before the hexadecimal part."""
+_KEPT_LOG = re.compile(rf"reply\.[a-z]+[-_]{KEPT_MARK}[0-9a-f]{{32}}(--\d+)?")
 _LATER_LOG = re.compile(r"(reply\.[A-Za-z0-9_-]+)--([1-9]\d{0,3})")
 
 JOB_CLASSES: tuple[JobClass, ...] = get_args(JobClass)
@@ -86,6 +93,7 @@ LANES: tuple[Lane, ...] = (*JOB_CLASSES, "quick", "suspect")
 DECLARED_LANES: tuple[Lane, ...] = (*LANES, *OVERFLOW.values())
 JOBS_MAX_LENGTH = 50_000
 JOBS_DELIVERY_LIMIT = 20
+_LOG_RETURNS_LIMIT = 1_000_000
 _RESUMED_TTL_S = 5.0
 """Seconds after which a job that no worker of its numerics takes returns to the other workers."""
 _RESUMED_EXPIRES_S = 24 * 3600.0
@@ -197,10 +205,37 @@ async def find_later_log(bus: Bus, key: str) -> str | None:
     return later
 
 
+def is_replicated(log: str) -> bool:
+    """Whether a log is a quorum queue, which may outlive its reader and the node that dies for
+    good. Its name says so, because all that read it must know."""
+    return _KEPT_LOG.fullmatch(log) is not None
+
+
 def reply_queue(name: str, expires_s: float) -> Queue:
     """The log of request ``name``, deleted ``expires_s`` after its last reader disconnected."""
     binding = reply_binding(reply_key(name))
-    return Queue(binding.routing_key, (binding,), expires_s=expires_s)
+    queue = Queue(binding.routing_key, (binding,), expires_s=expires_s)
+    return _replicated(queue) if is_replicated(queue.name) else queue
+
+
+def batch_replies_queue(run_id: str, expires_s: float) -> Queue:
+    """The queue for the answers to a publisher's batch, which may be collected much later."""
+    return _replicated(reply_queue(run_id, expires_s))
+
+
+def _replicated(replies: Queue) -> Queue:
+    # Each reader of a log returns all of it.
+    return replace(
+        replies, kind="quorum", has_single_consumer=True, delivery_limit=_LOG_RETURNS_LIMIT
+    )
+
+
+def consume_log(bus: Bus, log: str, *, prefetch: int = 0) -> AbstractAsyncContextManager[Consumer]:
+    """`Bus.consume` for the only reader of a log. One in a quorum queue has at most `MAX_PREFETCH`
+    events: see `worker.decode.choices.num_gathered`."""
+    if not is_replicated(log):
+        return bus.consume(log, prefetch=prefetch, is_exclusive=True)
+    return bus.consume(log, kind="quorum", prefetch=prefetch or MAX_PREFETCH, is_exclusive=True)
 
 
 def quick_replies_queue(gateway_id: str) -> Queue:

@@ -21,6 +21,7 @@ import msgspec
 
 from shared.errors import InvalidRequest
 from shared.settings import GatewaySettings
+from shared.topology import KEPT_MARK
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class Signer:
 
     def request_id(self, prefix: str, tenant: str, key: str) -> str:
         """The request id for a tenant's Idempotency-Key."""
-        return f"{prefix}{_sign(self._id_key, tenant, key)}"
+        return f"{prefix}{KEPT_MARK}{_sign(self._id_key, tenant, key)}"
 
 
 def derive_key(secret: bytes, purpose: str) -> bytes:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 from shared.errors import WarrenError
+from worker.decode.pacing import EventPacing
 from worker.engine.driver import EngineThread
 from worker.engine.engine import Engine, Output
 from worker.engine.interface import (
@@ -18,16 +19,15 @@ from worker.engine.interface import (
 from worker.engine.step_times import StepTimes
 
 _GATHERED_S = 0.5
-"""For so many seconds the tokens of a batch job gather. Each event costs the worker, the broker and
-the reader a fraction of a millisecond, and nobody watches these tokens come."""
+"""For so many seconds the tokens of a batch job gather, because nobody watches them come."""
 
 
 class Generation:
     """The tokens of one request's sequences, in batches of all that have arrived.
 
     When the consumer is slow, because the broker is, batches become fewer and larger; the engine
-    never blocks. The first tokens of a batch job, the last ones of each sequence and errors are
-    news at once, as is every token of an interactive job; others gather.
+    never blocks. The first tokens, the last ones of each sequence and errors are news at once;
+    others gather, those of an interactive job as its pacing says.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class Generation:
         routes: dict[SequenceId, "Generation"],
         sequence_ids: Iterable[SequenceId],
         on_news: Callable[[], object],
+        pacing: EventPacing,
         *,
         is_interactive: bool,
     ) -> None:
@@ -46,6 +47,9 @@ class Generation:
         self._open = set(self._sequence_ids)
         routes.update(dict.fromkeys(self._sequence_ids, self))
         self._on_news = on_news
+        self.num_gathered = 1
+        """How many outputs gather, however long it takes, unless a sequence ends."""
+        self._pacing = pacing
         self._is_interactive = is_interactive
         self._has_begun = False
         self._is_due = False
@@ -60,12 +64,11 @@ class Generation:
         is_last = output.finish_reason is not None
         if is_last:
             self._open.discard(output.sequence_id)
-        if is_last or self._is_interactive or not self._has_begun:
+        if is_last or not self._has_begun:
             self._has_begun = True
             self._announce()
-        elif self._gathering is None:
-            loop = asyncio.get_running_loop()
-            self._gathering = loop.call_later(_GATHERED_S, self._announce)
+        elif len(self._outputs) >= self.num_gathered:
+            self._gather()
 
     def fail(self, failed: SequenceFailed) -> None:
         """Fail the request because one of its sequences failed."""
@@ -104,6 +107,16 @@ class Generation:
             self._routes.pop(sequence_id, None)
         self._stop_gathering()
 
+    def _gather(self) -> None:
+        num_each = self._pacing.num_gathered
+        is_enough = num_each == 1 or len(self._outputs) >= num_each * len(self._open)
+        if self._is_interactive and is_enough:
+            self._announce()
+        elif self._gathering is None:
+            delay_s = self._pacing.max_delay_s if self._is_interactive else _GATHERED_S
+            loop = asyncio.get_running_loop()
+            self._gathering = loop.call_later(delay_s, self._announce)
+
     def _announce(self) -> None:
         self._is_due = True
         self._stop_gathering()
@@ -118,7 +131,8 @@ class Generation:
 class Generations:
     """Owns the engine thread and passes each of its outputs to the generation."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, pacing: EventPacing) -> None:
+        self._pacing = pacing
         self._engine = EngineThread(engine, self._on_outputs, self._on_failed, self._on_failure)
         self._loop = asyncio.get_running_loop()
         self._generations: dict[SequenceId, Generation] = {}
@@ -158,6 +172,7 @@ class Generations:
             self._generations,
             sequence_ids,
             on_news,
+            self._pacing,
             is_interactive=any(submit.job_class == "interactive" for submit in submits),
         )
         try:
@@ -178,6 +193,7 @@ class Generations:
         self._loop.call_soon_threadsafe(self._fail, error)
 
     def _dispatch(self, outputs: Sequence[Output]) -> None:
+        self._pacing.step()
         for output in outputs:
             generation = self._generations.get(output.sequence_id)
             if generation is not None:

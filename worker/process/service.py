@@ -31,6 +31,7 @@ from shared.telemetry.metrics import VERSION
 from shared.topology import Lane
 from worker.decode import served_model
 from worker.decode.bridge import Generations
+from worker.decode.pacing import EventPacing
 from worker.decode.served_model import ServedModel
 from worker.jobs.consumer import HeldJobs, JobConsumer
 from worker.jobs.execution import Admission, JobExecution, Workplace
@@ -102,7 +103,8 @@ async def _run_worker(
     finally:
         hearing.cancel()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    generations = Generations(model.engine)
+    pacing = EventPacing(settings.event_cpu_share, settings.max_event_delay_s)
+    generations = Generations(model.engine, pacing)
     with Watchdog(lambda: generations.stalled_s, settings.stall_timeout_s, on_stall):
         async with generations:
             worker = Worker(worker_id, settings, bus, model, generations, stop)

@@ -140,7 +140,7 @@ async def generate(
         kept = None
         if isinstance(body, ResponsesRequest):
             body, kept = await keeping.prepare(gateway, body, tenant, entry)
-        with _log_for(gateway, prefix, tenant, key, is_detached=body.detach) as log:
+        with _log_for(gateway, prefix, tenant, key, body) as log:
             submitted = submission(
                 body,
                 request_id=log.request_id,
@@ -193,7 +193,7 @@ async def generate(
 
 @contextmanager
 def _log_for(
-    gateway: Gateway, prefix: str, tenant: str, key: str | None, *, is_detached: bool
+    gateway: Gateway, prefix: str, tenant: str, key: str | None, body: GenerationBody
 ) -> Iterator[ReplyLog]:
     """The log of a new request, whose id begins with ``prefix``, and may be derived from its
     Idempotency-Key.
@@ -201,12 +201,14 @@ def _log_for(
     Raises `InvalidRequest`.
     """
     queues = gateway.reply_queues
-    retention_s = gateway.settings.detach_ttl_s if is_detached else 0.0
+    retention_s = 0.0
+    if body.detach:  # the log must outlive a job that nobody reads
+        retention_s = gateway.settings.detach_ttl_s + _timeout_s(gateway.settings, body)
     if key is not None:
         request_id = gateway.signer.request_id(prefix, tenant, check_key(key))
         yield queues.named(request_id, retention_s, may_exist=True)
-    elif is_detached:
-        yield queues.named(new_id(prefix), retention_s)
+    elif body.detach:
+        yield queues.named(new_id(prefix, is_kept=True), retention_s)
     else:
         with queues.take(prefix) as log:
             yield log

@@ -75,6 +75,8 @@ class Addresses:
         self._timeout_s = timeout_s
         self._left: list[Address] = []
         self._last: Address | None = None
+        self._home: Address | None = None
+        self._is_going_home = False
         self.num_known = 0
         """How many addresses there were when the last round began."""
 
@@ -93,13 +95,29 @@ class Addresses:
         if not self._left:
             self._left = await self._shuffled()
         self._last = self._left.pop(0)
+        self._home = self._home or self._last
         return self._last
 
     async def begin_again(self) -> None:
-        """Begin another round, in which the address taken last is the last one."""
+        """Begin another round, in which the address taken last is the last one, and the home is the
+        first one if `go_home` was called."""
         lost = self._last
+        first = self._home if self._is_going_home else None
+        self._is_going_home = False
         found = await self._shuffled()
-        self._left = sorted(found, key=lambda address: address == lost)
+        self._left = sorted(found, key=lambda one: (one == lost) - (one == first))
+
+    async def find_home(self) -> Address | None:
+        """The address that was taken first, if another one was taken last. If a name no longer
+        stands for it, another home is drawn."""
+        known = await self._shuffled()
+        if self._home not in known:
+            self._home = known[0]
+        return None if self._home == self._last else self._home
+
+    def go_home(self) -> None:
+        """Begin the next round with the home."""
+        self._is_going_home = True
 
     async def _shuffled(self) -> list[Address]:
         resolving = [_resolved(url, self._timeout_s) for url in self._urls]

@@ -1,6 +1,7 @@
 """`RabbitBus`, the implementation of `base.Bus` over RabbitMQ."""
 
 import asyncio
+import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -8,7 +9,15 @@ from typing import Self
 
 from aiormq import Channel
 
-from shared.bus.base import MAX_MESSAGE_BYTES, Binding, Exchange, Message, Queue, QueueState
+from shared.bus.base import (
+    MAX_MESSAGE_BYTES,
+    Binding,
+    Exchange,
+    Message,
+    Queue,
+    QueueKind,
+    QueueState,
+)
 from shared.bus.rabbit.addresses import parse_urls
 from shared.bus.rabbit.channel_consumer import RabbitConsumer
 from shared.bus.rabbit.channels import ConfirmChannels, Places, Resources, probe
@@ -19,6 +28,7 @@ from shared.errors import (
     MessageTooLarge,
     PublishUnconfirmed,
     QueueBusy,
+    QueueNotFound,
     QueueSilent,
     Unanswered,
 )
@@ -29,6 +39,10 @@ _LOOK_INTERVAL_S = 2.0
 _MAX_SILENCES = 2
 """So many looks in a row remain without an answer before other nodes are tried. A node with Khepri
 that is cut off from the others keeps its clients, and only answers what it can alone."""
+_COME_BACK_S = (30.0, 90.0)
+"""Between two attempts to return to a node; not the same for all clients of it."""
+_MAX_LOOKS_AT_CONSUMERS = 4
+_LOOK_AT_CONSUMERS_S = 0.03
 _CONFIRM_S = 1.0
 """Seconds in which a consumer that was told of the end of its queue has declared it again."""
 
@@ -45,6 +59,10 @@ class RabbitBus:
     were declared while it still deletes what a dead node had (rabbitmq-server's issues 9798 and
     12597). Other consumers may hear nothing any more, either. Therefore all consuming connections
     are opened again then.
+
+    A connection that had to move to another node returns to its first one some time after that has
+    come back, so that the clients of a cluster stay spread over its nodes: one for publishing at
+    any time, another one when its consumers hold nothing that would be delivered again.
     """
 
     def __init__(
@@ -81,7 +99,8 @@ class RabbitBus:
         self._places = Places(timeout_s)
         self._resources = Resources(self._home.open_channel)
         self._exclusive: dict[str, Queue] = {}
-        self._keeping: asyncio.Task[None] | None = None
+        self._consumers: set[tuple[Link, RabbitConsumer]] = set()
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
@@ -89,12 +108,13 @@ class RabbitBus:
                 await link.open()
                 stack.push_async_callback(link.close)
             stack.pop_all()
-        self._keeping = asyncio.create_task(incidents.keep_running(self._keep_exclusive))
+        works = (self._keep_exclusive, self._come_back)
+        self._tasks = [asyncio.create_task(incidents.keep_running(work)) for work in works]
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        if self._keeping is not None:
-            self._keeping.cancel()
+        for task in self._tasks:
+            task.cancel()
         await self.wait_idle(self._timeout_s)
         await asyncio.gather(*(link.close() for link in (self._publishing, *self._consuming)))
         await self.wait_idle()
@@ -153,21 +173,43 @@ class RabbitBus:
 
     @asynccontextmanager
     async def consume(
-        self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
+        self,
+        queue: str,
+        *,
+        kind: QueueKind = "classic",
+        prefetch: int = 0,
+        is_exclusive: bool = False,
     ) -> AsyncIterator[RabbitConsumer]:
         doing = f"consume {queue}"
+        is_refused_by_broker = is_exclusive and kind == "classic"
+        if is_exclusive and not is_refused_by_broker:
+            await self._wait_unconsumed(queue)
         link = await self._home.calls.run(self._link_for(queue), doing)
         consumer = await link.calls.run(
-            self._consume(link, queue, prefetch, is_exclusive),
+            self._consume(link, queue, prefetch, is_refused_by_broker),
             doing,
             undo=RabbitConsumer.close,
             # A quorum queue without a leader has one soon.
             probe=partial(probe, link) if is_exclusive else None,
         )
+        self._consumers.add((link, consumer))
         try:
             yield consumer
         finally:
+            self._consumers.discard((link, consumer))
             await consumer.close()
+
+    async def _wait_unconsumed(self, queue: str) -> None:
+        """Return once a queue with a single consumer has none. Raises `QueueBusy` if it has one for
+        longer than the broker takes to notice that one was closed."""
+        for _ in range(_MAX_LOOKS_AT_CONSUMERS):
+            state = await self.inspect(queue)
+            if state is None:
+                raise QueueNotFound(f"no queue {queue}")
+            if not state.num_consumers:
+                return
+            await asyncio.sleep(_LOOK_AT_CONSUMERS_S)
+        raise QueueBusy(f"another consumer has {queue}")
 
     async def _inspect(self, queue: str) -> QueueState | None:
         inspection = self._resources.inspect(queue)
@@ -255,6 +297,17 @@ class RabbitBus:
                 raise
             except BusError:
                 continue
+
+    async def _come_back(self) -> None:
+        """Let connections return to their first nodes, until cancelled."""
+        while True:
+            await asyncio.sleep(random.uniform(*_COME_BACK_S))  # noqa: S311
+            for link in (self._publishing, *self._consuming):
+                if not self._holds_deliveries(link):
+                    await link.come_back()
+
+    def _holds_deliveries(self, link: Link) -> bool:
+        return any(consumer.num_held for of, consumer in self._consumers if of is link)
 
     async def _reopen(self, *links: Link) -> None:
         await asyncio.gather(*(link.reopen() for link in links))

@@ -207,12 +207,17 @@ async def _check_refusal(answer: httpx.Response) -> None:
         raise StreamFailed(code, f"a client that leaves got {answer.status_code}")
 
 
+def _key_or_none() -> str | None:
+    return random.choice([secrets.token_hex(8), None])
+
+
 @dataclass
 class _Stream:
     question: Question
     tally: Tally
     tenant: Tenant
-    key: str = field(default_factory=lambda: secrets.token_hex(8))
+    key: str | None = field(default_factory=_key_or_none)
+    """Half of the streams have one, because their logs are quorum queues."""
     stream_id: str | None = None
     last_id: str | None = None
     text: str = ""
@@ -234,7 +239,7 @@ class _Stream:
                 "json": self.question.body,
                 "headers": {
                     **self.tenant.headers,
-                    "Idempotency-Key": self.key,
+                    **({"Idempotency-Key": self.key} if self.key else {}),
                     "Accept": "text/event-stream",
                 },
             }

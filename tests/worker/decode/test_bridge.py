@@ -1,6 +1,7 @@
 """When tokens are news to their reader."""
 
 import asyncio
+import math
 
 import pytest
 
@@ -8,6 +9,7 @@ from shared.errors import InternalError
 from tests.support.models.engine import VOCAB_SIZE
 from worker.decode import bridge
 from worker.decode.bridge import Generation
+from worker.decode.pacing import EventPacing
 from worker.engine.driver import EngineThread
 from worker.engine.engine import Engine
 from worker.engine.interface import SequenceFailed, SequenceId, StepOutput
@@ -29,7 +31,10 @@ class Reader:
         runner = EchoRunner(num_blocks=4, block_size=4, vocab_size=VOCAB_SIZE)
         engine = Engine(runner, SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=64))
         thread = EngineThread(engine, ignore, ignore, ignore)
-        self.generation = Generation(thread, {}, [ID], self.take, is_interactive=is_interactive)
+        self.pacing = EventPacing(math.inf, max_delay_s=0.01)
+        self.generation = Generation(
+            thread, {}, [ID], self.take, self.pacing, is_interactive=is_interactive
+        )
 
     def put(self, *token_ids: int, is_last: bool = False) -> None:
         for token_id in token_ids:
@@ -47,6 +52,27 @@ async def test_every_token_of_an_interactive_job_is_news() -> None:
     reader.put(1, 2, 3, is_last=True)
 
     assert reader.taken == [[1], [2], [3]]
+
+
+async def test_tokens_gather_until_there_are_enough_or_a_sequence_ends() -> None:
+    reader = Reader(is_interactive=True)
+
+    reader.put(1)
+    reader.generation.num_gathered = 3
+    reader.put(2, 3, 4, 5, is_last=True)
+
+    assert reader.taken == [[1], [2, 3, 4], [5]]
+
+
+async def test_paced_tokens_wait_for_each_other_but_not_for_long() -> None:
+    reader = Reader(is_interactive=True)
+
+    reader.put(1)
+    reader.pacing.num_gathered = 3
+    reader.put(2, 3, 4, 5)
+    await asyncio.sleep(0.05)
+
+    assert reader.taken == [[1], [2, 3, 4], [5]]
 
 
 async def test_the_first_and_the_last_token_of_a_batch_job_are_news() -> None:
