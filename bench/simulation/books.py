@@ -48,6 +48,11 @@ class Books:
         """Without a complete answer at the deadline."""
         self.handed_over = np.zeros(count, dtype=np.int64)
         """Continued by another worker, because their own one stopped."""
+        self.prompt_tokens = np.zeros(count, dtype=np.int64)
+        self.cached_tokens = np.zeros(count, dtype=np.int64)
+        """The prompt tokens of later turns of conversations, and those that were in a cache."""
+        self.later_turns = np.zeros((count, _NUM_CLASSES), dtype=np.int64)
+        """Their times to first token, as a histogram."""
         self.contended_cost = np.zeros(count)
         """What each tenant was served while several had more requests than there was room for, in
         the units of `worker.engine.shares` and divided by its weight."""
@@ -65,10 +70,16 @@ class Books:
 
     def first_tokens(self, tenant: Ints, seconds: Floats) -> None:
         """Record times to first token."""
-        classes = np.log(np.maximum(seconds, _SHORTEST_S) / _SHORTEST_S) * _FINENESS
-        classes = np.minimum(classes.astype(np.int64), _NUM_CLASSES - 1)
-        flat = np.bincount(tenant * _NUM_CLASSES + classes, minlength=self._first_token.size)
+        flat = np.bincount(
+            tenant * _NUM_CLASSES + _class_of(seconds), minlength=self._first_token.size
+        )
         self._first_token += flat.reshape(self._first_token.shape)
+
+    def later_turn(self, tenant: int, seconds: float, num_tokens: int, num_cached: int) -> None:
+        """Record the first token of a later turn of a conversation."""
+        self.prompt_tokens[tenant] += num_tokens
+        self.cached_tokens[tenant] += num_cached
+        self.later_turns[tenant, _class_of(np.array([seconds]))] += 1
 
     def count(self, counts: Ints, tenant: Ints) -> None:
         """Add one for each of these requests to one of the counters."""
@@ -86,12 +97,20 @@ class Books:
     def ttft_s(self, percent: float, tenant: int | None = None) -> float:
         """A percentile of the time to first token, of one tenant or of all. NaN if there is
         none."""
-        counts = self._first_token.sum(axis=0) if tenant is None else self._first_token[tenant]
-        total = counts.sum()
-        if not total:
-            return float("nan")
-        rank = np.searchsorted(np.cumsum(counts), percent / 100 * total)
-        return float(_SHORTEST_S * np.exp((rank + 0.5) / _FINENESS))
+        all_counts = self._first_token
+        return _percentile(
+            all_counts.sum(axis=0) if tenant is None else all_counts[tenant], percent
+        )
+
+    def later_ttft_s(self, percent: float) -> float:
+        """The same for the later turns of conversations."""
+        return _percentile(self.later_turns.sum(axis=0), percent)
+
+    @property
+    def hit_rate(self) -> float:
+        """The part of the prompts of later turns that was in a cache; NaN without any."""
+        total = self.prompt_tokens.sum()
+        return float(self.cached_tokens.sum() / total) if total else float("nan")
 
     @property
     def num_failed(self) -> int:
@@ -119,3 +138,16 @@ class Books:
             return 1.0
         served = self.contended_cost[competed] / self._contended_s[competed]
         return float(served.sum() ** 2 / (len(served) * (served**2).sum()))
+
+
+def _class_of(seconds: Floats) -> Ints:
+    classes = np.log(np.maximum(seconds, _SHORTEST_S) / _SHORTEST_S) * _FINENESS
+    return np.minimum(classes.astype(np.int64), _NUM_CLASSES - 1)
+
+
+def _percentile(counts: Ints, percent: float) -> float:
+    total = counts.sum()
+    if not total:
+        return float("nan")
+    rank = np.searchsorted(np.cumsum(counts), percent / 100 * total)
+    return float(_SHORTEST_S * np.exp((rank + 0.5) / _FINENESS))

@@ -2,8 +2,9 @@
 
 Every worker has a real `Engine` with its scheduler, shares and block pool on a device whose steps
 take the time of the cost model, and a real `JobWindow`. Jobs go through the in-memory broker, in
-the queues of `shared.topology`, and a real `Backlog` admits them. Written for the simulation are
-the shells around these: what `worker.jobs.consumer`, `worker.process.service` and a gateway do.
+the queues of `shared.topology`. A real `Backlog` admits them, and a real `JobPublisher` chooses the
+worker for a conversation. Written for the simulation are the shells around these: what
+`worker.jobs.consumer`, `worker.process.service` and a gateway do.
 """
 
 import asyncio
@@ -17,15 +18,16 @@ import numpy as np
 
 from bench.simulation.autoscaler import Demand
 from bench.simulation.books import Books
-from bench.simulation.exact_worker import MODEL, ExactWorker, Request
+from bench.simulation.exact_worker import MODEL, ExactWorker, Request, job_of
 from bench.simulation.spec import Spec
 from bench.simulation.traffic import Arrivals, Tenant
 from bench.simulation.virtual_time import VirtualTimeLoop
-from gateway.fleet.live_workers import Backlog
+from gateway.fleet.live_workers import Backlog, LiveWorkers
+from gateway.fleet.publishing import JobPublisher
 from shared import topology
-from shared.bus.base import Message
 from shared.bus.memory import MemoryBus
-from shared.errors import Overloaded, PublishRefused
+from shared.errors import Overloaded
+from shared.telemetry.metrics import Catalog
 from worker.engine.shares import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 
 
@@ -39,7 +41,9 @@ class ExactFleet:
         self._weights = {tenant.name: tenant.weight for tenant in tenants}
         self._runner = asyncio.Runner(loop_factory=VirtualTimeLoop)
         self._loop = self._runner.get_loop()
-        self._numbers = count()
+        self._numbers = count(1)
+        self._rng = np.random.default_rng(len(tenants))
+        """For what happens after answers, which come in the same order each time."""
         self._workers: list[ExactWorker] = []
         """In the order of their start; those that drain are among them."""
         self._starting: list[asyncio.TimerHandle] = []
@@ -84,6 +88,9 @@ class ExactFleet:
         ):
             name = f"r{next(self._numbers)}"
             request = Request(name, tenant, names[tenant].name, at, prompt, answer)
+            if self.books.tenants[tenant].talk is not None:
+                request.conversation = next(self._numbers)
+                request.say(prompt)
             self._loop.call_at(at, self._arrive, request)
         dt = until - self._loop.time()
         self._runner.run(_sleep_until(until))
@@ -121,7 +128,11 @@ class ExactFleet:
         self._queue = topology.jobs_queue(MODEL, "interactive")
         self._overflow = topology.jobs_queue(MODEL, "overflow")
         await self._bus.declare(self._queue, self._overflow)
-        self._backlog = Backlog(self._bus, self._spec.max_queue_wait_s, self._loop.time)
+        backlog = Backlog(self._bus, self._spec.max_queue_wait_s, self._loop.time)
+        self._live = LiveWorkers(self._bus, backlog, self._loop.time)
+        self._publisher = JobPublisher(
+            self._bus, self._live, Catalog(), has_affinity=self._spec.has_affinity
+        )
         for _ in range(num_workers):
             self._add_worker()
 
@@ -144,13 +155,13 @@ class ExactFleet:
 
     def _add_worker(self) -> None:
         worker = ExactWorker(
-            f"worker {next(self._numbers)}",
+            f"worker.{next(self._numbers)}",
             self._spec,
             self._weights,
             self._bus,
             self._requests,
             peers=self._workers,
-            hear=self._backlog.hear,
+            hear=self._live.hear,
             on_token=self._on_token,
             on_hand_over=self._on_hand_over,
         )
@@ -174,11 +185,10 @@ class ExactFleet:
         num_in_flight = sum(one.tenant == request.tenant for one in self._requests.values())
         try:
             if ready:
-                self._backlog.admit(MODEL, ready, num_in_flight)
+                self._live.backlog.admit(MODEL, ready, num_in_flight)
             self._requests[request.name] = request
-            message = Message(b"", correlation_id=request.name, message_id=request.name)
-            await self._bus.publish(self._queue.bindings[0], message)
-        except (Overloaded, PublishRefused):
+            await self._publisher.publish(job_of(request), "")
+        except Overloaded:
             self._requests.pop(request.name, None)
             self.books.refused[request.tenant] += 1
         else:
@@ -190,16 +200,42 @@ class ExactFleet:
         self.books.late[request.tenant] += 1
         request.cancel()
 
-    def _on_token(self, request: Request, *, is_last: bool) -> None:
+    def _on_token(self, request: Request, *, num_cached: int, is_last: bool) -> None:
         """A worker has generated a token of a request."""
         self._cost[request.tenant] += OUTPUT_TOKEN_COST
         if request.num_tokens == 1:
             self._cost[request.tenant] += PROMPT_TOKEN_COST * request.prompt
             seconds = np.array([self._loop.time() - request.arrived_at])
             self.books.first_tokens(np.array([request.tenant]), seconds)
+            if request.turn:
+                self.books.later_turn(request.tenant, float(seconds[0]), request.prompt, num_cached)
         if is_last:
             self._end(request)
             self.books.answered[request.tenant] += 1
+            self._talk_on(request)
+
+    def _talk_on(self, before: Request) -> None:
+        """Let the next turn of a conversation arrive after a pause."""
+        talk = self.books.tenants[before.tenant].talk
+        if talk is None or before.turn + 1 >= talk.num_turns:
+            return
+        at = self._loop.time() + self._rng.exponential(talk.pause_s)
+        question = int(talk.question.draw(self._rng, 1)[0])
+        request = Request(
+            f"r{next(self._numbers)}",
+            before.tenant,
+            before.tenant_name,
+            at,
+            before.prompt + before.answer + question,
+            before.answer,
+            conversation=before.conversation,
+            # The device draws token 0.
+            said=[*before.said, *[0] * before.answer],
+            turn=before.turn + 1,
+        )
+        request.say(question)
+        self.books.arrived[request.tenant] += 1
+        self._loop.call_at(at, self._arrive, request)
 
     def _on_hand_over(self, request: Request) -> None:
         self.books.handed_over[request.tenant] += 1

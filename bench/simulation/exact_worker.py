@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
@@ -42,13 +42,36 @@ class Request:
     num_tokens: int = 0
     """Generated so far."""
     has_begun: bool = False
+    conversation: int = 0
+    """Its number; 0: it is the only request."""
+    said: list[int] = field(default_factory=list)
+    """The tokens of the prompt, if it is part of a conversation."""
+    turn: int = 0
+    """How many turns of the conversation precede it."""
     deadline: asyncio.TimerHandle | None = None
     cancel: Callable[[], object] = lambda: None
     """Ends it at the worker that holds it, if one does."""
 
+    def say(self, num_tokens: int) -> None:
+        """Continue the prompt with tokens that no other conversation has there."""
+        start = len(self.said)
+        tokens = range(start, start + num_tokens)
+        self.said += [1 + (self.conversation * 7919 + k * 31) % 65_521 for k in tokens]
+
+
+def job_of(request: Request) -> GenerationJob:
+    """The job, with its tokens only if a gateway looks at them."""
+    prompts = (TokenPrompt(token_ids=tuple(request.said)),) if request.said else None
+    return GenerationJob(
+        request_id=request.name,
+        model=MODEL,
+        prompts=prompts or _PROMPT,
+        tenant=request.tenant_name,
+    )
+
 
 class OnToken(Protocol):
-    def __call__(self, request: Request, *, is_last: bool) -> None: ...
+    def __call__(self, request: Request, *, num_cached: int, is_last: bool) -> None: ...
 
 
 class _End(Enum):
@@ -84,12 +107,12 @@ class ExactWorker:
         self._hear = hear
         self._on_token = on_token
         self._on_hand_over = on_hand_over
-        num_blocks = spec.max_num_seqs * _BLOCKS_PER_SEQUENCE
+        num_blocks = spec.num_blocks or spec.max_num_seqs * _BLOCKS_PER_SEQUENCE
         self._device = Device(num_blocks, step_s=self._step_s)
         limits = SchedulerLimits(
             spec.max_num_seqs,
             spec.max_num_batched_tokens,
-            prefix_cache=False,
+            prefix_cache=spec.num_blocks > 0,
             max_step_s=spec.max_step_s,
             tenant_weights=weights,
         )
@@ -112,6 +135,10 @@ class ExactWorker:
         return busy_s
 
     @property
+    def _takes_near_jobs(self) -> bool:
+        return self._spec.has_affinity and self._spec.num_blocks > 0 and not self.is_draining
+
+    @property
     def num_new(self) -> int:
         """Sequences that the engine has not seen yet."""
         return sum(isinstance(command, Submit) for command in self._commands)
@@ -128,6 +155,9 @@ class ExactWorker:
         max_begun, max_waiting = self._spec.max_num_seqs, self._spec.max_waiting_jobs
         interactive = topology.jobs_queue(MODEL, "interactive")
         overflow = topology.jobs_queue(MODEL, "overflow")
+        near = topology.near_queue(MODEL, self.name)
+        if self._takes_near_jobs:
+            await self._bus.declare(near)
         aside = max_begun + max_waiting // _SET_ASIDE_SHARE
         async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
             background = [
@@ -135,6 +165,7 @@ class ExactWorker:
                 for work in (
                     self._consume(stack, interactive, max_begun + max_waiting),
                     self._consume(stack, overflow, aside),
+                    *([self._consume(stack, near, aside)] if self._takes_near_jobs else []),
                     self._step(),
                     self._balance(),
                     self._announce(),
@@ -187,14 +218,15 @@ class ExactWorker:
         request = self._requests.get(delivery.message.correlation_id)
         if request is None:  # its deadline has passed
             return await delivery.ack()
-        job = GenerationJob(
-            request_id=request.name, model=MODEL, prompts=_PROMPT, tenant=request.tenant_name
-        )
+        job = job_of(request)
+        is_near = queue.name == topology.near_queue(MODEL, self.name).name
+        shared = topology.jobs_queue(MODEL, "interactive") if is_near else queue
         with self.window.place(
             job,
             is_fresh=not delivery.num_returns,
             at_once=False,
             was_set_aside=queue.name.endswith("overflow"),
+            may_wait=not is_near,
         ) as place:
             request.cancel = lambda: self.window.begin(place)
             match await place.turn():
@@ -205,7 +237,7 @@ class ExactWorker:
                     overflow = topology.jobs_queue(MODEL, "overflow")
                     await self._publish(delivery.message, overflow)
                 case Turn.GIVE_BACK | Turn.LOST:
-                    await self._publish(delivery.message, queue)
+                    await self._publish(delivery.message, shared)
             return await delivery.ack()
 
     async def _publish(self, message: Message, queue: Queue) -> None:
@@ -221,7 +253,7 @@ class ExactWorker:
         self._send(
             Submit(
                 sequence_id=SequenceId(request.name, 0),
-                prompt_ids=[0] * request.prompt,
+                prompt_ids=request.said or [0] * request.prompt,
                 sampling=_GREEDY,
                 seed=0,
                 max_tokens=request.answer,
@@ -274,7 +306,7 @@ class ExactWorker:
             self._num_answered += 1
             del self._running[name]
             ended.set_result(_End.ANSWERED)
-        self._on_token(request, is_last=is_last)
+        self._on_token(request, num_cached=output.num_cached_tokens, is_last=is_last)
 
     async def _balance(self) -> None:
         """Leave jobs to workers that have free slots while this one has none."""
@@ -309,5 +341,6 @@ class ExactWorker:
                 num_waiting=load.num_waiting + self.window.num_waiting,
                 num_answered=self._num_answered,
                 is_leaving=self.is_draining,
+                takes_near_jobs=self._takes_near_jobs,
             )
         )

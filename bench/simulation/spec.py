@@ -72,6 +72,10 @@ class Spec:
     max_step_s: float = _default("max_step_ms", WorkerSettings) / 1e3
     announce_interval_s: float = _default("announce_interval_s", WorkerSettings)
     drain_grace_s: float = _default("drain_grace_s", WorkerSettings)
+    num_blocks: int = 0
+    """Blocks of a worker's cache, each for 16 tokens; 0: as many as any requests need, and no
+    prefix cache."""
+    has_affinity: bool = bool(_default("affinity", GatewaySettings))
     start_s: float = 60.0
     """From the creation of a worker's pod to its first job."""
     max_queue_wait_s: float = _default("max_queue_wait_s", GatewaySettings)

@@ -56,6 +56,17 @@ class Flood(NamedTuple):
     """How much of the fleet's capacity the requests take."""
 
 
+class Talk(NamedTuple):
+    """A conversation: its first request is followed by others, each of which repeats what was said
+    before."""
+
+    num_turns: int
+    pause_s: float
+    """The mean pause between an answer and the next turn, with an exponential distribution."""
+    question: Lengths
+    """What a later turn adds to the prompt."""
+
+
 @dataclass(frozen=True)
 class Tenant:
     """Sends ``share`` of all requests outside of floods, or only its floods."""
@@ -66,6 +77,8 @@ class Tenant:
     prompt: Lengths = Lengths(220)
     answer: Lengths = Lengths(200, largest=2048)
     floods: tuple[Flood, ...] = ()
+    talk: Talk | None = None
+    """Its requests begin conversations, in an exact fleet."""
 
 
 TENANTS = (

@@ -1,5 +1,6 @@
 """Both fidelities of a fleet: they agree, they repeat themselves, and they lose no request."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -7,11 +8,20 @@ import pytest
 
 from bench.simulation.books import Books
 from bench.simulation.coarse import CoarseFleet
+from bench.simulation.conversations import Conversations, hold
 from bench.simulation.exact import ExactFleet
 from bench.simulation.play import Fleet, play
 from bench.simulation.report import row_of, samples
 from bench.simulation.spec import Prices, Spec
-from bench.simulation.traffic import TENANTS, Flood, Lengths, Tenant, Traffic, capacity_per_s
+from bench.simulation.traffic import (
+    TENANTS,
+    Flood,
+    Lengths,
+    Talk,
+    Tenant,
+    Traffic,
+    capacity_per_s,
+)
 
 SPEC = Spec(prices=Prices.measured("bfloat16"))
 STEADY = TENANTS[:3]
@@ -115,3 +125,49 @@ def test_floods_share_by_weight_and_delay_no_one_else(competing: Sequence[Tenant
     assert books.fairness > 0.98
     assert books.refused[2] == 0
     assert books.ttft_s(50, 2) < books.ttft_s(50, 0) / 5
+
+
+@pytest.fixture(scope="module")
+def talks() -> Conversations:
+    return Conversations(
+        count=32,
+        num_turns=6,
+        pause_s=3.0,
+        first_tokens=2000,
+        question_tokens=20,
+        answer_tokens=32,
+    )
+
+
+def conversing(*, has_affinity: bool) -> Spec:
+    return Spec(
+        prices=Prices(0.02, 0, 0, 0, 0),
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_step_s=10.0,
+        num_blocks=2048,
+        has_affinity=has_affinity,
+    )
+
+
+def test_conversations_find_their_caches_as_in_a_real_fleet(talks: Conversations) -> None:
+    near = hold(conversing(has_affinity=True), talks, num_workers=4, seed=1)
+    shared = hold(conversing(has_affinity=False), talks, num_workers=4, seed=1)
+
+    assert near.hit_rate > 0.85
+    assert shared.hit_rate < 0.6
+    assert near.later_ttft_s(50) < shared.later_ttft_s(50) / 4
+
+
+def test_conversations_lose_no_turn_when_a_favourite_stops(talks: Conversations) -> None:
+    spec = conversing(has_affinity=True)
+    tenant = Tenant("users", answer=Lengths(32), talk=Talk(6, 2.0, Lengths(20)))
+    first = Traffic([dataclasses.replace(tenant, share=1.0)], 4, 1, end_s=10)
+    with ExactFleet(spec, first.tenants, 4) as fleet:
+        play(fleet, first, 12)
+        fleet.resize(3)
+        for second in range(13, 200):
+            fleet.advance(second, first.until(second))
+        books = fleet.books
+
+    assert books.answered.sum() == books.arrived.sum() > 50

@@ -73,6 +73,41 @@ async def test_after_a_lost_connection_its_address_is_the_last() -> None:
     assert [await addresses.take() for _ in range(3)][-1] == lost
 
 
+async def test_a_connection_that_moved_on_finds_its_way_home() -> None:
+    addresses = Addresses(parse_urls(THREE), timeout_s=1)
+    home = await addresses.take()
+    was_home = await addresses.find_home()
+    await addresses.begin_again()
+    await addresses.take()
+
+    found = await addresses.find_home()
+    addresses.go_home()
+    await addresses.begin_again()
+    taken = await addresses.take()
+
+    assert was_home is None
+    assert found == taken == home
+
+
+async def test_a_home_that_its_name_no_longer_stands_for_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ips = ["10.0.0.1"]
+
+    async def getaddrinfo(_: str, port: int, **__: Any) -> list[tuple[Any, ...]]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port)) for ip in ips]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    addresses = Addresses(parse_urls("amqp://u:p@broker/v"), timeout_s=1)
+    await addresses.take()
+    ips[:] = ["10.0.0.7"]
+
+    home = await addresses.find_home()
+
+    assert home is not None
+    assert home.host == "10.0.0.7"
+
+
 async def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     async def getaddrinfo(_: str, port: int, **__: Any) -> list[tuple[Any, ...]]:
         ips = ("10.0.0.1", "10.0.0.2")

@@ -1,15 +1,17 @@
 """What a cluster of three nodes does that one node does not."""
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
 from shared import topology
 from shared.bus.base import Bus, Queue
 from shared.bus.rabbit import RabbitBus
+from shared.bus.rabbit import bus as bus_module
 from shared.errors import QueueBusy, QueueDown
 from tests.shared.bus.deliveries import PATIENCE_S, numbered, publish, take_bodies
-from tests.support.deployment.broker import RabbitCluster
+from tests.support.deployment.broker import RabbitCluster, RabbitNode
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(300)]
 
@@ -59,6 +61,39 @@ async def test_a_kept_log_outlives_its_reader_and_the_node_of_both(
         bodies = await read_once_free(bus, log, 6)
 
     assert bodies == [*numbered(5), b"5"]
+
+
+async def test_connections_return_to_a_node_that_has_come_back(
+    own_cluster: RabbitCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bus_module, "_COME_BACK_S", (0.5, 0.5))
+    doomed = own_cluster.nodes[0]
+    urls = ",".join(node.url for node in own_cluster.nodes)
+    async with AsyncExitStack() as stack:
+        # Each connection begins at a random node.
+        buses = [await stack.enter_async_context(RabbitBus(urls)) for _ in range(8)]
+        before = await connections_to(doomed)
+        await asyncio.to_thread(doomed.kill)
+        await asyncio.to_thread(doomed.start)
+        for bus in buses:
+            await bus.wait_connected()
+        async with asyncio.timeout(PATIENCE_S):
+            while await connections_to(doomed) < before:
+                await asyncio.sleep(0.2)
+        jobs = topology.jobs_queue("m", "interactive")
+        for bus in buses:
+            await bus.declare(jobs)
+            await publish(bus, jobs, [b"job"])
+            async with bus.consume(jobs.name, prefetch=1) as consumer:
+                await (await anext(consumer)).ack()
+
+    assert before > 0
+
+
+async def connections_to(node: RabbitNode) -> int:
+    """The number of AMQP connections to a node."""
+    listed = await asyncio.to_thread(node.ctl, "list_connections", "-q", "node")
+    return listed.count(node.name)
 
 
 async def read_once_free(bus: Bus, log: Queue, count: int) -> list[bytes]:
