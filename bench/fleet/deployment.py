@@ -68,6 +68,8 @@ class Deployment:
             "WARREN_MAX_NUM_BATCHED_TOKENS": str(max(512, 4 * num_slots)),
             "WARREN_STALL_TIMEOUT_S": "300",
             "WARREN_DRAIN_GRACE_S": "5",
+            # The costs are those of events with one token each.
+            "WARREN_MAX_EVENT_DELAY_S": "0",
         }
         options = (f"--step-ms={1e3 * step_s}", *(["--clock"] if is_clock else []))
         while num_workers:

@@ -92,7 +92,7 @@ async def test_connections_return_to_a_node_that_has_come_back(
 
 async def connections_to(node: RabbitNode) -> int:
     """The number of AMQP connections to a node."""
-    listed = await asyncio.to_thread(node.ctl, "list_connections", "-q", "node")
+    listed = await asyncio.to_thread(node.ctl, "list_connections", "-q", "pid")
     return listed.count(node.name)
 
 
