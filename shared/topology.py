@@ -80,9 +80,9 @@ ALL_GATEWAYS = Binding(CONTROL, "gateways")
 USAGE = Binding(USAGE_REPORTS, "")
 ANNOUNCEMENTS = Binding(WORKERS, "")
 
-KEPT_MARK = "k"
-"""In the id of a request whose log outlives its reader, before the hexadecimal part."""
-_KEPT_LOG = re.compile(rf"reply\.[a-z]+[-_]{KEPT_MARK}[0-9a-f]{{32}}(--\d+)?")
+REPLICATED_MARK = "k"
+"""In the id of a request whose log is a quorum queue, before the hexadecimal part."""
+_REPLICATED_LOG = re.compile(rf"reply\.[a-z]+[-_]{REPLICATED_MARK}[0-9a-f]{{32}}(--\d+)?")
 _LATER_LOG = re.compile(r"(reply\.[A-Za-z0-9_-]+)--([1-9]\d{0,3})")
 
 JOB_CLASSES: tuple[JobClass, ...] = get_args(JobClass)
@@ -206,36 +206,34 @@ async def find_later_log(bus: Bus, key: str) -> str | None:
 
 
 def is_replicated(log: str) -> bool:
-    """Whether a log is a quorum queue, which may outlive its reader and the node that dies for
-    good. Its name says so, because all that read it must know."""
-    return _KEPT_LOG.fullmatch(log) is not None
+    """Whether a log is a quorum queue. Its name says so, because all that read it must know."""
+    return _REPLICATED_LOG.fullmatch(log) is not None
 
 
 def reply_queue(name: str, expires_s: float) -> Queue:
     """The log of request ``name``, deleted ``expires_s`` after its last reader disconnected."""
     binding = reply_binding(reply_key(name))
     queue = Queue(binding.routing_key, (binding,), expires_s=expires_s)
-    return _replicated(queue) if is_replicated(queue.name) else queue
-
-
-def batch_replies_queue(run_id: str, expires_s: float) -> Queue:
-    """The queue for the answers to a publisher's batch, which may be collected much later."""
-    return _replicated(reply_queue(run_id, expires_s))
-
-
-def _replicated(replies: Queue) -> Queue:
-    # Each reader of a log returns all of it.
+    if not is_replicated(queue.name):
+        return queue
+    # Each reader returns all of it.
     return replace(
-        replies, kind="quorum", has_single_consumer=True, delivery_limit=_LOG_RETURNS_LIMIT
+        queue, kind="quorum", has_single_consumer=True, delivery_limit=_LOG_RETURNS_LIMIT
     )
 
 
-def consume_log(bus: Bus, log: str, *, prefetch: int = 0) -> AbstractAsyncContextManager[Consumer]:
-    """`Bus.consume` for the only reader of a log. One in a quorum queue has at most `MAX_PREFETCH`
-    events: see `worker.decode.choices.num_gathered`."""
-    if not is_replicated(log):
-        return bus.consume(log, prefetch=prefetch, is_exclusive=True)
-    return bus.consume(log, kind="quorum", prefetch=prefetch or MAX_PREFETCH, is_exclusive=True)
+def consume_log(
+    bus: Bus, log: str, *, holds_only: bool = False
+) -> AbstractAsyncContextManager[Consumer]:
+    """`Bus.consume` for the only reader of a log; with ``holds_only`` for one that needs no event.
+
+    One in a quorum queue is always delivered as a whole, because what is returned would otherwise
+    follow the rest. It has at most `MAX_PREFETCH` events: see
+    `worker.decode.choices.num_gathered`.
+    """
+    if is_replicated(log):
+        return bus.consume(log, kind="quorum", prefetch=MAX_PREFETCH, is_exclusive=True)
+    return bus.consume(log, prefetch=1 if holds_only else 0, is_exclusive=True)
 
 
 def quick_replies_queue(gateway_id: str) -> Queue:

@@ -22,7 +22,7 @@ class Replies:
 
     def __init__(self, bus: Bus, run_id: str, *, prefetch: int) -> None:
         self._bus = bus
-        self._queue = topology.batch_replies_queue(run_id, REPLIES_EXPIRE_S)
+        self._queue = topology.reply_queue(run_id, REPLIES_EXPIRE_S)
         self._prefetch = prefetch
         self._deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
 
@@ -77,7 +77,6 @@ class Replies:
         async with Subscription(
             self._bus,
             self._queue.name,
-            kind=self._queue.kind,
             prefetch=self._prefetch,
             is_exclusive=True,
             declare=(self._queue,),

@@ -49,8 +49,9 @@ _SILENT_S = 2.5
 """Seconds for which nothing is heard of a log, whose broker answers, before it counts as lost: a
 slow disk delays what concerns one queue, too."""
 _ASK_INTERVAL_S = 1.0
-_FIRST_S = 1.0
-"""Seconds within which the only consumer of a queue is sent the first message."""
+_FIRST_S = 10.0
+"""Seconds within which the only consumer of a quorum queue is sent the first message, however long
+the log and slow the disk. A second consumer is sent it as soon as the first one leaves."""
 _PATIENCE_S = 30.0
 """Seconds for which another reader may hold the log. The broker disconnects a stopped gateway after
 15 s."""
@@ -258,6 +259,8 @@ class LogReading:
             patience.reschedule(None)
             async for delivery in consumer if first is None else _following(first, consumer):
                 message = delivery.message
+                if first not in (None, delivery) and message.message_id == first.message.message_id:
+                    return  # a broker whose nodes lost each other for a moment begins again
                 if num_known:
                     num_known -= 1
                     if not num_known and message.message_id != self._last_id:
@@ -398,7 +401,7 @@ class LogReading:
         Raises `BusUnavailable` if the log is no longer held.
         """
         queue = self._log.queue.name
-        async with topology.consume_log(self._bus, queue, prefetch=1) as consumer:
+        async with topology.consume_log(self._bus, queue, holds_only=True) as consumer:
             if self._log.is_replicated:
                 await first_event(consumer)
             self._is_holding = True

@@ -358,7 +358,7 @@ class Relays:
         with suppress(BusError):
             # Succeeds only if there is no other reader; otherwise the client has returned
             # elsewhere.
-            async with topology.consume_log(self._bus, relay.log_name, prefetch=1) as consumer:
+            async with topology.consume_log(self._bus, relay.log_name, holds_only=True) as consumer:
                 if topology.is_replicated(relay.log_name):
                     await first_event(consumer)
                 await relay.reading.end()

@@ -195,6 +195,6 @@ class ReplyQueues:
                 await self._stale.pop().close()
 
 
-def new_id(prefix: str, *, is_kept: bool = False) -> str:
-    """An unguessable id that begins with ``prefix``. ``is_kept``: see `topology.is_replicated`."""
-    return f"{prefix}{topology.KEPT_MARK if is_kept else ''}{secrets.token_hex(16)}"
+def new_id(prefix: str, *, is_replicated: bool = False) -> str:
+    """An unguessable id that begins with ``prefix``. ``is_replicated``: see `shared.topology`."""
+    return f"{prefix}{topology.REPLICATED_MARK if is_replicated else ''}{secrets.token_hex(16)}"

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Self
 
-from shared.bus.base import Bus, Consumer, Delivery, Exchange, Message, Queue, QueueKind
+from shared.bus.base import Bus, Consumer, Delivery, Exchange, Message, Queue
 from shared.errors import BusUnavailable, QueueBusy, QueueNotFound, UndecodableMessage
 from shared.telemetry import incidents
 
@@ -71,19 +71,17 @@ class Subscription(AbstractAsyncContextManager["Subscription"]):
         bus: Bus,
         queue: str,
         *,
-        kind: QueueKind = "classic",
         prefetch: int = 0,
         is_exclusive: bool = False,
         declare: Sequence[Exchange | Queue] = (),
     ) -> None:
-        """``kind``, ``prefetch`` and ``is_exclusive`` as for `Bus.consume`.
+        """``prefetch`` and ``is_exclusive`` as for `Bus.consume`.
 
         ``declare`` is declared at the start, and again whenever the queue does not exist. If it is
         empty, iteration raises `QueueNotFound` then.
         """
         self._bus = bus
         self._queue = queue
-        self._kind = kind
         self._prefetch = prefetch
         self._is_exclusive = is_exclusive
         self._declare = declare
@@ -171,10 +169,7 @@ class Subscription(AbstractAsyncContextManager["Subscription"]):
             await self._bus.declare(*self._declare)
             self._is_declared = True
         consuming = self._bus.consume(
-            self._queue,
-            kind=self._kind,
-            prefetch=self._prefetch,
-            is_exclusive=self._is_exclusive,
+            self._queue, prefetch=self._prefetch, is_exclusive=self._is_exclusive
         )
         consumer = await consuming.__aenter__()
         self._consuming = consuming

@@ -381,11 +381,30 @@ async def test_a_job_finds_its_log_although_the_first_one_has_returned_and_expir
     assert "worker silent, job published again" not in caplog.messages
 
 
-async def test_a_kept_log_waits_for_its_other_nodes_and_stays_in_its_queue() -> None:
+async def test_a_request_that_is_repeated_with_its_key_finds_the_recreated_log() -> None:
+    broker = MemoryBroker()
+    async with (
+        two_gateways(broker) as (first, second),
+        echo_worker(broker, step_s=STEP_S),
+    ):
+        expected = await undisturbed(first)
+        async with asking(first, key="key") as response:
+            pieces = response.aiter_text()
+            await anext(pieces)
+            broker.take_down(log_of(response))
+            for _ in range(5):
+                await anext(pieces)
+        async with asking(second, key="key") as response:
+            body = (await response.aread()).decode()
+
+    assert words_of(body) == words_of(expected)
+
+
+async def test_a_replicated_log_waits_for_its_other_nodes_and_stays_in_its_queue() -> None:
     broker = MemoryBroker()
     async with (
         MemoryBus(broker) as bus,
-        two_gateways(broker) as (first, second),
+        two_gateways(broker, replicated_logs=True) as (first, second),
         echo_worker(broker, step_s=STEP_S),
     ):
         expected = await undisturbed(first)

@@ -200,15 +200,17 @@ def _log_for(
 
     Raises `InvalidRequest`.
     """
-    queues = gateway.reply_queues
+    queues, is_replicated = gateway.reply_queues, gateway.settings.replicated_logs
     retention_s = 0.0
     if body.detach:  # the log must outlive a job that nobody reads
         retention_s = gateway.settings.detach_ttl_s + _timeout_s(gateway.settings, body)
     if key is not None:
-        request_id = gateway.signer.request_id(prefix, tenant, check_key(key))
+        request_id = gateway.signer.request_id(
+            prefix, tenant, check_key(key), is_replicated=is_replicated
+        )
         yield queues.named(request_id, retention_s, may_exist=True)
     elif body.detach:
-        yield queues.named(new_id(prefix, is_kept=True), retention_s)
+        yield queues.named(new_id(prefix, is_replicated=is_replicated), retention_s)
     else:
         with queues.take(prefix) as log:
             yield log

@@ -31,7 +31,7 @@ _REPLAY_PAUSE_S = 0.1
 _CONTINUED_ELSEWHERE = (TakenOver, Unavailable)
 """The errors of a stream that another connection or another gateway continues."""
 _START = {"type": "http.response.start"}
-_ID = re.compile(rf"[a-z]{{1,16}}[-_]{topology.KEPT_MARK}?[0-9a-f]{{32}}")
+_ID = re.compile(rf"[a-z]{{1,16}}[-_]{topology.REPLICATED_MARK}?[0-9a-f]{{32}}")
 _STREAM_ID = Path(description="The `id` of the response, or its `x-request-id`.")
 _READ_TOKEN = Query(None, description="The stream's `x-stream-token`, instead of an API key.")
 _CANCEL_TOKEN = Query(None, description="The stream's `x-cancel-token`, instead of an API key.")

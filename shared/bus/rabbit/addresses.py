@@ -69,14 +69,14 @@ class Address:
 class Addresses:
     """The order in which one connection tries the addresses of a broker."""
 
-    def __init__(self, urls: Sequence[URL], timeout_s: float) -> None:
-        """``timeout_s`` limits the time to resolve a name."""
+    def __init__(self, urls: Sequence[URL], timeout_s: float, first: Address | None = None) -> None:
+        """``timeout_s`` limits the time to resolve a name. ``first`` is tried first."""
         self._urls = urls
         self._timeout_s = timeout_s
+        self._first = first
         self._left: list[Address] = []
         self._last: Address | None = None
         self._home: Address | None = None
-        self._is_going_home = False
         self.num_known = 0
         """How many addresses there were when the last round began."""
 
@@ -94,38 +94,41 @@ class Addresses:
         """The next address. Names are resolved again after every round."""
         if not self._left:
             self._left = await self._shuffled()
+            self._left.sort(key=lambda address: address != self._first)
+            self._first = None
         self._last = self._left.pop(0)
         self._home = self._home or self._last
         return self._last
 
     async def begin_again(self) -> None:
-        """Begin another round, in which the address taken last is the last one, and the home is the
-        first one if `go_home` was called."""
+        """Begin another round, in which the address taken last is the last one."""
         lost = self._last
-        first = self._home if self._is_going_home else None
-        self._is_going_home = False
         found = await self._shuffled()
-        self._left = sorted(found, key=lambda one: (one == lost) - (one == first))
+        self._left = sorted(found, key=lambda address: address == lost)
 
     async def find_home(self) -> Address | None:
-        """The address that was taken first, if another one was taken last. If a name no longer
-        stands for it, another home is drawn."""
-        known = await self._shuffled()
-        if self._home not in known:
-            self._home = known[0]
-        return None if self._home == self._last else self._home
+        """The address that was taken first, if another one was taken last and names still stand for
+        both."""
+        found = await self._resolved()
+        if self._home not in found and self._last in found:
+            self._home = self._last
+        is_elsewhere = self._home in found and self._last in found and self._home != self._last
+        return self._home if is_elsewhere else None
 
-    def go_home(self) -> None:
-        """Begin the next round with the home."""
-        self._is_going_home = True
+    def stay(self) -> None:
+        """Regard the address that is taken next as the first one."""
+        self._home = None
 
     async def _shuffled(self) -> list[Address]:
+        found = await self._resolved()
+        random.shuffle(found)
+        self.num_known = len(found)
+        return found
+
+    async def _resolved(self) -> list[Address]:
         resolving = [_resolved(url, self._timeout_s) for url in self._urls]
         found = [address for some in await asyncio.gather(*resolving) for address in some]
-        random.shuffle(found)
-        unique = list(dict.fromkeys(found))
-        self.num_known = len(unique)
-        return unique
+        return list(dict.fromkeys(found))
 
 
 async def _resolved(url: URL, timeout_s: float) -> list[Address]:

@@ -1,6 +1,7 @@
 """`RabbitBus`, the implementation of `base.Bus` over RabbitMQ."""
 
 import asyncio
+import logging
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -18,7 +19,7 @@ from shared.bus.base import (
     QueueKind,
     QueueState,
 )
-from shared.bus.rabbit.addresses import parse_urls
+from shared.bus.rabbit.addresses import Address, parse_urls
 from shared.bus.rabbit.channel_consumer import RabbitConsumer
 from shared.bus.rabbit.channels import ConfirmChannels, Places, Resources, probe
 from shared.bus.rabbit.encoding import to_properties, translated_publish
@@ -30,9 +31,12 @@ from shared.errors import (
     QueueBusy,
     QueueNotFound,
     QueueSilent,
+    StartupError,
     Unanswered,
 )
 from shared.telemetry import incidents
+
+logger = logging.getLogger(__name__)
 
 _LOOK_INTERVAL_S = 2.0
 """Seconds between two looks at the exclusive queues."""
@@ -60,9 +64,9 @@ class RabbitBus:
     12597). Other consumers may hear nothing any more, either. Therefore all consuming connections
     are opened again then.
 
-    A connection that had to move to another node returns to its first one some time after that has
-    come back, so that the clients of a cluster stay spread over its nodes: one for publishing at
-    any time, another one when its consumers hold nothing that would be delivered again.
+    A publishing connection that had to move to another node is replaced by one to its first node
+    some time after that has come back, so that the clients of a cluster stay spread over its nodes.
+    The others stay, because what their consumers hold would be delivered again.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class RabbitBus:
         self._max_message_bytes = max_message_bytes
         self._max_channels = max_channels
         self._publishing = self._link("publish")
+        self._num_confirm_channels = num_confirm_channels
         self._confirms = ConfirmChannels(self._publishing, num_confirm_channels)
         self._home = self._link("consume", self._restore)
         """The connection for calls; exclusive queues belong to it."""
@@ -99,7 +104,6 @@ class RabbitBus:
         self._places = Places(timeout_s)
         self._resources = Resources(self._home.open_channel)
         self._exclusive: dict[str, Queue] = {}
-        self._consumers: set[tuple[Link, RabbitConsumer]] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -115,6 +119,8 @@ class RabbitBus:
     async def __aexit__(self, *exc_info: object) -> None:
         for task in self._tasks:
             task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         await self.wait_idle(self._timeout_s)
         await asyncio.gather(*(link.close() for link in (self._publishing, *self._consuming)))
         await self.wait_idle()
@@ -164,10 +170,11 @@ class RabbitBus:
         if len(message.body) > self._max_message_bytes:
             raise MessageTooLarge(f"the message has more than {self._max_message_bytes} bytes")
         place = f"{binding.exchange.name} for {binding.routing_key}"
+        link = self._publishing
         channel = await self._confirms.take()
         publishing = self._publish(channel, binding, message)
         try:
-            await self._publishing.calls.run(publishing, f"publish to {place}")
+            await link.calls.run(publishing, f"publish to {place}")
         except Unanswered as error:
             raise PublishUnconfirmed(f"no confirmation in time for {place}") from error
 
@@ -192,11 +199,9 @@ class RabbitBus:
             # A quorum queue without a leader has one soon.
             probe=partial(probe, link) if is_exclusive else None,
         )
-        self._consumers.add((link, consumer))
         try:
             yield consumer
         finally:
-            self._consumers.discard((link, consumer))
             await consumer.close()
 
     async def _wait_unconsumed(self, queue: str) -> None:
@@ -254,9 +259,11 @@ class RabbitBus:
             raise
         return consumer
 
-    def _link(self, purpose: str, restore: Restore | None = None) -> Link:
+    def _link(
+        self, purpose: str, restore: Restore | None = None, first: Address | None = None
+    ) -> Link:
         name = f"{self._name} {purpose}"
-        return Link(self._urls, name=name, timeout_s=self._timeout_s, restore=restore)
+        return Link(self._urls, name=name, timeout_s=self._timeout_s, restore=restore, first=first)
 
     async def _restore(self, open_channel: OpenChannel) -> None:
         resources = Resources(open_channel)
@@ -280,7 +287,8 @@ class RabbitBus:
                 if num_silences >= _MAX_SILENCES and self._home.has_several_addresses:
                     num_silences = 0
                     incidents.report("connection", "broker node does not answer", error)
-                    await self._reopen(self._publishing, *self._consuming)
+                    links = (self._publishing, *self._consuming)
+                    await asyncio.gather(*(link.reopen(is_silent=True) for link in links))
 
     async def _look(self) -> None:
         """Bind the exclusive queues again, whose bindings may be lost without them. Raises
@@ -299,15 +307,30 @@ class RabbitBus:
                 continue
 
     async def _come_back(self) -> None:
-        """Let connections return to their first nodes, until cancelled."""
+        """Let publishing return to its first node after that has come back, until cancelled."""
         while True:
             await asyncio.sleep(random.uniform(*_COME_BACK_S))  # noqa: S311
-            for link in (self._publishing, *self._consuming):
-                if not self._holds_deliveries(link):
-                    await link.come_back()
+            home = await self._publishing.find_home()
+            if home is not None:
+                await self._publish_to(home)
 
-    def _holds_deliveries(self, link: Link) -> bool:
-        return any(consumer.num_held for of, consumer in self._consumers if of is link)
+    async def _publish_to(self, address: Address) -> None:
+        """Publish over a new connection to ``address``, if there is one to be had. What is being
+        published over the old one is confirmed there."""
+        link = self._link("publish", first=address)
+        try:
+            await link.open()
+        except StartupError:
+            return None
+        if not link.is_connected_to(address):
+            return await link.close()
+        old, self._publishing = self._publishing, link
+        self._confirms = ConfirmChannels(link, self._num_confirm_channels)
+        logger.info("publishing over the first node again", extra={"broker": str(address)})
+        try:
+            await old.calls.wait_idle(self._timeout_s)
+        finally:
+            await old.close()
 
     async def _reopen(self, *links: Link) -> None:
         await asyncio.gather(*(link.reopen() for link in links))

@@ -118,8 +118,6 @@ class RabbitConsumer:
         self._inspect = inspect
         self._calls = calls
         self._tag = ""
-        self.num_held = 0
-        """Deliveries that were not settled."""
         self._inbox: Inbox[RabbitDelivery] = Inbox()
 
     def __aiter__(self) -> "RabbitConsumer":
@@ -176,7 +174,6 @@ class RabbitConsumer:
             await self._calls.run(self._settled(settle), doing)
 
     async def _settled(self, settle: Callable[[], Awaitable[None]]) -> None:
-        self.num_held -= 1
         with suppress(BusError), translated("settle a delivery", self._channel):
             await settle()
 
@@ -191,7 +188,6 @@ class RabbitConsumer:
             await close_channel(self._channel)
 
     def _on_delivered(self, delivered: DeliveredMessage) -> None:
-        self.num_held += 1
         self._inbox.put(RabbitDelivery(delivered, self))
 
     def _on_cancel(self, _: Basic.Cancel) -> None:

@@ -1,7 +1,6 @@
 """A connection to the broker that is reopened whenever it is lost, at the broker's next address."""
 
 import asyncio
-import logging
 import math
 import random
 import time
@@ -26,8 +25,6 @@ from shared.bus.rabbit.encoding import AMQP_FAILURES, is_asked_for, translated
 from shared.bus.rabbit.shielded_calls import Calls
 from shared.errors import BusError, BusUnavailable, StartupError
 from shared.telemetry import incidents
-
-logger = logging.getLogger(__name__)
 
 DEFAULT_USER = "guest"
 """The user of a URL that names none."""
@@ -64,15 +61,16 @@ class Link:
         name: str,
         timeout_s: float,
         restore: Restore | None = None,
+        first: Address | None = None,
     ) -> None:
         """``restore`` prepares each new connection before it is used; ``timeout_s`` limits the time
         of each call. To open a connection, to close it, and to wait for a broker that does not read
-        takes at most 5 s of it."""
+        takes at most 5 s of it. ``first`` is the address to try first."""
         named = [
             url.update_query({"heartbeat": _HEARTBEAT_S, **url.query, "name": name}) for url in urls
         ]
         self._timeout_s = min(timeout_s, _OPEN_TIMEOUT_S)
-        self._addresses = Addresses(named, self._timeout_s)
+        self._addresses = Addresses(named, self._timeout_s, first)
         self._log_fields = {"broker": "", "link": name}
         self._address: Address | None = None
         """The address that was taken last."""
@@ -113,29 +111,22 @@ class Link:
             self._supervisor.cancel()
             await asyncio.wait([self._supervisor])
 
-    async def reopen(self) -> None:
-        """Close the connection; another one is opened."""
+    def is_connected_to(self, address: Address) -> bool:
+        return self.is_connected and self._address == address
+
+    async def find_home(self) -> Address | None:
+        """The first address, if this link is connected to another one."""
+        return await self._addresses.find_home() if self.is_connected else None
+
+    async def reopen(self, *, is_silent: bool = False) -> None:
+        """Close the connection; another one is opened. ``is_silent``: the node does not answer, so
+        it is no longer the one to return to."""
+        if is_silent:
+            self._addresses.stay()
         if self._connection is not None:
             with suppress(*AMQP_FAILURES):
                 async with asyncio.timeout(self._timeout_s):
                     await self._connection.close()
-
-    async def come_back(self) -> None:
-        """Connect to the address of the first connection again, if this link has another one and
-        that one accepts connections."""
-        if not (self.is_connected and self.has_several_addresses):
-            return
-        home = await self._addresses.find_home()
-        if home is None:
-            return
-        # A task of its own, because aiormq reports some failures as cancellations.
-        trying = asyncio.create_task(self._try(home))
-        await asyncio.wait([trying])
-        if trying.cancelled() or trying.exception() is not None:
-            return
-        logger.info("returning to the broker's node", extra={**self._log_fields, "node": str(home)})
-        self._addresses.go_home()
-        await self.reopen()
 
     @property
     def is_connected(self) -> bool:
@@ -187,10 +178,6 @@ class Link:
             raise self._unavailable()
         return await self._open_channel(self._connection, confirms=confirms)
 
-    async def _try(self, address: Address) -> None:
-        async with self._connected_to(address):
-            pass
-
     async def _supervise(self, attempted: asyncio.Event) -> None:
         """Keep a connection. ``attempted`` is set once connected, or once every address failed."""
         while not self._stopped.is_set():
@@ -224,7 +211,7 @@ class Link:
                     await self._stopped.wait()
 
     @asynccontextmanager
-    async def _connected_to(self, address: Address) -> AsyncIterator[Connection]:
+    async def _connection_to_use(self, address: Address) -> AsyncIterator[Connection]:
         # `aio_pika.connect` leaves a failed connection to the garbage collector, which may run in a
         # thread without an event loop, where the connection cannot be closed.
         handle = aio_pika.Connection(address.url.with_host(address.host))
@@ -235,30 +222,21 @@ class Link:
             assert handle.transport is not None
             connection = handle.transport.connection
             assert isinstance(connection, Connection)
+            if self._restore is not None:
+                restoring = self._restore(partial(self._open_channel, connection))
+                await self.calls.run(restoring, "restore queues")
+            self._connection = connection
+            if self._came_back_at == math.inf:
+                self._came_back_at = time.monotonic()
+            self._connected.set()
+            self._outage.ended()
+            self._failures.clear()
             yield connection
         finally:
+            self._connection = None
             with suppress(*AMQP_FAILURES):
                 async with asyncio.timeout(self._timeout_s):
                     await handle.close()
-
-    @asynccontextmanager
-    async def _connection_to_use(self, address: Address) -> AsyncIterator[Connection]:
-        try:
-            async with self._connected_to(address) as connection:
-                if self._restore is not None:
-                    restoring = self._restore(partial(self._open_channel, connection))
-                    await self.calls.run(restoring, "restore queues")
-                self._connection = connection
-                if self._came_back_at == math.inf:
-                    self._came_back_at = time.monotonic()
-                self._connected.set()
-                self._outage.ended()
-                self._failures.clear()
-                try:
-                    yield connection
-                finally:
-                    self._connection = None
-        finally:
             self.calls.end()
 
     async def _lost(self, connection: Connection) -> float:

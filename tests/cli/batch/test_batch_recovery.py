@@ -174,7 +174,7 @@ async def test_a_lost_reply_queue_costs_repetition_and_no_line(
 async def test_a_run_waits_for_the_connection_of_its_predecessor_to_end(
     bus: MemoryBus, theirs: MemoryBus, source: Path, tmp_path: Path
 ) -> None:
-    replies = topology.batch_replies_queue(BatchFile.check(source).run_id, REPLIES_EXPIRE_S)
+    replies = topology.reply_queue(BatchFile.check(source).run_id, REPLIES_EXPIRE_S)
     async with working(BatchWorker(theirs)):
         await theirs.declare(replies)
         async with theirs.consume(replies.name, is_exclusive=True):
@@ -193,7 +193,7 @@ async def test_a_run_beside_another_one_of_the_same_input_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(replies_module, "_BUSY_TIMEOUT_S", 0.2)
-    replies = topology.batch_replies_queue(BatchFile.check(source).run_id, REPLIES_EXPIRE_S)
+    replies = topology.reply_queue(BatchFile.check(source).run_id, REPLIES_EXPIRE_S)
     await theirs.declare(replies)
     async with theirs.consume(replies.name, is_exclusive=True):
         with pytest.raises(QueueBusy):

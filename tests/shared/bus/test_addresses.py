@@ -81,31 +81,42 @@ async def test_a_connection_that_moved_on_finds_its_way_home() -> None:
     await addresses.take()
 
     found = await addresses.find_home()
-    addresses.go_home()
-    await addresses.begin_again()
-    taken = await addresses.take()
+    returning = Addresses(parse_urls(THREE), timeout_s=1, first=found)
 
     assert was_home is None
-    assert found == taken == home
+    assert found == await returning.take() == home
 
 
-async def test_a_home_that_its_name_no_longer_stands_for_is_replaced(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_node_that_fell_silent_is_no_longer_home() -> None:
+    addresses = Addresses(parse_urls(THREE), timeout_s=1)
+    await addresses.take()
+    addresses.stay()
+    await addresses.begin_again()
+    await addresses.take()
+
+    assert await addresses.find_home() is None
+
+
+@pytest.mark.parametrize("is_resolved", [True, False])
+async def test_nobody_moves_to_an_address_that_the_name_does_not_stand_for(
+    is_resolved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ips = ["10.0.0.1"]
 
     async def getaddrinfo(_: str, port: int, **__: Any) -> list[tuple[Any, ...]]:
+        if not ips:
+            raise OSError("no answer")
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, port)) for ip in ips]
 
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
     addresses = Addresses(parse_urls("amqp://u:p@broker/v"), timeout_s=1)
     await addresses.take()
-    ips[:] = ["10.0.0.7"]
+    ips[:] = ["10.0.0.2"]
+    await addresses.begin_again()
+    await addresses.take()
+    ips[:] = ["10.0.0.2", "10.0.0.3"] if is_resolved else []
 
-    home = await addresses.find_home()
-
-    assert home is not None
-    assert home.host == "10.0.0.7"
+    assert await addresses.find_home() is None
 
 
 async def test_a_name_stands_for_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tests.support.deployment.broker import RabbitCluster, RabbitNode
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(300)]
 
-KEPT = f"cmpl-{topology.KEPT_MARK}{'0' * 32}"
+REPLICATED = f"cmpl-{topology.REPLICATED_MARK}{'0' * 32}"
 
 
 async def declare_and_consume(bus: Bus, queue: Queue) -> None:
@@ -45,11 +45,11 @@ async def test_a_node_dies_for_good(own_cluster: RabbitCluster) -> None:
             assert await take_bodies(jobs_left, 1) == [b"job"]
 
 
-async def test_a_kept_log_outlives_its_reader_and_the_node_of_both(
+async def test_a_replicated_log_outlives_its_reader_and_the_node_of_both(
     own_cluster: RabbitCluster,
 ) -> None:
     doomed, *others = own_cluster.nodes
-    log = topology.reply_queue(KEPT, expires_s=60)
+    log = topology.reply_queue(REPLICATED, expires_s=60)
     async with RabbitBus(others[0].url) as bus:
         async with RabbitBus(doomed.url) as theirs:
             await theirs.declare(log)
@@ -63,7 +63,7 @@ async def test_a_kept_log_outlives_its_reader_and_the_node_of_both(
     assert bodies == [*numbered(5), b"5"]
 
 
-async def test_connections_return_to_a_node_that_has_come_back(
+async def test_publishing_returns_to_a_node_that_has_come_back(
     own_cluster: RabbitCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus_module, "_COME_BACK_S", (0.5, 0.5))
@@ -78,7 +78,7 @@ async def test_connections_return_to_a_node_that_has_come_back(
         for bus in buses:
             await bus.wait_connected()
         async with asyncio.timeout(PATIENCE_S):
-            while await connections_to(doomed) < before:
+            while await connections_to(doomed) < before:  # noqa: ASYNC110 (in another process)
                 await asyncio.sleep(0.2)
         jobs = topology.jobs_queue("m", "interactive")
         for bus in buses:
@@ -91,9 +91,10 @@ async def test_connections_return_to_a_node_that_has_come_back(
 
 
 async def connections_to(node: RabbitNode) -> int:
-    """The number of AMQP connections to a node."""
-    listed = await asyncio.to_thread(node.ctl, "list_connections", "-q", "pid")
-    return listed.count(node.name)
+    """The number of connections for publishing to a node."""
+    columns = ("pid", "client_properties")
+    listed = await asyncio.to_thread(node.ctl, "list_connections", "-q", *columns)
+    return sum(node.name in line and "warren publish" in line for line in listed.splitlines())
 
 
 async def read_once_free(bus: Bus, log: Queue, count: int) -> list[bytes]:

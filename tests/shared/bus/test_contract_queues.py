@@ -195,6 +195,20 @@ async def test_an_exclusive_reader_keeps_others_out_and_is_followed_by_one(
     assert bodies == numbered(3)
 
 
+async def test_a_log_is_read_in_order_again_after_it_was_only_held(
+    bus: Bus, other_bus: Bus, make_queue: QueueMaker
+) -> None:
+    replicated = make_queue(kind="quorum", has_single_consumer=True)
+    await bus.declare(replicated)
+    await publish(bus, replicated, numbered(5))
+
+    await read_all(bus, replicated, 5, is_exclusive=True)
+    await read_all(other_bus, replicated, 1, is_exclusive=True)
+    bodies = await read_all(bus, replicated, 5, is_exclusive=True)
+
+    assert bodies == numbered(5)
+
+
 async def test_no_exclusive_reader_beside_another_reader(
     bus: Bus, other_bus: Bus, log: Queue
 ) -> None:

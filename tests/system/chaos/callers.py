@@ -217,7 +217,7 @@ class _Stream:
     tally: Tally
     tenant: Tenant
     key: str | None = field(default_factory=_key_or_none)
-    """Half of the streams have one, because their logs are quorum queues."""
+    """An Idempotency-Key, which half of the streams have."""
     stream_id: str | None = None
     last_id: str | None = None
     text: str = ""
