@@ -297,15 +297,8 @@ class GatewaySettings(CommonSettings):
     )
     detach_ttl_s: Seconds = Field(
         3600,
-        description="Deadline of a request with `detach`, in seconds, and how long its answer is "
+        description="Deadline of a request with `detach`, in seconds, and how long its log is "
         "kept without a reader. Raise it if clients come back for their answers later than this.",
-    )
-    replicated_logs: bool = Field(
-        False,
-        description="Keep the logs of requests with `detach`, `background` or an Idempotency-Key "
-        "on several nodes of the broker, in quorum queues. Turn it on, at all gateways, if such "
-        "answers must survive a node that never returns. Each takes a place in the table of atoms "
-        "of every node until that restarts: see the decision on replicated logs.",
     )
     reply_retention_s: Seconds = Field(
         60,

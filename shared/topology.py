@@ -8,9 +8,7 @@ warren.suspects direct  <model>.suspect   -> jobs.<model>.suspect   jobs quarant
                         and batch-overflow                          wait, set aside by workers
                         <model>.resumed-<hash> -> jobs.<model>.resumed-<hash>  jobs that have begun,
                                                                      for workers of equal numerics
-warren.replies  topic   reply.<id>        -> reply.<id>             declared by the reader; a
-                                                                     quorum queue if the hexadecimal
-                                                                     part of the id follows a k
+warren.replies  topic   reply.<id>        -> reply.<id>             declared by the reader
                         reply.<user>.<id> -> reply.<user>.<id>      the same of other publishers
                         reply.<id>--<n>   -> reply.<id>--<n>        the log, recreated elsewhere
 warren.control  topic   worker.<id>       -> control.worker.<id>    commands to one worker
@@ -28,11 +26,9 @@ and a dot: the broker gives it no others.
 import hashlib
 import re
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
-from shared.bus.base import MAX_PREFETCH, Binding, Bus, Consumer, Exchange, Queue
+from shared.bus.base import Binding, Bus, Exchange, Queue
 from shared.errors import QueueDown, QueueSilent
 from shared.messages import JobClass
 
@@ -80,9 +76,6 @@ ALL_GATEWAYS = Binding(CONTROL, "gateways")
 USAGE = Binding(USAGE_REPORTS, "")
 ANNOUNCEMENTS = Binding(WORKERS, "")
 
-REPLICATED_MARK = "k"
-"""In the id of a request whose log is a quorum queue, before the hexadecimal part."""
-_REPLICATED_LOG = re.compile(rf"reply\.[a-z]+[-_]{REPLICATED_MARK}[0-9a-f]{{32}}(--\d+)?")
 _LATER_LOG = re.compile(r"(reply\.[A-Za-z0-9_-]+)--([1-9]\d{0,3})")
 
 JOB_CLASSES: tuple[JobClass, ...] = get_args(JobClass)
@@ -93,7 +86,6 @@ LANES: tuple[Lane, ...] = (*JOB_CLASSES, "quick", "suspect")
 DECLARED_LANES: tuple[Lane, ...] = (*LANES, *OVERFLOW.values())
 JOBS_MAX_LENGTH = 50_000
 JOBS_DELIVERY_LIMIT = 20
-_LOG_RETURNS_LIMIT = 1_000_000
 _RESUMED_TTL_S = 5.0
 """Seconds after which a job that no worker of its numerics takes returns to the other workers."""
 _RESUMED_EXPIRES_S = 24 * 3600.0
@@ -205,35 +197,10 @@ async def find_later_log(bus: Bus, key: str) -> str | None:
     return later
 
 
-def is_replicated(log: str) -> bool:
-    """Whether a log is a quorum queue. Its name says so, because all that read it must know."""
-    return _REPLICATED_LOG.fullmatch(log) is not None
-
-
 def reply_queue(name: str, expires_s: float) -> Queue:
     """The log of request ``name``, deleted ``expires_s`` after its last reader disconnected."""
     binding = reply_binding(reply_key(name))
-    queue = Queue(binding.routing_key, (binding,), expires_s=expires_s)
-    if not is_replicated(queue.name):
-        return queue
-    # Each reader returns all of it.
-    return replace(
-        queue, kind="quorum", has_single_consumer=True, delivery_limit=_LOG_RETURNS_LIMIT
-    )
-
-
-def consume_log(
-    bus: Bus, log: str, *, holds_only: bool = False
-) -> AbstractAsyncContextManager[Consumer]:
-    """`Bus.consume` for the only reader of a log; with ``holds_only`` for one that needs no event.
-
-    One in a quorum queue is always delivered as a whole, because what is returned would otherwise
-    follow the rest. It has at most `MAX_PREFETCH` events: see
-    `worker.decode.choices.num_gathered`.
-    """
-    if is_replicated(log):
-        return bus.consume(log, kind="quorum", prefetch=MAX_PREFETCH, is_exclusive=True)
-    return bus.consume(log, prefetch=1 if holds_only else 0, is_exclusive=True)
+    return Queue(binding.routing_key, (binding,), expires_s=expires_s)
 
 
 def quick_replies_queue(gateway_id: str) -> Queue:

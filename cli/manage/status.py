@@ -18,14 +18,13 @@ from cli.runtime import needs
 from cli.tables import Cell, Column, FittedTable, print_tables
 from cli.terminal import number_of, output
 from shared.errors import Unavailable
-from shared.topology import REPLICATED_MARK
 
 if TYPE_CHECKING:
     import httpx
 
 _PATH = "/admin/v1/status"
 _TIMEOUT_S = 10.0
-_RANDOM_ID = re.compile(rf"(?:^|[-_]){REPLICATED_MARK}?([0-9a-f]{{8}})[0-9a-f]{{16,}}$")
+_RANDOM_ID = re.compile(r"(?:^|[-_])([0-9a-f]{8})[0-9a-f]{16,}$")
 _BAR_CELLS = 10
 _FORGOTTEN_AFTER_S = 15.0
 

@@ -21,7 +21,6 @@ import msgspec
 
 from shared.errors import InvalidRequest
 from shared.settings import GatewaySettings
-from shared.topology import REPLICATED_MARK
 
 logger = logging.getLogger(__name__)
 
@@ -80,10 +79,9 @@ class Signer:
         digest = hmac.digest(self._tag_key, tenant.encode(), "sha256")
         return digest[:_TAG_BYTES].hex() if tenant else ""
 
-    def request_id(self, prefix: str, tenant: str, key: str, *, is_replicated: bool = False) -> str:
+    def request_id(self, prefix: str, tenant: str, key: str) -> str:
         """The request id for a tenant's Idempotency-Key."""
-        mark = REPLICATED_MARK if is_replicated else ""
-        return f"{prefix}{mark}{_sign(self._id_key, tenant, key)}"
+        return f"{prefix}{_sign(self._id_key, tenant, key)}"
 
 
 def derive_key(secret: bytes, purpose: str) -> bytes:

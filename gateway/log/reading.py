@@ -11,13 +11,12 @@ job whose log has no reader is cancelled.
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from gateway.log.cursor import Item, LogCursor, LogEvent, Restarted
 from gateway.log.reply_queues import ReplyLog
 from shared import topology
-from shared.bus.base import Bus, Consumer, Delivery, Message
+from shared.bus.base import Bus, Consumer, Message
 from shared.errors import (
     BusUnavailable,
     DeadlineExceeded,
@@ -49,9 +48,6 @@ _SILENT_S = 2.5
 """Seconds for which nothing is heard of a log, whose broker answers, before it counts as lost: a
 slow disk delays what concerns one queue, too."""
 _ASK_INTERVAL_S = 1.0
-_FIRST_S = 10.0
-"""Seconds within which the only consumer of a quorum queue is sent the first message, however long
-the log and slow the disk. A second consumer is sent it as soon as the first one leaves."""
 _PATIENCE_S = 30.0
 """Seconds for which another reader may hold the log. The broker disconnects a stopped gateway after
 15 s."""
@@ -234,11 +230,9 @@ class LogReading:
                 now = asyncio.get_running_loop().time()
                 self._down_at = min(self._down_at, now)
                 is_sure = not isinstance(error, QueueSilent) or now - self._down_at >= _SILENT_S
-                if self._has_read_all and is_sure and not self._log.is_replicated:
+                if self._has_read_all and is_sure:
                     self._move_on(error)
-                else:
-                    # Its reader recreates it, its node returns or another one replaces it, or the
-                    # broker is only slow.
+                else:  # its reader recreates it, its node returns, or the broker is only slow
                     await self._wait_for_node(now)
             except (BusUnavailable, PublishUnconfirmed):
                 self._cursor.cut_off()
@@ -250,17 +244,14 @@ class LogReading:
         """Attach and read until the buffer is full. Nothing is acknowledged, so the queue keeps the
         log."""
         consumer = await self._attach()
+        self.has_attached = True
+        patience.reschedule(None)
         num_known = self._num_read
         if not num_known:
             self._cursor.begin(is_renewed=self._log.is_renewed)
         try:
-            first = await first_event(consumer) if self._log.is_replicated else None
-            self.has_attached = True
-            patience.reschedule(None)
-            async for delivery in consumer if first is None else _following(first, consumer):
+            async for delivery in consumer:
                 message = delivery.message
-                if first not in (None, delivery) and message.message_id == first.message.message_id:
-                    return  # a broker whose nodes lost each other for a moment begins again
                 if num_known:
                     num_known -= 1
                     if not num_known and message.message_id != self._last_id:
@@ -401,9 +392,7 @@ class LogReading:
         Raises `BusUnavailable` if the log is no longer held.
         """
         queue = self._log.queue.name
-        async with topology.consume_log(self._bus, queue, holds_only=True) as consumer:
-            if self._log.is_replicated:
-                await first_event(consumer)
+        async with self._bus.consume(queue, prefetch=1, is_exclusive=True) as consumer:
             self._is_holding = True
             holding = asyncio.create_task(_until_lost(consumer))
             taken = asyncio.create_task(self._buffer.wait_taken())
@@ -441,22 +430,6 @@ def _forget_error(task: "asyncio.Task[None]") -> None:
     """asyncio would log the error of a task whose waiter was cancelled."""
     if not task.cancelled():
         task.exception()
-
-
-async def first_event(consumer: Consumer) -> Delivery:
-    """The first event of a log in a quorum queue, which contains one, if only the reader's own
-    mark. Raises `QueueBusy` if another reader receives it."""
-    try:
-        async with asyncio.timeout(_FIRST_S):
-            return await anext(consumer)
-    except TimeoutError:
-        raise QueueBusy("another reader has the log") from None
-
-
-async def _following(first: Delivery, consumer: Consumer) -> AsyncIterator[Delivery]:
-    yield first
-    async for delivery in consumer:
-        yield delivery
 
 
 async def _until_lost(consumer: Consumer) -> None:

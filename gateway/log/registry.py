@@ -23,7 +23,7 @@ import msgspec
 from gateway.fleet.live_workers import LiveWorkers
 from gateway.fleet.publishing import JobPublisher
 from gateway.log.cursor import NOT_FOUND, Fate, LogFacts, Retention
-from gateway.log.reading import EXPIRED, first_event
+from gateway.log.reading import EXPIRED
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog, ReplyQueues
 from gateway.log.stalls import LOOK_INTERVAL_S, StallWatch
@@ -358,9 +358,7 @@ class Relays:
         with suppress(BusError):
             # Succeeds only if there is no other reader; otherwise the client has returned
             # elsewhere.
-            async with topology.consume_log(self._bus, relay.log_name, holds_only=True) as consumer:
-                if topology.is_replicated(relay.log_name):
-                    await first_event(consumer)
+            async with self._bus.consume(relay.log_name, prefetch=1, is_exclusive=True):
                 await relay.reading.end()
 
     def _spawn(self, work: Coroutine[Any, Any, None], request_id: str) -> None:

@@ -47,10 +47,6 @@ class ReplyLog:
         return self.queue.name != topology.first_log(self.queue.name)
 
     @property
-    def is_replicated(self) -> bool:
-        return topology.is_replicated(self.queue.name)
-
-    @property
     def is_attached(self) -> bool:
         return self._consumer is not None and self._consumer.is_open
 
@@ -90,7 +86,7 @@ class ReplyLog:
         """Consume the log from its start, or continue with a spare's consumer. Raises as
         `Bus.consume`."""
         if self._consumer is None:
-            consuming = topology.consume_log(self._bus, self.queue.name)
+            consuming = self._bus.consume(self.queue.name, is_exclusive=True)
             self._consumer = await consuming.__aenter__()
             self._consuming = consuming
         return self._consumer
@@ -195,6 +191,6 @@ class ReplyQueues:
                 await self._stale.pop().close()
 
 
-def new_id(prefix: str, *, is_replicated: bool = False) -> str:
-    """An unguessable id that begins with ``prefix``. ``is_replicated``: see `shared.topology`."""
-    return f"{prefix}{topology.REPLICATED_MARK if is_replicated else ''}{secrets.token_hex(16)}"
+def new_id(prefix: str) -> str:
+    """An unguessable id that begins with ``prefix``."""
+    return f"{prefix}{secrets.token_hex(16)}"

@@ -11,7 +11,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, Self, TypeAlias, TypeVar
+from typing import Generic, Literal, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -23,9 +23,6 @@ MAX_MESSAGE_BYTES = 16 << 20
 
 MAX_PREFETCH = 65_535
 """The largest prefetch count that AMQP's 16 bits allow."""
-
-QueueKind: TypeAlias = Literal["classic", "quorum"]
-"""Quorum queues are replicated in a cluster."""
 
 DEATH_REASON_HEADER = "x-first-death-reason"
 """Header of dead letters: ``rejected``, ``delivery_limit``, or ``expired``, after the time to live
@@ -55,12 +52,9 @@ class Queue:
 
     name: str
     bindings: tuple[Binding, ...] = ()
-    kind: QueueKind = "classic"
+    kind: Literal["classic", "quorum"] = "classic"
     is_exclusive: bool = False
     """Usable only by the connection that declared it; deleted when that connection closes."""
-    has_single_consumer: bool = False
-    """Only one of its consumers receives messages at a time; the others wait for its end, and are
-    not counted."""
     expires_s: float | None = None
     """Seconds without a consumer, a declaration or an inspection after which the queue is
     deleted."""
@@ -217,21 +211,14 @@ class Bus(Protocol):
         ...
 
     def consume(
-        self,
-        queue: str,
-        *,
-        kind: QueueKind = "classic",
-        prefetch: int = 0,
-        is_exclusive: bool = False,
+        self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
     ) -> AbstractAsyncContextManager[Consumer]:
         """Consume ``queue`` with at most ``prefetch`` unacknowledged deliveries (at most
-        `MAX_PREFETCH`; 0: unlimited, or 2,000 on quorum queues).
+        `MAX_PREFETCH`; 0: unlimited).
 
         Closing the consumer returns all unacknowledged deliveries in order. Raises `QueueNotFound`,
         `BusUnavailable` and, with ``is_exclusive``, `QueueBusy` while another consumer holds the
-        queue. That needs the queue's ``kind``. A quorum queue also needs a single consumer, and of
-        two callers at the same moment one may not be refused, but receive nothing until the other
-        one is gone.
+        queue. Only classic queues honour ``is_exclusive``.
         """
         ...
 

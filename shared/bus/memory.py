@@ -12,15 +12,7 @@ from typing import Self
 
 import msgspec
 
-from shared.bus.base import (
-    MAX_MESSAGE_BYTES,
-    Binding,
-    Exchange,
-    Message,
-    Queue,
-    QueueKind,
-    QueueState,
-)
+from shared.bus.base import MAX_MESSAGE_BYTES, Binding, Exchange, Message, Queue, QueueState
 from shared.bus.memory_exchange import MemoryExchange
 from shared.bus.memory_queue import MemoryConsumer, MemoryQueue
 from shared.errors import (
@@ -213,12 +205,7 @@ class MemoryBus:
 
     @asynccontextmanager
     async def consume(
-        self,
-        queue: str,
-        *,
-        kind: QueueKind = "classic",
-        prefetch: int = 0,
-        is_exclusive: bool = False,
+        self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
     ) -> AsyncIterator[MemoryConsumer]:
         self._require_connection()
         found = self._broker.find(queue, self)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.log import reading, stalls
+from gateway.log import stalls
 from shared import topology
 from shared.bus.base import Binding, Exchange, Message, Queue, QueueState
 from shared.bus.memory import MemoryBroker, MemoryBus
@@ -398,29 +398,3 @@ async def test_a_request_that_is_repeated_with_its_key_finds_the_recreated_log()
             body = (await response.aread()).decode()
 
     assert words_of(body) == words_of(expected)
-
-
-async def test_a_replicated_log_waits_for_its_other_nodes_and_stays_in_its_queue() -> None:
-    broker = MemoryBroker()
-    async with (
-        MemoryBus(broker) as bus,
-        two_gateways(broker, replicated_logs=True) as (first, second),
-        echo_worker(broker, step_s=STEP_S),
-    ):
-        expected = await undisturbed(first)
-        async with asking(first, key="key") as response:
-            pieces = response.aiter_text()
-            first_body = await anext(pieces)
-            log = log_of(response)
-            broker.take_down(log)
-            await asyncio.sleep(reading._SILENT_S + 0.5)
-            broker.bring_back(log)
-            first_body += "".join([piece async for piece in pieces])
-        async with asking(second, key="key") as response:
-            second_body = (await response.aread()).decode()
-        later = topology.later_log(log)
-        assert later is not None
-        is_recreated = await bus.inspect(later) is not None
-
-    assert words_of(first_body) == words_of(second_body) == words_of(expected)
-    assert not is_recreated

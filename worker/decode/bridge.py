@@ -47,8 +47,6 @@ class Generation:
         self._open = set(self._sequence_ids)
         routes.update(dict.fromkeys(self._sequence_ids, self))
         self._on_news = on_news
-        self.num_gathered = 1
-        """How many outputs gather, however long it takes, unless a sequence ends."""
         self._pacing = pacing
         self._is_interactive = is_interactive
         self._has_begun = False
@@ -67,7 +65,7 @@ class Generation:
         if is_last or not self._has_begun:
             self._has_begun = True
             self._announce()
-        elif len(self._outputs) >= self.num_gathered:
+        else:
             self._gather()
 
     def fail(self, failed: SequenceFailed) -> None:

@@ -24,8 +24,6 @@ from worker.engine.interface import PromptScored, SequenceId, StepOutput, Submit
 from worker.text import Tokenizer
 
 _RUNS = itertools.count()
-_NUM_UNGATHERED = 40_960
-_GATHERED_SHARE = 2048
 _LONG_REPLAY = 500
 """Tokens. Replaying this many takes 3 ms; switching to another thread would delay the event loop by
 5 ms."""
@@ -146,19 +144,6 @@ class ChoiceWriter:
 
 def is_long_replay(log: LogWriter) -> bool:
     return sum(len(chain.token_ids) for chain in log.chains) > _LONG_REPLAY
-
-
-def num_gathered(num_tokens: int, num_choices: int) -> int:
-    """How many outputs to gather for the next events of a log with ``num_tokens`` tokens, of which
-    ``num_choices`` choices have not ended, so that it never has more events than a reader can be
-    delivered (`shared.bus.base.MAX_PREFETCH`).
-
-    The first 40,960 tokens may have an event each. All others, up to 2**24, have 12,300 events, or
-    as many more as choices end at different times, because each end is an event of all of them.
-    """
-    if num_tokens < _NUM_UNGATHERED:
-        return 1
-    return num_tokens // _GATHERED_SHARE * num_choices
 
 
 class Choices:

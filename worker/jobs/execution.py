@@ -19,9 +19,9 @@ from shared.errors import (
 )
 from shared.messages import GenerationJob, JobClass, ReplyEvent
 from shared.telemetry import incidents, job_lines
-from shared.topology import OVERFLOW, Lane, is_replicated, resumed_queue
+from shared.topology import OVERFLOW, Lane, resumed_queue
 from worker.decode.bridge import Generation, Generations
-from worker.decode.choices import Choices, is_long_replay, num_gathered
+from worker.decode.choices import Choices, is_long_replay
 from worker.decode.plan import ChoicePlan, plan, prompt_texts
 from worker.decode.served_model import ServedModel
 from worker.engine.interface import StepOutput
@@ -260,11 +260,6 @@ class JobExecution:
             self._observation.count_tokens(sum(isinstance(o, StepOutput) for o in outputs))
             self._on_tokens()
             self._apply(Decoded(self._choices.advance(outputs, self._generation)))
-            if self._generation is not None and is_replicated(self.queue):
-                chains = self._run.log.chains
-                num_running = sum(not chain.is_finished for chain in chains)
-                num_tokens = sum(len(chain.token_ids) for chain in chains)
-                self._generation.num_gathered = num_gathered(num_tokens, num_running)
         return bool(outputs)
 
     def _apply(self, event: Event, *, is_settled: bool = True) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 
-from shared import topology
 from shared.bus.base import Bus, Message
 from shared.errors import (
     AccessRefused,
@@ -48,7 +47,7 @@ async def read_log(bus: Bus, queue: str, ticket: str) -> list[ReplyEvent | None]
 
 async def _read(bus: Bus, queue: str, ticket: str) -> list[ReplyEvent | None]:
     events: list[ReplyEvent | None] = []
-    async with topology.consume_log(bus, queue) as consumer:
+    async with bus.consume(queue, is_exclusive=True) as consumer:
         async for delivery in consumer:
             event = _decode(delivery.message)
             events.append(event)

@@ -9,7 +9,6 @@ from shared.bus.base import Bus
 from shared.errors import BusError, BusUnavailable, QueueDown
 from shared.messages import Cancel
 from shared.telemetry import incidents
-from shared.topology import is_replicated
 from worker.jobs.consumer import HeldJob, HeldJobs
 from worker.jobs.execution import JobExecution
 
@@ -34,8 +33,7 @@ class Supervisor:
         self._batch_patience_s = batch_patience_s
 
     async def cancel_unread(self) -> None:
-        """Cancel runs without a reader. Inspecting their logs renews the expiry of those in classic
-        queues."""
+        """Cancel runs without a reader. Inspecting their logs renews the logs' expiry."""
         unread_since: dict[tuple[HeldJob, float], float] = {}
         while True:
             await asyncio.sleep(_READER_CHECK_INTERVAL_S)
@@ -77,10 +75,6 @@ class Supervisor:
                 if log is None:
                     return 0
                 is_wanted = log.num_consumers > 0 or job.is_detached
-                if is_replicated(held.execution.queue) and not log.num_ready:
-                    # With a reader there is a consumer, without one there are events: the broker
-                    # says so of a quorum queue that does not answer.
-                    grace_s = max(grace_s, _DOWN_GRACE_S)
             return math.inf if is_wanted else grace_s
         return math.inf
 

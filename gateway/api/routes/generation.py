@@ -140,7 +140,7 @@ async def generate(
         kept = None
         if isinstance(body, ResponsesRequest):
             body, kept = await keeping.prepare(gateway, body, tenant, entry)
-        with _log_for(gateway, prefix, tenant, key, body) as log:
+        with _log_for(gateway, prefix, tenant, key, is_detached=body.detach) as log:
             submitted = submission(
                 body,
                 request_id=log.request_id,
@@ -193,24 +193,20 @@ async def generate(
 
 @contextmanager
 def _log_for(
-    gateway: Gateway, prefix: str, tenant: str, key: str | None, body: GenerationBody
+    gateway: Gateway, prefix: str, tenant: str, key: str | None, *, is_detached: bool
 ) -> Iterator[ReplyLog]:
     """The log of a new request, whose id begins with ``prefix``, and may be derived from its
     Idempotency-Key.
 
     Raises `InvalidRequest`.
     """
-    queues, is_replicated = gateway.reply_queues, gateway.settings.replicated_logs
-    retention_s = 0.0
-    if body.detach:  # the log must outlive a job that nobody reads
-        retention_s = gateway.settings.detach_ttl_s + _timeout_s(gateway.settings, body)
+    queues = gateway.reply_queues
+    retention_s = gateway.settings.detach_ttl_s if is_detached else 0.0
     if key is not None:
-        request_id = gateway.signer.request_id(
-            prefix, tenant, check_key(key), is_replicated=is_replicated
-        )
+        request_id = gateway.signer.request_id(prefix, tenant, check_key(key))
         yield queues.named(request_id, retention_s, may_exist=True)
-    elif body.detach:
-        yield queues.named(new_id(prefix, is_replicated=is_replicated), retention_s)
+    elif is_detached:
+        yield queues.named(new_id(prefix), retention_s)
     else:
         with queues.take(prefix) as log:
             yield log

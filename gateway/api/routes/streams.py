@@ -22,7 +22,6 @@ from gateway.log.cursor import NOT_FOUND, Departure
 from gateway.log.framing import EventId, Framer
 from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway
-from shared import topology
 from shared.errors import InvalidApiKey, StreamNotFound, TakenOver, Unavailable, WarrenError
 from shared.telemetry import job_lines
 
@@ -31,7 +30,7 @@ _REPLAY_PAUSE_S = 0.1
 _CONTINUED_ELSEWHERE = (TakenOver, Unavailable)
 """The errors of a stream that another connection or another gateway continues."""
 _START = {"type": "http.response.start"}
-_ID = re.compile(rf"[a-z]{{1,16}}[-_]{topology.REPLICATED_MARK}?[0-9a-f]{{32}}")
+_ID = re.compile(r"[a-z]{1,16}[-_][0-9a-f]{32}")
 _STREAM_ID = Path(description="The `id` of the response, or its `x-request-id`.")
 _READ_TOKEN = Query(None, description="The stream's `x-stream-token`, instead of an API key.")
 _CANCEL_TOKEN = Query(None, description="The stream's `x-cancel-token`, instead of an API key.")

@@ -10,15 +10,7 @@ from typing import Self
 
 from aiormq import Channel
 
-from shared.bus.base import (
-    MAX_MESSAGE_BYTES,
-    Binding,
-    Exchange,
-    Message,
-    Queue,
-    QueueKind,
-    QueueState,
-)
+from shared.bus.base import MAX_MESSAGE_BYTES, Binding, Exchange, Message, Queue, QueueState
 from shared.bus.rabbit.addresses import Address, parse_urls
 from shared.bus.rabbit.channel_consumer import RabbitConsumer
 from shared.bus.rabbit.channels import ConfirmChannels, Places, Resources, probe
@@ -29,7 +21,6 @@ from shared.errors import (
     MessageTooLarge,
     PublishUnconfirmed,
     QueueBusy,
-    QueueNotFound,
     QueueSilent,
     StartupError,
     Unanswered,
@@ -45,8 +36,6 @@ _MAX_SILENCES = 2
 that is cut off from the others keeps its clients, and only answers what it can alone."""
 _COME_BACK_S = (30.0, 90.0)
 """Between two attempts to return to a node; not the same for all clients of it."""
-_MAX_LOOKS_AT_CONSUMERS = 4
-_LOOK_AT_CONSUMERS_S = 0.03
 _CONFIRM_S = 1.0
 """Seconds in which a consumer that was told of the end of its queue has declared it again."""
 
@@ -180,20 +169,12 @@ class RabbitBus:
 
     @asynccontextmanager
     async def consume(
-        self,
-        queue: str,
-        *,
-        kind: QueueKind = "classic",
-        prefetch: int = 0,
-        is_exclusive: bool = False,
+        self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
     ) -> AsyncIterator[RabbitConsumer]:
         doing = f"consume {queue}"
-        is_refused_by_broker = is_exclusive and kind == "classic"
-        if is_exclusive and not is_refused_by_broker:
-            await self._wait_unconsumed(queue)
         link = await self._home.calls.run(self._link_for(queue), doing)
         consumer = await link.calls.run(
-            self._consume(link, queue, prefetch, is_refused_by_broker),
+            self._consume(link, queue, prefetch, is_exclusive),
             doing,
             undo=RabbitConsumer.close,
             # A quorum queue without a leader has one soon.
@@ -203,18 +184,6 @@ class RabbitBus:
             yield consumer
         finally:
             await consumer.close()
-
-    async def _wait_unconsumed(self, queue: str) -> None:
-        """Return once a queue with a single consumer has none. Raises `QueueBusy` if it has one for
-        longer than the broker takes to notice that one was closed."""
-        for _ in range(_MAX_LOOKS_AT_CONSUMERS):
-            state = await self.inspect(queue)
-            if state is None:
-                raise QueueNotFound(f"no queue {queue}")
-            if not state.num_consumers:
-                return
-            await asyncio.sleep(_LOOK_AT_CONSUMERS_S)
-        raise QueueBusy(f"another consumer has {queue}")
 
     async def _inspect(self, queue: str) -> QueueState | None:
         inspection = self._resources.inspect(queue)

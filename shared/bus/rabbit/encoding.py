@@ -154,8 +154,6 @@ def num_returns(delivered: DeliveredMessage) -> int:
 def queue_arguments(queue: Queue) -> dict[str, str | int]:
     """The AMQP arguments of a queue declaration, with times in milliseconds."""
     arguments: dict[str, str | int] = {"x-queue-type": queue.kind}
-    if queue.has_single_consumer:
-        arguments["x-single-active-consumer"] = True
     if queue.expires_s is not None:
         arguments["x-expires"] = max(1, round(queue.expires_s * 1000))
     if queue.ttl_s is not None:

@@ -283,10 +283,12 @@ class ForgetfulBus(MemoryBus):
             await self.delete_queue(name)
 
     @asynccontextmanager
-    async def consume(self, queue: str, **how: Any) -> AsyncIterator[MemoryConsumer]:
+    async def consume(
+        self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
+    ) -> AsyncIterator[MemoryConsumer]:
         if self._forgets(queue, "read"):
             await self.delete_queue(queue)
-        async with super().consume(queue, **how) as it:
+        async with super().consume(queue, prefetch=prefetch, is_exclusive=is_exclusive) as it:
             if self._forgets(queue, "attached"):
                 await self.delete_queue(queue)
             yield it

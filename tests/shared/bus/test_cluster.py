@@ -9,13 +9,11 @@ from shared import topology
 from shared.bus.base import Bus, Queue
 from shared.bus.rabbit import RabbitBus
 from shared.bus.rabbit import bus as bus_module
-from shared.errors import QueueBusy, QueueDown
-from tests.shared.bus.deliveries import PATIENCE_S, numbered, publish, take_bodies
+from shared.errors import QueueDown
+from tests.shared.bus.deliveries import PATIENCE_S, publish, take_bodies
 from tests.support.deployment.broker import RabbitCluster, RabbitNode
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(300)]
-
-REPLICATED = f"cmpl-{topology.REPLICATED_MARK}{'0' * 32}"
 
 
 async def declare_and_consume(bus: Bus, queue: Queue) -> None:
@@ -43,24 +41,6 @@ async def test_a_node_dies_for_good(own_cluster: RabbitCluster) -> None:
             await declare_and_consume(bus, log)
         async with bus.consume(jobs.name, prefetch=1) as jobs_left:
             assert await take_bodies(jobs_left, 1) == [b"job"]
-
-
-async def test_a_replicated_log_outlives_its_reader_and_the_node_of_both(
-    own_cluster: RabbitCluster,
-) -> None:
-    doomed, *others = own_cluster.nodes
-    log = topology.reply_queue(REPLICATED, expires_s=60)
-    async with RabbitBus(others[0].url) as bus:
-        async with RabbitBus(doomed.url) as theirs:
-            await theirs.declare(log)
-            await publish(bus, log, numbered(5))
-            async with topology.consume_log(theirs, log.name) as consumer:
-                await take_bodies(consumer, 5)
-                await asyncio.to_thread(doomed.kill)
-        await publish(bus, log, [b"5"])
-        bodies = await read_once_free(bus, log, 6)
-
-    assert bodies == [*numbered(5), b"5"]
 
 
 async def test_publishing_returns_to_a_node_that_has_come_back(
@@ -95,14 +75,3 @@ async def connections_to(node: RabbitNode) -> int:
     columns = ("pid", "client_properties")
     listed = await asyncio.to_thread(node.ctl, "list_connections", "-q", *columns)
     return sum(node.name in line and "warren publish" in line for line in listed.splitlines())
-
-
-async def read_once_free(bus: Bus, log: Queue, count: int) -> list[bytes]:
-    """Read the log once the broker knows that its last reader is gone."""
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            try:
-                async with topology.consume_log(bus, log.name) as consumer:
-                    return await take_bodies(consumer, count)
-            except (QueueBusy, QueueDown):
-                await asyncio.sleep(0.05)

@@ -172,94 +172,64 @@ async def test_a_queue_expires_only_after_its_last_consumer_left(
     assert await bus.inspect(queue.name) is None
 
 
-@pytest.fixture(params=["classic", "quorum"])
-async def log(bus: Bus, make_queue: QueueMaker, request: pytest.FixtureRequest) -> Queue:
-    """A queue of each kind that may have exclusive readers."""
-    is_quorum = request.param == "quorum"
-    queue = make_queue(kind=request.param, has_single_consumer=is_quorum)
-    await bus.declare(queue)
-    return queue
-
-
 async def test_an_exclusive_reader_keeps_others_out_and_is_followed_by_one(
-    bus: Bus, other_bus: Bus, log: Queue
+    bus: Bus, other_bus: Bus, queue: Queue
 ) -> None:
-    await publish(bus, log, numbered(3))
+    await publish(bus, queue, numbered(3))
 
-    async with bus.consume(log.name, kind=log.kind, is_exclusive=True) as first:
+    async with bus.consume(queue.name, is_exclusive=True) as first:
         await take(first, 3)
-        with pytest.raises(QueueBusy):
-            await read_all(other_bus, log, 3, is_exclusive=True)
-    bodies = await read_all(other_bus, log, 3, is_exclusive=True)
+        for is_exclusive in (True, False):
+            with pytest.raises(QueueBusy):
+                await read_all(other_bus, queue, 3, is_exclusive=is_exclusive)
+    bodies = await read_all(other_bus, queue, 3, is_exclusive=True)
 
     assert bodies == numbered(3)
 
 
-async def test_a_log_is_read_in_order_again_after_it_was_only_held(
-    bus: Bus, other_bus: Bus, make_queue: QueueMaker
-) -> None:
-    replicated = make_queue(kind="quorum", has_single_consumer=True)
-    await bus.declare(replicated)
-    await publish(bus, replicated, numbered(5))
-
-    await read_all(bus, replicated, 5, is_exclusive=True)
-    await read_all(other_bus, replicated, 1, is_exclusive=True)
-    bodies = await read_all(bus, replicated, 5, is_exclusive=True)
-
-    assert bodies == numbered(5)
-
-
 async def test_no_exclusive_reader_beside_another_reader(
-    bus: Bus, other_bus: Bus, log: Queue
+    bus: Bus, other_bus: Bus, queue: Queue
 ) -> None:
-    async with bus.consume(log.name):
+    async with bus.consume(queue.name):
         with pytest.raises(QueueBusy):
-            await read_all(other_bus, log, 0, is_exclusive=True)
+            await read_all(other_bus, queue, 0, is_exclusive=True)
 
 
 async def test_an_exclusive_reader_is_let_go_even_if_its_task_is_cancelled_twice(
-    bus: Bus, other_bus: Bus, log: Queue
+    bus: Bus, other_bus: Bus, queue: Queue
 ) -> None:
     async def read_forever() -> None:
-        async with bus.consume(log.name, kind=log.kind, is_exclusive=True) as consumer:
+        async with bus.consume(queue.name, is_exclusive=True) as consumer:
             await anext(consumer)
 
     reader = asyncio.create_task(read_forever())
-    await eventually(lambda: has_consumers(bus, log, 1))
+    await eventually(lambda: has_consumers(bus, queue, 1))
     reader.cancel()
     await asyncio.sleep(0)
     reader.cancel()
     await asyncio.wait([reader])
 
-    await eventually(lambda: has_consumers(bus, log, 0))
-    assert await read_all(other_bus, log, 0, is_exclusive=True) == []
+    await eventually(lambda: has_consumers(bus, queue, 0))
+    assert await read_all(other_bus, queue, 0, is_exclusive=True) == []
 
 
 async def test_the_next_exclusive_reader_gets_the_log_of_a_lost_one(
-    wires: Wires, bus: Bus, other_bus: Bus, log: Queue
+    wires: Wires, bus: Bus, other_bus: Bus, queue: Queue
 ) -> None:
-    await publish(bus, log, numbered(50))
+    await publish(bus, queue, numbered(50))
 
-    async with other_bus.consume(log.name, kind=log.kind, is_exclusive=True) as lost:
+    async with other_bus.consume(queue.name, is_exclusive=True) as lost:
         await take(lost, 20)
         wires.sever(other_bus)
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 try:
-                    bodies = await read_all(bus, log, 50, is_exclusive=True)
+                    bodies = await read_all(bus, queue, 50, is_exclusive=True)
                     break
                 except QueueBusy:
                     await asyncio.sleep(0.01)
 
     assert bodies == numbered(50)
-
-
-async def test_an_exclusive_reader_keeps_any_consumer_out_of_a_classic_queue(
-    bus: Bus, other_bus: Bus, queue: Queue
-) -> None:
-    async with bus.consume(queue.name, is_exclusive=True):
-        with pytest.raises(QueueBusy):
-            await read_all(other_bus, queue, 0)
 
 
 async def test_an_exclusive_queue_is_its_connections_alone(
@@ -394,8 +364,7 @@ def test_a_quorum_queue_cannot_be_exclusive() -> None:
 async def read_all(
     bus: Bus, queue: Queue, count: int, *, is_exclusive: bool = False
 ) -> list[bytes]:
-    consuming = bus.consume(queue.name, kind=queue.kind, is_exclusive=is_exclusive)
-    async with consuming as consumer:
+    async with bus.consume(queue.name, is_exclusive=is_exclusive) as consumer:
         return await take_bodies(consumer, count)
 
 

@@ -48,14 +48,3 @@ def test_a_job_that_its_favourite_does_not_take_goes_to_the_others() -> None:
 
 def test_a_reply_queue_expires_in_milliseconds() -> None:
     assert queue_arguments(reply_queue("r", 1.5)) == {"x-queue-type": "classic", "x-expires": 1500}
-
-
-def test_a_log_that_outlives_its_reader_is_replicated() -> None:
-    queue = reply_queue(f"chatcmpl-k{'a' * 32}", 1.5)
-
-    assert queue_arguments(queue) == {
-        "x-queue-type": "quorum",
-        "x-single-active-consumer": True,
-        "x-expires": 1500,
-        "x-delivery-limit": 1_000_000,
-    }

@@ -190,10 +190,10 @@ class SuspendingBus(MemoryBus):
 
     @asynccontextmanager
     async def consume(  # type: ignore[override]
-        self, queue: str, **how: Any
+        self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
     ) -> AsyncIterator[Consumer]:
         await asyncio.sleep(0)
-        async with super().consume(queue, **how) as consumer:
+        async with super().consume(queue, prefetch=prefetch, is_exclusive=is_exclusive) as consumer:
             self.num_consumers += 1
             try:
                 await asyncio.sleep(0)

@@ -125,7 +125,6 @@ async def cluster(_: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> 
             logs,
             worker_url=url_of(nodes, "worker"),
             gateway_url=url_of(nodes, "gateway"),
-            gateway_options=["--replicated-logs"],
             has_keys=True,
         ) as deployment:
             faults = ClusterFaults(nodes)

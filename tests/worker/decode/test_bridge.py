@@ -54,16 +54,6 @@ async def test_every_token_of_an_interactive_job_is_news() -> None:
     assert reader.taken == [[1], [2], [3]]
 
 
-async def test_tokens_gather_until_there_are_enough_or_a_sequence_ends() -> None:
-    reader = Reader(is_interactive=True)
-
-    reader.put(1)
-    reader.generation.num_gathered = 3
-    reader.put(2, 3, 4, 5, is_last=True)
-
-    assert reader.taken == [[1], [2, 3, 4], [5]]
-
-
 async def test_paced_tokens_wait_for_each_other_but_not_for_long() -> None:
     reader = Reader(is_interactive=True)
 

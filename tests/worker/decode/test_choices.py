@@ -6,7 +6,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from shared.bus.base import MAX_PREFETCH
 from shared.bus.memory import MemoryBus
 from shared.messages import (
     ChatMessage,
@@ -26,7 +25,6 @@ from shared.messages import (
 )
 from tests.support.workers.jobs import Log, ask, new_job
 from tests.support.workers.synthetic import echo_worker
-from worker.decode.choices import num_gathered
 from worker.text import Tokenizer
 
 PROMPT = TokenPrompt(token_ids=tuple(range(100, 140)))
@@ -258,15 +256,3 @@ async def test_chat_prompts_say_their_text() -> None:
 
     assert isinstance(started, Started)
     assert "hello" in started.prompt_texts[0]
-
-
-@pytest.mark.parametrize("num_choices", [1, 2, 128])
-def test_no_log_has_more_events_than_its_reader_can_be_delivered(num_choices: int) -> None:
-    num_tokens = num_events = 0
-
-    while num_tokens < 1 << 24:
-        gathered = num_gathered(num_tokens, num_choices)
-        num_tokens += gathered
-        num_events += min(gathered, num_choices)
-
-    assert num_events < MAX_PREFETCH - num_choices**2 / 2

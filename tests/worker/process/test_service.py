@@ -472,11 +472,13 @@ class BusThatHoldsBack(MemoryBus):
         self.may_consume = asyncio.Event()
 
     @asynccontextmanager
-    async def consume(self, queue: str, **how: Any) -> AsyncIterator[MemoryConsumer]:
+    async def consume(
+        self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
+    ) -> AsyncIterator[MemoryConsumer]:
         if queue == self._queue:
             self.is_asked.set()
             await self.may_consume.wait()
-        async with super().consume(queue, **how) as consumer:
+        async with super().consume(queue, prefetch=prefetch, is_exclusive=is_exclusive) as consumer:
             yield consumer
 
 
