@@ -4,7 +4,7 @@ from playwright.async_api import Page
 
 from tests.support.gateway.http import LiveGateway
 
-TIMEOUT_MS = 30_000
+TIMEOUT_MS = 60_000
 NUM_TOKENS = 80
 STEP_S = 0.05
 
