@@ -333,11 +333,12 @@ def simulate(plan: Plan, systems: Sequence[System], talks: Conversations) -> lis
     """The systems that are measured, and the shared queue and favourites with more workers."""
     factor = _SIMULATED_WORKERS // plan.num_workers
     more = replace(talks, count=talks.count * factor)
-    cases = [(system, talks) for system in systems if not system.is_one_killed]
+    lasting = [system for system in systems if not system.is_one_killed]
+    cases = [(system, talks) for system in lasting]
     cases += [
         (replace(system, num_workers=system.num_workers * factor), more)
-        for system in systems
-        if system.size == 1 and not system.is_one_killed
+        for system in lasting
+        if system.size == 1
     ]
     return [
         {

@@ -669,9 +669,9 @@ class WorkerSettings(CommonSettings):
     )
     max_event_delay_s: Annotated[float, Field(ge=0)] = Field(
         0.05,
-        description="Longest time in seconds that a token waits to be sent with the next ones. A "
-        "stream's first token never waits. Raise it if fewer, larger events are welcome; 0 sends "
-        "every token at once.",
+        description="Longest time in seconds that a token of an interactive stream waits to be "
+        "sent with the next ones. The first one never waits. Raise it if fewer, larger events are "
+        "welcome; 0 sends every token at once.",
     )
     job_timeout_s: Seconds = Field(
         600,

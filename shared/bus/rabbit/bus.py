@@ -256,8 +256,7 @@ class RabbitBus:
                 if num_silences >= _MAX_SILENCES and self._home.has_several_addresses:
                     num_silences = 0
                     incidents.report("connection", "broker node does not answer", error)
-                    links = (self._publishing, *self._consuming)
-                    await asyncio.gather(*(link.reopen(is_silent=True) for link in links))
+                    await self._reopen(self._publishing, *self._consuming, is_silent=True)
 
     async def _look(self) -> None:
         """Bind the exclusive queues again, whose bindings may be lost without them. Raises
@@ -301,8 +300,8 @@ class RabbitBus:
         finally:
             await old.close()
 
-    async def _reopen(self, *links: Link) -> None:
-        await asyncio.gather(*(link.reopen() for link in links))
+    async def _reopen(self, *links: Link, is_silent: bool = False) -> None:
+        await asyncio.gather(*(link.reopen(is_silent=is_silent) for link in links))
 
     async def _is_lost(self, name: str) -> bool:
         """Whether an exclusive queue is gone, and nobody was told who would declare it again.
