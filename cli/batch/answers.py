@@ -3,7 +3,7 @@
 import msgspec
 
 from gateway.api.render import whole_answer
-from gateway.api.render.gathering import gathered
+from gateway.api.render.gathering import Gathering
 from gateway.api.rendering import rendering_of
 from gateway.errors import error_body, status_of
 from shared import errors
@@ -38,8 +38,9 @@ def output_line(custom_id: str, job: GenerationJob, answer: Completed | Failed) 
 def _completed(job: GenerationJob, completed: Completed) -> Response:
     if len(completed.choices) != job.total_choices:
         return _failed(job, Failed(code=InternalError.code, message="Choices are missing."))
-    body = whole_answer(*gathered(rendering_of(job.context), completed))
-    return Response(status_code=200, request_id=job.request_id, body=body)
+    gathering = Gathering(rendering_of(job.context))
+    gathering.take(completed)
+    return Response(status_code=200, request_id=job.request_id, body=whole_answer(gathering))
 
 
 def _failed(job: GenerationJob, failed: Failed) -> Response:

@@ -52,12 +52,12 @@ class LoggedResponse(NamedTuple):
 
     @property
     def response(self) -> ResponseObject:
-        return gathered_response(self.gathering, self.gathering.usage, error=self.error)
+        return gathered_response(self.gathering, error=self.error)
 
     @property
     def cancelled(self) -> ResponseObject:
         """The response if it is cancelled now."""
-        return gathered_response(self.gathering, self.gathering.usage, is_cancelled=True)
+        return gathered_response(self.gathering, is_cancelled=True)
 
 
 async def current_response(gateway: Gateway, response_id: str, tenant: str) -> LoggedResponse:

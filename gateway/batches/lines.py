@@ -170,12 +170,11 @@ class LineOutcome(NamedTuple):
         """What the answer says that it has used."""
         match self.answer:
             case ChatCompletion(usage=Usage() as usage) | Completion(usage=Usage() as usage):
-                details = usage.completion_tokens_details
                 return TokensUsed(
                     usage.prompt_tokens,
                     usage.prompt_tokens_details.cached_tokens,
                     usage.completion_tokens,
-                    details.reasoning_tokens if details else 0,
+                    usage.completion_tokens_details.reasoning_tokens,
                 )
             case ResponseObject(usage=ResponseUsage() as of_response):
                 return TokensUsed(

@@ -133,6 +133,8 @@ class Finished(Wire, frozen=True, kw_only=True):
     """The stop string that was matched, or the matching id of ``stop_token_ids``."""
     num_cached_tokens: Count = 0
     """Tokens of the choice's prompt that were found in the prefix cache."""
+    num_predicted_tokens: Count = 0
+    """Tokens of the choice that drafts had predicted, in the run that finished it."""
     num_chars: tuple[Count, ...] = ()
     """As in `TokenDelta`; the last token completes the held-back text as well."""
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -179,6 +181,7 @@ class Choice(Struct, frozen=True, kw_only=True):
     num_prompt_tokens: Count
     num_cached_tokens: Count = 0
     """Prompt tokens that were found in the prefix cache."""
+    num_predicted_tokens: Count = 0
     logprobs: tuple[TokenLogprobs, ...] = ()
     has_end_token: bool = False
 

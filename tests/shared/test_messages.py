@@ -87,7 +87,7 @@ GOLDEN_EVENTS = [
         ),
         '{"type":"finished","choice":0,"attempt":1,"index":2,"prefix_hash":9,"token_ids":[],'
         '"text":"","finish_reason":"stop","stop_reason":"x","num_cached_tokens":0,'
-        '"num_chars":[],"logprobs":[],"has_end_token":false}',
+        '"num_predicted_tokens":0,"num_chars":[],"logprobs":[],"has_end_token":false}',
     ),
     (
         Failed(code="cancelled", message="m"),
@@ -107,7 +107,8 @@ GOLDEN_EVENTS = [
         ),
         '{"type":"completed","request_id":"r","choices":[{"token_ids":[1],"text":"a",'
         '"finish_reason":"length","stop_reason":null,"num_prompt_tokens":2,'
-        '"num_cached_tokens":0,"logprobs":[],"has_end_token":false}],"prompt_texts":[],"prompt_logprobs":[]}',
+        '"num_cached_tokens":0,"num_predicted_tokens":0,"logprobs":[],"has_end_token":false}],'
+        '"prompt_texts":[],"prompt_logprobs":[]}',
     ),
 ]
 GOLDEN_COMMANDS = [

@@ -53,6 +53,7 @@ class ChoiceWriter:
         self._max_tokens = max_tokens
         self._end_ids = eos_ids.union(sampling.stop_token_ids)
         self._num_cached_tokens = 0
+        self._num_predicted_tokens = 0
         self._text = tokenizer.text_stream(
             sampling.stop,
             includes_stop=sampling.include_stop_in_output,
@@ -87,6 +88,7 @@ class ChoiceWriter:
         for output in outputs:
             token_id = output.token_id
             self._num_cached_tokens = output.num_cached_tokens
+            self._num_predicted_tokens += output.is_predicted
             token_ids.append(token_id)
             if output.score is not None:
                 logprobs.append(token_logprobs(token_id, output.score, self._tokenizer))
@@ -136,6 +138,7 @@ class ChoiceWriter:
             reason if stop is None else "stop",
             stop_id if stop is None else stop,
             num_cached_tokens=self._num_cached_tokens,
+            num_predicted_tokens=self._num_predicted_tokens,
             num_chars=[len(text) for text in texts[:-1]],
             logprobs=logprobs,
             has_end_token=bool(token_ids) and self._is_hidden_end(token_ids[-1]),

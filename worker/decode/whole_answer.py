@@ -51,6 +51,7 @@ class WholeAnswer:
                 stop_reason=end.stop_reason,
                 num_prompt_tokens=num_prompt_tokens[k // self._job.num_choices],
                 num_cached_tokens=end.num_cached_tokens,
+                num_predicted_tokens=end.num_predicted_tokens,
                 logprobs=tuple(self._logprobs[k]),
                 has_end_token=end.has_end_token,
             )

@@ -257,9 +257,11 @@ class Engine:
         previous = None
         for row, (sequence, token_id) in enumerate(zip(launch.plan.rows, token_ids, strict=True)):
             if not sequence.is_ended and sequence.num_pending:
-                if sequence is previous:
+                is_predicted = sequence is previous
+                if is_predicted:
                     self._scheduler.accept(sequence)
-                tokens.append(self._advance(sequence, token_id, scores.drawn.get(row)))
+                score = scores.drawn.get(row)
+                tokens.append(self._advance(sequence, token_id, score, is_predicted=is_predicted))
             previous = sequence
         return prompts + tokens
 
@@ -281,7 +283,9 @@ class Engine:
             self._end(sequence)
         return PromptScored(sequence.submit.sequence_id, scores, finish_reason)
 
-    def _advance(self, sequence: Sequence, token_id: int, score: TokenScore | None) -> StepOutput:
+    def _advance(
+        self, sequence: Sequence, token_id: int, score: TokenScore | None, *, is_predicted: bool
+    ) -> StepOutput:
         finish_reason = None
         try:
             finish_reason = sequence.append(token_id)
@@ -292,7 +296,12 @@ class Engine:
         elif not sequence.is_prepared and not sequence.num_pending:
             self._unprepared.append(sequence)
         return StepOutput(
-            sequence.submit.sequence_id, token_id, finish_reason, sequence.num_cached or 0, score
+            sequence.submit.sequence_id,
+            token_id,
+            finish_reason,
+            sequence.num_cached or 0,
+            score,
+            is_predicted,
         )
 
     def _fail(self, sequence: Sequence, error: WarrenError) -> None:

@@ -109,6 +109,8 @@ class StepOutput(Struct, frozen=True, gc=False):
     """Prompt tokens that were found in the prefix cache; the same for all tokens of a sequence."""
     score: TokenScore | None = None
     """Set if the sequence's sampling parameters request logprobs."""
+    is_predicted: bool = False
+    """A draft had predicted the token, so that no step of its own was needed for it."""
 
 
 class PromptScored(Struct, frozen=True):

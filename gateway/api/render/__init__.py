@@ -8,7 +8,6 @@ answers.
 from gateway.api.render.chat_completions import ChatChunks, whole_chat
 from gateway.api.render.chunks import ChunkEncoder
 from gateway.api.render.completions import TextChunks, whole_completion
-from gateway.api.render.formats import Usage
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.messages import PING as MESSAGES_PING
 from gateway.api.render.messages import MessageEncoder, whole_message
@@ -37,14 +36,14 @@ def ping_for(rendering: Rendering | None) -> bytes:
     return MESSAGES_PING if is_messages else PING
 
 
-def whole_answer(gathering: Gathering, usage: Usage) -> object:
+def whole_answer(gathering: Gathering) -> object:
     """The body that answers a request which does not stream."""
     match gathering.rendering.endpoint:
         case "chat":
-            return whole_chat(gathering, usage)
+            return whole_chat(gathering)
         case "completions":
-            return whole_completion(gathering, usage)
+            return whole_completion(gathering)
         case "responses":
-            return gathered_response(gathering, usage)
+            return gathered_response(gathering)
         case "messages":
-            return whole_message(gathering, usage)
+            return whole_message(gathering)

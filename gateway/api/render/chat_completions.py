@@ -15,7 +15,6 @@ from gateway.api.render.formats import (
     Function,
     MessageToolCall,
     ToolCallDelta,
-    Usage,
     call_id,
     finish_reason,
     or_unset,
@@ -96,7 +95,7 @@ class ChatChunks:
         return Delta(tool_calls=(call,))
 
 
-def whole_chat(gathering: Gathering, usage: Usage) -> ChatCompletion:
+def whole_chat(gathering: Gathering) -> ChatCompletion:
     """The answer to a request that does not stream."""
     rendering = gathering.rendering
     scores = gathering.prompt_scores[0]
@@ -105,7 +104,7 @@ def whole_chat(gathering: Gathering, usage: Usage) -> ChatCompletion:
         created=rendering.created,
         model=rendering.model,
         choices=[_choice(rendering, k, choice) for k, choice in enumerate(gathering.choices)],
-        usage=usage,
+        usage=gathering.usage,
         service_tier=rendering.service_tier or UNSET,
         system_fingerprint=gathering.system_fingerprint or UNSET,
         prompt_logprobs=UNSET if rendering.prompt_logprobs is None else prompt_logprobs(scores),

@@ -59,9 +59,7 @@ class ChunkEncoder:
         self._rendering = rendering
         self._words = words
         self._readers = [ChoiceReader(rendering) for _ in range(rendering.total_drawn)]
-        self._counts = TokenCounts(
-            rendering.num_drawn, has_reasoning=rendering.reasoning_parser is not None
-        )
+        self._counts = TokenCounts(rendering.num_drawn)
         # Completions have no such field.
         self._tier = rendering.service_tier if rendering.endpoint == "chat" else None
         self._has_begun = False

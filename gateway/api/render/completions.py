@@ -6,7 +6,7 @@ from functools import partial
 
 from msgspec import UNSET
 
-from gateway.api.render.formats import ChunkChoice, Completion, TextChoice, Usage, or_unset
+from gateway.api.render.formats import ChunkChoice, Completion, TextChoice, or_unset
 from gateway.api.render.gathering import GatheredChoice, Gathering
 from gateway.api.render.logprobs import (
     TextLogprobs,
@@ -81,7 +81,7 @@ class TextChunks:
         return TextChoice(index=choice, text=text, logprobs=logprobs)
 
 
-def whole_completion(gathering: Gathering, usage: Usage) -> Completion:
+def whole_completion(gathering: Gathering) -> Completion:
     """The answer to a request that does not stream."""
     rendering = gathering.rendering
     return Completion(
@@ -89,7 +89,7 @@ def whole_completion(gathering: Gathering, usage: Usage) -> Completion:
         created=rendering.created,
         model=rendering.model,
         choices=[_choice(gathering, k, choice) for k, choice in enumerate(gathering.choices)],
-        usage=usage,
+        usage=gathering.usage,
         system_fingerprint=gathering.system_fingerprint or UNSET,
     )
 

@@ -17,7 +17,7 @@ from gateway.log.framing import Payload
 from gateway.text.tools.delimited import kimi_call_id
 from shared import errors, messages
 from shared.errors import WarrenError
-from shared.messages import Failed, Finished, Started, TokenDelta
+from shared.messages import Choice, Completed, Failed, Finished, Started, TokenDelta
 
 ENCODER = msgspec.json.Encoder()
 
@@ -54,6 +54,8 @@ class PromptTokensDetails(Struct, frozen=True):
 
 class CompletionTokensDetails(Struct, frozen=True):
     reasoning_tokens: int = 0
+    accepted_prediction_tokens: int = 0
+    """Tokens that the worker's drafts had predicted: they took no step of their own."""
 
 
 class Usage(Struct, frozen=True, kw_only=True):
@@ -61,20 +63,20 @@ class Usage(Struct, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails = PromptTokensDetails()
-    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
+    completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
 
 
 class TokenCounts:
     """Counts the tokens of a log. Each prompt counts once, even if it has several choices or
     attempts."""
 
-    def __init__(self, num_drawn: int = 1, *, has_reasoning: bool = False) -> None:
+    def __init__(self, num_drawn: int = 1) -> None:
         """``num_drawn``: the number of generated choices per prompt."""
         self.num_reasoning_tokens = 0
         self._num_drawn = num_drawn
-        self._has_reasoning = has_reasoning
         self._num_prompt_tokens: int | None = None
         self._num_tokens = 0
+        self._num_predicted = 0
         self._cached: defaultdict[int, list[int]] = defaultdict(list)
         self._run_numerics = ""
         self._numerics: set[str] = set()
@@ -88,11 +90,19 @@ class TokenCounts:
             case Finished():
                 self._num_tokens += len(event.token_ids)
                 self._numerics.add(self._run_numerics)
-                self._cached[event.choice // self._num_drawn].append(event.num_cached_tokens)
+                self._end(event.choice, event)
             case Started():
                 self._run_numerics = event.numerics
                 if self._num_prompt_tokens is None:
                     self._num_prompt_tokens = sum(event.num_prompt_tokens)
+
+    def take(self, completed: Completed) -> None:
+        """Read the answer to a job of mode ``final``."""
+        firsts = completed.choices[:: self._num_drawn]
+        self._num_prompt_tokens = sum(choice.num_prompt_tokens for choice in firsts)
+        for number, choice in enumerate(completed.choices):
+            self._num_tokens += len(choice.token_ids)
+            self._end(number, choice)
 
     @property
     def has_mixed_numerics(self) -> bool:
@@ -101,13 +111,22 @@ class TokenCounts:
 
     @property
     def usage(self) -> Usage:
-        return total(
-            self._num_prompt_tokens or 0,
-            self._num_tokens,
-            # Further choices of a prompt find the first one's prefix in the cache.
-            sum(map(min, self._cached.values())),
-            self.num_reasoning_tokens if self._has_reasoning else None,
+        num_prompt_tokens = self._num_prompt_tokens or 0
+        # Further choices of a prompt find the first one's prefix in the cache.
+        num_cached_tokens = sum(map(min, self._cached.values()))
+        return Usage(
+            prompt_tokens=num_prompt_tokens,
+            completion_tokens=self._num_tokens,
+            total_tokens=num_prompt_tokens + self._num_tokens,
+            prompt_tokens_details=PromptTokensDetails(num_cached_tokens),
+            completion_tokens_details=CompletionTokensDetails(
+                self.num_reasoning_tokens, self._num_predicted
+            ),
         )
+
+    def _end(self, number: int, choice: Finished | Choice) -> None:
+        self._num_predicted += choice.num_predicted_tokens
+        self._cached[number // self._num_drawn].append(choice.num_cached_tokens)
 
 
 def system_fingerprint(rendering: Rendering, counts: TokenCounts) -> str | None:
@@ -116,23 +135,6 @@ def system_fingerprint(rendering: Rendering, counts: TokenCounts) -> str | None:
     if rendering.fingerprint and counts.has_mixed_numerics:
         return f"{rendering.fingerprint}-mixed"
     return rendering.fingerprint
-
-
-def total(
-    num_prompt_tokens: int,
-    num_tokens: int,
-    num_cached_tokens: int,
-    num_reasoning_tokens: int | None = None,
-) -> Usage:
-    return Usage(
-        prompt_tokens=num_prompt_tokens,
-        completion_tokens=num_tokens,
-        total_tokens=num_prompt_tokens + num_tokens,
-        prompt_tokens_details=PromptTokensDetails(num_cached_tokens),
-        completion_tokens_details=(
-            UNSET if num_reasoning_tokens is None else CompletionTokensDetails(num_reasoning_tokens)
-        ),
-    )
 
 
 class _AnswerBody(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

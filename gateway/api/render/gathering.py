@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from gateway.api.render.choice_reader import ChoiceReader, Part
-from gateway.api.render.formats import TokenCounts, Usage, system_fingerprint, total
+from gateway.api.render.formats import TokenCounts, Usage, system_fingerprint
 from gateway.api.render.logprobs import shown_logprobs
 from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
@@ -97,9 +97,7 @@ class Gathering:
             GatheredChoice(k, ChoiceReader(rendering), keeps_order)
             for k in range(rendering.total_drawn)
         ]
-        self._counts = TokenCounts(
-            rendering.num_drawn, has_reasoning=rendering.reasoning_parser is not None
-        )
+        self._counts = TokenCounts(rendering.num_drawn)
 
     def read(self, event: LogEvent) -> None:
         """Read the next accepted event of the log."""
@@ -115,7 +113,8 @@ class Gathering:
                 self.prompt_scores[event.prompt] += event.logprobs
 
     def take(self, completed: Completed) -> None:
-        """Read a whole answer at once."""
+        """Read the answer to a job of mode ``final``."""
+        self._counts.take(completed)
         self.prompt_texts = completed.prompt_texts
         for prompt, scores in enumerate(completed.prompt_logprobs):
             self.prompt_scores[prompt] += scores
@@ -146,15 +145,3 @@ class Gathering:
             for choices in prompts
             for choice in sorted(choices, key=lambda choice: -choice.mean_logprob)[:wanted]
         ]
-
-
-def gathered(rendering: Rendering, completed: Completed) -> tuple[Gathering, Usage]:
-    """The answer to a job of mode ``final``."""
-    gathering = Gathering(rendering)
-    gathering.take(completed)
-    firsts = completed.choices[:: rendering.num_drawn]
-    return gathering, total(
-        sum(choice.num_prompt_tokens for choice in firsts),
-        sum(len(choice.token_ids) for choice in completed.choices),
-        sum(choice.num_cached_tokens for choice in firsts),
-    )

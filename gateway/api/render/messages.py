@@ -76,10 +76,11 @@ class AnswerMessage(Struct, frozen=True, kw_only=True, tag_field="type", tag="me
     """Of a message that has ended: as in chats. An extension of Warren."""
 
 
-def whole_message(gathering: Gathering, usage: Usage) -> AnswerMessage:
+def whole_message(gathering: Gathering) -> AnswerMessage:
     """The answer to a request that does not stream."""
     rendering, choice = gathering.rendering, gathering.choices[0]
     assert choice.finish_reason is not None
+    usage = gathering.usage
     pieces = [piece for pieces, _ in choice.parts for piece in pieces]
     reason, sequence = _stop(
         choice.finish_reason, choice.stop_reason, rendering, usage, choice.reader

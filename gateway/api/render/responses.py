@@ -124,15 +124,11 @@ def response_object(
 
 
 def gathered_response(
-    gathering: Gathering,
-    usage: Usage,
-    *,
-    error: WarrenError | None = None,
-    is_cancelled: bool = False,
+    gathering: Gathering, *, error: WarrenError | None = None, is_cancelled: bool = False
 ) -> ResponseObject:
     """The response in its current state, or as it ends with ``error`` or the cancellation."""
     rendering, choice = gathering.rendering, gathering.choices[0]
-    fingerprint = gathering.system_fingerprint
+    usage, fingerprint = gathering.usage, gathering.system_fingerprint
     writer = ItemWriter(rendering)
     for part in choice.parts:
         writer.write([part])
@@ -155,7 +151,7 @@ class ResponseEncoder:
         self._rendering = rendering
         self._reader = ChoiceReader(rendering)
         self._writer = ItemWriter(rendering)
-        self._counts = TokenCounts(has_reasoning=True)
+        self._counts = TokenCounts()
         self._has_begun = False
         self._finish_reason: FinishReason | None = None
         self.outcome: ResponseObject | None = None
@@ -232,12 +228,11 @@ def _response_error(error: WarrenError) -> ResponseError:
 
 
 def _usage(usage: Usage) -> ResponseUsage:
-    details = usage.completion_tokens_details
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=usage.prompt_tokens_details,
         output_tokens=usage.completion_tokens,
-        output_tokens_details=OutputTokensDetails(details.reasoning_tokens if details else 0),
+        output_tokens_details=OutputTokensDetails(usage.completion_tokens_details.reasoning_tokens),
         total_tokens=usage.total_tokens,
     )
 

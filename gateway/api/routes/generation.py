@@ -352,7 +352,7 @@ async def gather(relay: LogRelay, submitted: Submission, observation: Observatio
             if not isinstance(item, Restarted):
                 gathering.read(item)
     assert gathering is not None
-    return whole_answer(gathering, gathering.usage)
+    return whole_answer(gathering)
 
 
 def router(gateway: Gateway) -> APIRouter:

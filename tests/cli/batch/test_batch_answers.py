@@ -28,4 +28,5 @@ def test_the_usage_sums_over_the_choices() -> None:
         "completion_tokens": 4,
         "total_tokens": 64,
         "prompt_tokens_details": {"cached_tokens": 48, "cache_write_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0, "accepted_prediction_tokens": 0},
     }

@@ -213,7 +213,7 @@ async def test_a_request_that_would_wait_too_long_is_told_when_to_come_back(
         await worker_bus.publish(topology.ANNOUNCEMENTS, Message(encode(announcement)))
         await asyncio.sleep(0.2)
 
-    first = asyncio.create_task(gateway.chat(model="slow", timeout=0.5))  # nobody has noticed yet
+    first = asyncio.create_task(gateway.chat(model="slow", timeout=2))  # nobody has noticed yet
     await asyncio.sleep(0.2)
     refused = await gateway.chat(model="slow")
     await first

@@ -164,7 +164,7 @@ class Log:
         gathering = Gathering(self.rendering)
         for event in self.events:
             gathering.read(event)
-        body = whole_answer(gathering, gathering.usage)
+        body = whole_answer(gathering)
         answer: dict[str, Any] = json.loads(msgspec.json.encode(body))
         return answer
 

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
+from msgspec import structs
+
 from shared.messages import FinishReason, JobClass, SamplingParams
 from worker.engine.engine import Command, Engine, Output
 from worker.engine.interface import (
@@ -219,6 +221,11 @@ def by_sequence(outputs: Iterable[Output]) -> dict[SequenceId, list[StepOutput]]
         if isinstance(output, StepOutput):
             streams[output.sequence_id].append(output)
     return dict(streams)
+
+
+def undrafted(outputs: Iterable[StepOutput]) -> list[StepOutput]:
+    """The tokens without the note that drafts predicted them."""
+    return [structs.replace(output, is_predicted=False) for output in outputs]
 
 
 def _finish_reason(submit: Submit, token_id: int, position: int) -> FinishReason | None:

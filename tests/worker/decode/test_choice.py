@@ -3,7 +3,7 @@
 import itertools
 
 from shared.log import LogWriter
-from shared.messages import SamplingParams
+from shared.messages import Finished, SamplingParams
 from worker.decode.choices import ChoiceWriter
 from worker.engine.interface import SequenceId, StepOutput
 from worker.text import Tokenizer
@@ -27,3 +27,25 @@ def test_an_event_divides_its_text_by_tokens(tokenizer: Tokenizer) -> None:
     divided = [event.text[start:end] for start, end in itertools.pairwise([0, *ends])]
     assert divided == texts
     assert "" in texts
+
+
+def test_the_end_of_a_choice_counts_what_drafts_predicted(tokenizer: Tokenizer) -> None:
+    writer = ChoiceWriter(
+        0,
+        LogWriter(1, 1),
+        tokenizer,
+        SamplingParams(stop=("b",)),
+        max_tokens=9,
+        eos_ids=frozenset(),
+    )
+    tokens = [(tokenizer.encode_text(text), text != "x") for text in "xaaba"]
+    outputs = [
+        StepOutput(SequenceId("r", 0), token_id, is_predicted=is_predicted)
+        for (token_id,), is_predicted in tokens
+    ]
+
+    end = writer.advance(outputs)
+
+    assert isinstance(end, Finished)
+    assert len(end.token_ids) == 4  # what follows the stop string is dropped
+    assert end.num_predicted_tokens == 3

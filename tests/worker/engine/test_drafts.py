@@ -3,7 +3,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.models.engine import SmallEngine, by_sequence, expected_outputs, new_submit
+from tests.support.models.engine import (
+    SmallEngine,
+    by_sequence,
+    expected_outputs,
+    new_submit,
+    undrafted,
+)
 from tests.worker.engine.simulation import Device, serve
 from worker.engine.drafts import Drafter
 from worker.engine.interface import Submit
@@ -88,12 +94,13 @@ def test_right_drafts_save_steps() -> None:
     submit = new_submit(prompt_ids=[0] * 8, max_tokens=60)
     engine = repetitive_engine(max_draft_tokens=5)
 
-    outputs = engine.run(submit)
+    outputs = by_sequence(engine.run(submit))[submit.sequence_id]
 
-    assert by_sequence(outputs)[submit.sequence_id] == expected_outputs(submit, vocab_size=1)
+    assert undrafted(outputs) == expected_outputs(submit, vocab_size=1)
     assert len(engine.runner.batches) < 30
     load = engine.load()
     assert load.num_drafted_tokens >= load.num_accepted_tokens > 30
+    assert sum(output.is_predicted for output in outputs) == load.num_accepted_tokens
 
 
 def test_nothing_is_drafted_unless_it_is_allowed() -> None:

@@ -179,7 +179,7 @@ class Service(RuleBasedStateMachine):
         outputs = self.engine.step(commands)
         for output in outputs:
             owed = self.owed[output.sequence_id]
-            assert structs.replace(output, num_cached_tokens=0) == owed.pop(0)
+            assert structs.replace(output, num_cached_tokens=0, is_predicted=False) == owed.pop(0)
             num_prompt = len(self.submits[output.sequence_id].prompt_ids)
             assert 0 <= output.num_cached_tokens <= num_prompt
             if not owed:

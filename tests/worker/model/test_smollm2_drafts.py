@@ -12,6 +12,7 @@ import torch
 from kernels.providers import load_ops
 from shared.messages import Constraint, SamplingParams, TextPrompt
 from tests.support.models.batches import GREEDY
+from tests.support.models.engine import undrafted
 from worker.decode.constraints import Constraints
 from worker.engine.engine import Engine
 from worker.engine.interface import EngineLoad, SequenceId, StepOutput, Submit
@@ -73,7 +74,7 @@ def answers(runner: TorchRunner, submits: list[Submit], max_draft_tokens: int) -
         outputs += engine.step()
     tokens = [output for output in outputs if isinstance(output, StepOutput)]
     by_sequence = sorted(tokens, key=lambda output: output.sequence_id)  # it keeps the order
-    return Answers(by_sequence, engine.load())
+    return Answers(undrafted(by_sequence), engine.load())
 
 
 async def test_drafts_of_constrained_output_change_nothing(

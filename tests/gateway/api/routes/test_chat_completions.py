@@ -78,6 +78,7 @@ async def test_usage_that_was_asked_for_is_one_last_chunk(gateway: LiveGateway) 
         "completion_tokens": 3,
         "total_tokens": 6,
         "prompt_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 0, "accepted_prediction_tokens": 0},
     }
 
 

@@ -536,7 +536,7 @@ async def test_a_stream_that_fails_before_its_first_event_ends_with_an_error_eve
     bus: MemoryBus, worker: ScriptedWorker
 ) -> None:
     worker.script = lambda job: asyncio.Event().wait()  # type: ignore[assignment,return-value]
-    body = {**ASK, "stream": True, "timeout": 0.2}
+    body = {**ASK, "stream": True, "timeout": 2}
     async with live_gateway(bus, first_event_timeout_s=0.05) as gateway:
         response = await gateway.post(PATH, **body)
 
