@@ -121,6 +121,13 @@ inline float least_of_share(const float* first, int64_t count, const Softmax& so
     return least;
 }
 
+// The distance from the most likely token within which a filter's floor is looked for first. That of min-p is known. The
+// others' is small, and doubled as often as necessary, because a flat distribution has thousands of tokens within 8.
+inline float first_distance(float temperature, const Filters& filters) {
+    if (filters.min_p > 0) return temperature * (0.001f - std::log(filters.min_p));
+    return 2 * std::max(temperature, 1.0f);
+}
+
 // The lowest logit that passes all filters. `room` holds one float more than the row.
 //
 // Examines the tokens within some distance of the most likely one, and more if a filter may keep others.
@@ -129,7 +136,7 @@ inline float filter_floor(const Logits& row, float temperature, const Filters& f
     if (!std::isfinite(softmax.most)) return softmax.most;
     const bool has_top_k = filters.top_k > 0 && filters.top_k < row.size;
     const double mass = filters.top_p < 1 && !has_top_k ? softmax.mass(row.at, row.size) : 0;
-    for (float distance = 8 * std::max(temperature, 1.0f);; distance *= 4) {
+    for (float distance = first_distance(temperature, filters);; distance *= 2) {
         const float least = softmax.most - distance;
         const bool is_all = least == -kInfinity;
         int64_t count = gather(row, least, room);
