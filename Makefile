@@ -13,6 +13,8 @@ SERVING := $(VENV)/.serving
 STAMP := $(VENV)/.installed
 PIP := PYTHONWARNINGS=ignore $(BIN)/python -m pip --disable-pip-version-check --quiet install \
 	--constraint constraints.txt
+# Images with Python often set it. The tests start hundreds of processes, and each would compile all modules.
+unexport PYTHONDONTWRITEBYTECODE
 # `make test BROKER=4` uses RabbitMQ 4; so do chaos and soak.
 BROKER :=
 WITH_RABBITMQ := infra/rabbitmq/with_rabbitmq$(BROKER).sh

@@ -89,7 +89,7 @@ JOBS_DELIVERY_LIMIT = 20
 _RESUMED_TTL_S = 5.0
 """Seconds after which a job that no worker of its numerics takes returns to the other workers."""
 _RESUMED_EXPIRES_S = 24 * 3600.0
-_MAX_SILENCES = 2
+_MAX_SILENT_LOOKS = 2
 """How often in a row a broker is silent about a queue before its node counts as down."""
 _NEAR_TTL_S = 0.05
 """Seconds after which a job that its worker does not take goes to the other workers. A worker that
@@ -187,7 +187,7 @@ async def find_later_log(bus: Bus, key: str) -> str | None:
     later = later_log(key)
     if later is None:
         return None
-    for _ in range(_MAX_SILENCES):
+    for _ in range(_MAX_SILENT_LOOKS):
         try:
             return later if await bus.inspect(later) is not None else None
         except QueueSilent:  # a broker that elects a leader answers later

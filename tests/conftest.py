@@ -26,6 +26,7 @@ __all__ = [
     "spans",
 ]
 
+gc.disable()  # until the tests are collected: imports leave hardly any garbage
 # Before any test module imports torch or the hub's client, which read these once.
 os.environ["OMP_NUM_THREADS"] = "1"  # the test processes share two cores, and OpenMP's threads spin
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -68,6 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Spare the collections of garbage what was imported and collected, which stays."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,10 @@ from shared.errors import AccessRefused, BusError, StartupError, Unroutable
 from shared.publishers import own_name
 from worker.process.prepared_queues import declare_or_find
 
-_DEFINITIONS = "import infra/rabbitmq/definitions.json: rabbitmqctl import_definitions FILE"
+_DEFINITIONS = (
+    "import the definitions with passwords: run infra/rabbitmq/render_definitions.py FILE, then "
+    "rabbitmqctl import_definitions FILE (docs/deployment/rabbitmq.md, Passwords)"
+)
 _OLDEST, _NEWEST = (3, 10), (4, 3)
 """The versions of RabbitMQ that Warren is tested with."""
 _POLICIES = {

@@ -199,25 +199,3 @@ async def test_a_broker_that_is_away_is_a_503_that_says_when_to_come_back(
     assert error_of(response)["message"] == "The broker is unreachable."
     assert response.headers["retry-after"] == "1"
     assert response.headers["retry-after-ms"] == "1000"
-
-
-async def test_a_deadline_that_passes_is_a_504_not_to_be_retried(
-    bus: MemoryBus, worker: ScriptedWorker
-) -> None:
-    async def say_one_word(job: ScriptedJob) -> None:
-        await job.start()
-        await worker.wait_cancelled(job.job.request_id)
-
-    worker.script = say_one_word
-
-    # Time for a busy machine: only a worker that is known to have started is sent `Cancel`.
-    async with live_gateway(bus, request_timeout_s=3) as gateway:
-        response = await gateway.chat()
-        assert response.status_code == 504
-        assert error_of(response)["code"] == "deadline_exceeded"
-        assert response.headers["x-should-retry"] == "false"
-
-        streamed = await gateway.chat(stream=True)
-        assert streamed.status_code == 200
-        assert events(streamed.text)[-1]["error"]["code"] == "deadline_exceeded"
-        await worker.wait_until(lambda: worker.num_running == 0)
