@@ -111,10 +111,9 @@ class Keeping:
             self.is_ours = await state.responses.begin(draft, is_again=True)
         try:
             yield
-        except Exception:
+        finally:
             if not grant.is_published:
                 await self.discard()
-            raise
 
     async def _require_no_answer(self, state: StoredState) -> None:
         """A request that failed may be sent again, but what was answered stays as it is. Raises

@@ -194,11 +194,14 @@ class UsageLedger:
 
     def _check_detached(self, claim: Claim, *before: Claim) -> None:
         assert claim.detached is not None
-        tenant = claim.detached[1].tenant
+        own_id, tenant = claim.detached[0], claim.detached[1].tenant
         for request_id in [one for one, job in self.detached.items() if job.deadline < claim.at]:
             del self.detached[request_id]
-        jobs = [*self.detached.values(), *(one.detached[1] for one in before if one.detached)]
-        num_detached = sum(job.tenant == tenant for job in jobs)
+        # A request that is sent again is the same job.
+        detached = self.detached | dict(one.detached for one in before if one.detached)
+        num_detached = sum(
+            job.tenant == tenant for request_id, job in detached.items() if request_id != own_id
+        )
         if num_detached >= claim.max_detached:
             message = _says("unfinished detached requests", claim.max_detached, num_detached, 1)
             raise RateLimited(message, limit="max_detached", retry_after_s=_BUSY_RETRY_S)

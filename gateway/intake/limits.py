@@ -61,6 +61,13 @@ class Grant:
         self._limits = limits
         self._claim = claim
 
+    def publish(self, *, has_ended: bool) -> None:
+        """Note that the job is published. If its log has ended already, because the client sent the
+        request again, no worker reports the end of a detached job another time."""
+        self.is_published = True
+        if has_ended and self._claim.detached is not None:
+            self._limits.end(self._claim.detached[0])
+
     def settle(self, num_tokens: int) -> None:
         """Count the tokens that prompts and answers really have. Those of a detached job count when
         its worker says so."""

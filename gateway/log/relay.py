@@ -91,7 +91,12 @@ class LogRelay:
     @property
     def is_answered(self) -> bool:
         """Whether a worker has started or rejected the job."""
-        return self.cursor.has_started or self.cursor.end is not LogEnd.OPEN
+        return self.cursor.has_started or self.has_ended
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the end of the log was read."""
+        return self.cursor.end is not LogEnd.OPEN
 
     @property
     def facts(self) -> LogFacts | None:

@@ -114,7 +114,11 @@ class Trials:
 
     def _try(self, constraint: Constraint) -> str:
         process = self._next_process()
-        answer = _ask(process, constraint)
+        try:
+            answer = _ask(process, constraint)
+        except BaseException:
+            self._end(process)
+            raise
         if answer is not None:
             self._idle.put(process)
             return answer
@@ -161,8 +165,9 @@ def _ask(process: _Process, constraint: Constraint) -> str | None:
         process.stdin.flush()
     except BrokenPipeError:
         return None
-    has_news, _, _ = select.select([process.stdout], [], [], _MAX_TRIAL_S)
-    answer = process.stdout.readline() if has_news else b""
+    answers = select.poll()  # unlike `select.select`, it takes descriptors above 1,023
+    answers.register(process.stdout, select.POLLIN)
+    answer = process.stdout.readline() if answers.poll(_MAX_TRIAL_S * 1000) else b""
     return msgspec.json.decode(answer, type=str) if answer.endswith(b"\n") else None
 
 

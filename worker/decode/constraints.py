@@ -76,7 +76,8 @@ class GrammarMatcher:
 
     def _repeats(self) -> bool:
         call = self._matcher.get_capture(CALL_CAPTURE)
-        return call is not None and num_repeats(self._text, call) >= _MAX_EQUAL_CALLS
+        # A client's own grammar may have a capture of this name, even an empty one.
+        return bool(call) and num_repeats(self._text, call) >= _MAX_EQUAL_CALLS
 
     def mask(self) -> bytes:
         """See `TokenConstraint.mask`. Raises `InvalidRequest` if a limit is exceeded."""
@@ -200,8 +201,9 @@ def token_mask(token_ids: Iterable[int], num_bytes: int) -> bytes:
 
 
 def num_repeats(text: bytes, call: bytes) -> int:
-    """How many equal calls stand at the end of ``text``, of which ``call`` is the last whole one.
-    Between two calls there are only tags and separators. Their numbers and ids do not matter."""
+    """How many equal calls stand at the end of ``text``. ``call`` is the last whole one, and not
+    empty. Between two calls there are only tags and separators. Their numbers and ids do not
+    matter."""
     unnumbered = _CALL_ID.sub(b"", call)
     if unnumbered != call:
         text, call = _CALL_ID.sub(b"", text), unnumbered

@@ -27,7 +27,16 @@ from shared.errors import (
     InvalidRequest,
     UndecodableMessage,
 )
-from shared.messages import Cancel, Continue, Ended, Failed, GenerationJob, decode_job, encode
+from shared.messages import (
+    MAX_CHOICES,
+    Cancel,
+    Continue,
+    Ended,
+    Failed,
+    GenerationJob,
+    decode_job,
+    encode,
+)
 from shared.publishers import Publishers
 from shared.telemetry import incidents, job_lines
 from shared.topology import first_log
@@ -527,4 +536,6 @@ class JobConsumer:
         job = self._publishers.admitted(job, message)
         if job.model != self._model:
             raise UndecodableMessage("the job names another model than its queue")
+        if job.total_choices > MAX_CHOICES:
+            raise UndecodableMessage(f"more than {MAX_CHOICES} choices for all prompts together")
         return in_order(job, message)

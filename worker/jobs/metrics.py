@@ -6,8 +6,8 @@ from prometheus_client import Counter, Histogram
 
 from shared.messages import JobClass
 from shared.telemetry.metrics import FIRST_TOKEN_S, REQUEST_S, TOKEN_S, Catalog, TenantLabels
+from shared.topology import JOB_CLASSES
 
-_CLASSES: tuple[JobClass, ...] = ("interactive", "batch")
 _REASONS = (
     "worker_lost",
     "worker_silent",
@@ -117,7 +117,7 @@ class JobMetrics:
         )
         for result in ("confirmed", "lost"):
             self.usage_records.labels(model, result)
-        for job_class in _CLASSES:
+        for job_class in JOB_CLASSES:
             for reason in _REASONS:
                 self.takeovers.labels(model, job_class, reason)
         for reason in _DEAD:

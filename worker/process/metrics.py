@@ -6,11 +6,11 @@ from prometheus_client import generate_latest
 
 from shared.messages import JobClass
 from shared.telemetry.metrics import PROCESS, Catalog, Samples, StepHistogram
+from shared.topology import JOB_CLASSES
 from worker.engine.interface import EngineLoad
 from worker.engine.step_times import BOUNDS_S, StepTimes
 from worker.jobs.metrics import JobMetrics
 
-_CLASSES: tuple[JobClass, ...] = ("interactive", "batch")
 _BY_MODEL = ("model",)
 _BY_CLASS = ("model", "class")
 
@@ -78,7 +78,7 @@ class WorkerMetrics:
             "warren_worker_jobs_waiting",
             "Jobs that this worker has taken and not begun.",
             _BY_CLASS,
-            lambda: [((jobs.model, name), num_jobs_waiting(name)) for name in _CLASSES],
+            lambda: [((jobs.model, name), num_jobs_waiting(name)) for name in JOB_CLASSES],
         )
         catalog.at_scrape(
             "gauge",
@@ -165,11 +165,11 @@ class WorkerMetrics:
 
     def _by_class(self, count: Callable[[EngineLoad, JobClass], int]) -> Samples:
         load = self._load()
-        return [((self._jobs.model, name), count(load, name)) for name in _CLASSES]
+        return [((self._jobs.model, name), count(load, name)) for name in JOB_CLASSES]
 
     def _num_free(self) -> Samples:
         num_free = self._max_num_seqs - self._load().num_running
-        for name in _CLASSES:
+        for name in JOB_CLASSES:
             reserved = self._batch_reserve if name == "batch" else 0
             yield (self._jobs.model, name), max(0, num_free - reserved)
 

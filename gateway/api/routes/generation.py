@@ -236,7 +236,7 @@ async def _start(
 ) -> None:
     """Publish a job without waiting for its result."""
     async with gateway.relays.open(log, submitted.job, submitted.facts, lane=lane) as relay:
-        grant.is_published = True
+        grant.publish(has_ended=relay.has_ended)
         relay.close(Departure.LEFT)
     job_lines.write("request accepted", submitted.job, {"detached": True})
     body = msgspec.json.encode(promise(submitted.rendering))
@@ -275,7 +275,7 @@ class _Answer:
         has_ids = rendering.is_stream and self._framer.is_numbered
         relays, lane = self._gateway.relays, self._lane
         async with relays.open(log, job, facts, has_ids=has_ids, lane=lane) as relay:
-            self._grant.is_published = True
+            self._grant.publish(has_ended=relay.has_ended)
             self._observation.accepted(relay)
             try:
                 if rendering.is_stream:

@@ -63,6 +63,7 @@ class Workspace {
     void reserve(size_t bytes) {
         used_ = 0;
         if (bytes <= size_) return;
+        size_ = 0;
         memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64)));
         if (!memory_) throw std::bad_alloc();
         size_ = bytes;

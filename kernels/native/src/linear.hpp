@@ -162,9 +162,9 @@ inline int count_tasks(int num_panels, int num_units, int num_threads) {
     return count == num_units ? count : count / num_threads * num_threads;
 }
 
-// out = x @ weight.T + bias, where x has been rounded for the weight (`round_inputs`), optionally added to the content of `out`; then `finish(task)` is called by the thread that
-// has computed the task's outputs. Called by all threads of a team; each may pass its own copy of x. `codes` has room
-// for the rows of x.
+// out = x @ weight.T + bias, where x has been rounded for the weight (`round_inputs`), optionally added to the content
+// of `out`; then `finish(task)` is called by the thread that has computed the task's outputs. Called by all threads of a
+// team; each may pass its own copy of x. `codes` has room for the rows of x.
 template <class Finish>
 inline void linear(Team& team, const Rows& x, const Codes& codes, const Weight& weight, const Product& out,
                    const Cut& cut, const Finish& finish) {

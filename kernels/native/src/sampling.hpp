@@ -121,42 +121,52 @@ inline float least_of_share(const float* first, int64_t count, const Softmax& so
     return least;
 }
 
-// The distance from the most likely token within which a filter's floor is looked for first. That of min-p is known. The
-// others' is small, and doubled as often as necessary, because a flat distribution has thousands of tokens within 8.
-inline float first_distance(float temperature, const Filters& filters) {
-    if (filters.min_p > 0) return temperature * (0.001f - std::log(filters.min_p));
-    return 2 * std::max(temperature, 1.0f);
+// The distances from the most likely token within which a floor is looked for in turn: small ones first, because a flat
+// distribution has thousands of tokens within 8.
+inline float first_distance(float temperature) { return 2 * std::max(temperature, 1.0f); }
+inline float next_distance(float distance) { return distance < 64 ? 2 * distance : kInfinity; }
+
+// The lowest of the `top_k` highest logits, and of those the lowest of the highest that have `top_p` of their mass.
+inline float top_k_floor(const Logits& row, const Softmax& softmax, int64_t top_k, float top_p, float* room) {
+    for (float distance = first_distance(softmax.temperature);; distance = next_distance(distance)) {
+        const int64_t count = gather(row, softmax.most - distance, room);
+        if (count < top_k && distance < kInfinity) continue;
+        const float floor = least_of_count(room, count, top_k);
+        if (top_p >= 1) return floor;
+        const int64_t kept = std::min(count, top_k);
+        return std::max(floor, least_of_mass(room, room + kept, softmax, top_p * softmax.mass(room, kept)));
+    }
+}
+
+// The lowest of the highest logits that have `top_p` of the row's mass.
+inline float top_p_floor(const Logits& row, const Softmax& softmax, float top_p, float* room) {
+    const double target = top_p * softmax.mass(row.at, row.size);
+    for (float distance = first_distance(softmax.temperature);; distance = next_distance(distance)) {
+        const int64_t count = gather(row, softmax.most - distance, room);
+        if (softmax.mass(room, count) < target && distance < kInfinity) continue;
+        return least_of_mass(room, room + count, softmax, target);
+    }
+}
+
+// The lowest logit of a token that is at least `min_p` times as likely as the most likely one.
+inline float min_p_floor(const Logits& row, const Softmax& softmax, float min_p, float* room) {
+    constexpr float kMargin = 0.001f;  // for rounding
+    const float distance = softmax.temperature * (kMargin - std::log(min_p));
+    return least_of_share(room, gather(row, softmax.most - distance, room), softmax, min_p);
 }
 
 // The lowest logit that passes all filters. `room` holds one float more than the row.
-//
-// Examines the tokens within some distance of the most likely one, and more if a filter may keep others.
 inline float filter_floor(const Logits& row, float temperature, const Filters& filters, float* room) {
     const Softmax softmax{greatest(row), temperature};
-    if (!std::isfinite(softmax.most)) return softmax.most;
-    const bool has_top_k = filters.top_k > 0 && filters.top_k < row.size;
-    const double mass = filters.top_p < 1 && !has_top_k ? softmax.mass(row.at, row.size) : 0;
-    for (float distance = first_distance(temperature, filters);; distance *= 2) {
-        const float least = softmax.most - distance;
-        const bool is_all = least == -kInfinity;
-        int64_t count = gather(row, least, room);
-        float floor = -kInfinity;
-        if (has_top_k) {
-            if (count < filters.top_k && !is_all) continue;
-            floor = least_of_count(room, count, filters.top_k);
-            count = std::min(count, filters.top_k);
-        }
-        if (filters.top_p < 1) {
-            const double kept = softmax.mass(room, count), target = filters.top_p * (has_top_k ? kept : mass);
-            if (kept < target && !is_all) continue;
-            floor = std::max(floor, least_of_mass(room, room + count, softmax, target));
-        }
-        if (filters.min_p > 0) {
-            if (softmax.weight(least) >= filters.min_p && !is_all) continue;
-            floor = std::max(floor, least_of_share(room, count, softmax, filters.min_p));
-        }
-        return floor;
-    }
+    // A temperature of 1e-40 is zero here as well, and `draw` draws the most likely token.
+    if (!std::isfinite(softmax.most) || temperature == 0) return softmax.most;
+    float floor = -kInfinity;
+    if (filters.top_k > 0 && filters.top_k < row.size)
+        floor = top_k_floor(row, softmax, filters.top_k, filters.top_p, room);
+    else if (filters.top_p < 1)
+        floor = top_p_floor(row, softmax, filters.top_p, room);
+    if (filters.min_p > 0) floor = std::max(floor, min_p_floor(row, softmax, filters.min_p, room));
+    return floor;
 }
 
 // The first token of the row whose logit is `most`; 0 if there is none.

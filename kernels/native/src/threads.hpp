@@ -71,7 +71,6 @@ class Team {
         const Pinned pinned(core(0));
         const FlushDenormals flush;
         work_ = &work;
-        next_ = 0;
         announce();
         work(0);
         barrier();
@@ -89,7 +88,7 @@ class Team {
     static constexpr int kSpins = 1000;
 
     void barrier() {
-        const int round = round_.load(std::memory_order_acquire);
+        const unsigned round = round_.load(std::memory_order_acquire);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
             arrived_.store(0, std::memory_order_relaxed);
             next_.store(0, std::memory_order_relaxed);
@@ -105,7 +104,7 @@ class Team {
         calls_.notify_all();
     }
 
-    static void await(const std::atomic<int>& value, int old) {
+    static void await(const std::atomic<unsigned>& value, unsigned old) {
         for (int spin = 0; spin < kSpins; spin++) {
             if (value.load(std::memory_order_acquire) != old) return;
             _mm_pause();
@@ -118,7 +117,7 @@ class Team {
     void serve(int index) {
         const Pinned pinned(core(index));
         const FlushDenormals flush;
-        for (int call = 0;; call++) {
+        for (unsigned call = 0;; call++) {
             await(calls_, call);
             if (is_closing_) return;
             (*work_)(index);
@@ -132,10 +131,10 @@ class Team {
     std::mutex mutex_;
     const std::function<void(int)>* work_ = nullptr;
     std::atomic<bool> is_closing_{false};
-    alignas(64) std::atomic<int> calls_{0};
+    alignas(64) std::atomic<unsigned> calls_{0};
     alignas(64) std::atomic<int> next_{0};
     alignas(64) std::atomic<int> arrived_{0};
-    alignas(64) std::atomic<int> round_{0};
+    alignas(64) std::atomic<unsigned> round_{0};
 };
 
 }  // namespace warren

@@ -179,6 +179,37 @@ async def test_background_work_counts_until_its_log_ends(
         await eventually(is_free)
 
 
+async def test_a_detached_request_that_is_sent_again_takes_no_further_place(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    may_end = asyncio.Event()
+
+    async def wait(job: ScriptedJob) -> None:
+        await job.start()
+        await may_end.wait()
+        await job.finish("done")
+
+    worker.script = wait
+    headers = headers_of(file, max_detached=1)
+    body = {"model": "scripted", "prompt": "a", "detach": True}
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+
+        async def ask(key: str) -> httpx.Response:
+            keyed = {**headers, "Idempotency-Key": key}
+            return await gateway.http.post("/v1/completions", json=body, headers=keyed)
+
+        first = asyncio.create_task(ask("one"))
+        await worker.wait_until(lambda: bool(worker.jobs))
+        again = asyncio.create_task(ask("one"))
+        refused = await ask("two")
+        may_end.set()
+        answers = [await first, await again, await ask("one"), await ask("two")]
+
+    assert refused.status_code == 429
+    assert [answer.status_code for answer in answers[1:]] == [200, 200, 200]
+    assert len(worker.jobs) == 2
+
+
 async def test_anonymous_tenants_have_a_limit_of_detached_work(
     bus: MemoryBus, worker: ScriptedWorker
 ) -> None:

@@ -67,6 +67,31 @@ def test_floors_keep_exactly_what_the_filters_say(
     assert (weights * (kept ^ expected)).sum(1).max() < ROUNDING
 
 
+@pytest.mark.parametrize("min_p", [0.0, 0.1])
+@pytest.mark.parametrize("top_k", [0, 50])
+@pytest.mark.parametrize("temperature", [1e-45, 1e-40, 1e-37, 1e-20])
+def test_the_smallest_temperatures_keep_the_most_likely_token(
+    native: Library, temperature: float, top_k: int, min_p: float
+) -> None:
+    logits = rows(1000, 3.0)
+    params = (temperature, 0.9, min_p)
+    temperatures, top_ps, min_ps = (torch.full((NUM_ROWS,), value) for value in params)
+
+    floors = floors_of(native, logits, temperatures, torch.full((NUM_ROWS,), top_k), top_ps, min_ps)
+
+    assert torch.equal(floors, logits.amax(dim=1))
+
+
+def test_fewer_tokens_than_top_k_are_all_kept(native: Library) -> None:
+    logits = torch.full((NUM_ROWS, 1000), -torch.inf)
+    logits[:, :3] = rows(3, 3.0)
+    ones, top_ks = torch.ones(NUM_ROWS), torch.full((NUM_ROWS,), 20)
+
+    floors = floors_of(native, logits, ones, top_ks, ones, torch.zeros(NUM_ROWS))
+
+    assert (floors == -torch.inf).all()
+
+
 @pytest.mark.parametrize("spread", [0.1, 3.0])
 @pytest.mark.parametrize("vocab_size", SIZES)
 def test_a_number_draws_the_token_whose_share_of_the_line_it_meets(

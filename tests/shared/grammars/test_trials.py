@@ -2,7 +2,10 @@
 
 import asyncio
 import json
+import os
+import resource
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -93,6 +96,27 @@ def test_a_bomb_takes_nothing_from_this_process(trials: Trials) -> None:
     assert trials.problem_now(constraint("json_schema", {"allOf": PATTERNS[1:]})) == TOO_COSTLY
 
     assert psutil.Process().memory_info().rss - before < 50 << 20
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """So many files are open that the next one has a descriptor above 1,023."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before[0], 4096), before[1]))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        yield
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.usefixtures("many_files")
+def test_a_process_with_many_files_tries_constraints() -> None:
+    trials = Trials()
+
+    assert not trials.problem_now(constraint("regex", "[a-z]+"))
 
 
 async def test_the_event_loop_goes_on(trials: Trials) -> None:

@@ -208,6 +208,18 @@ async def test_equal_calls_are_soon_enough(
         assert continued.mask() == token_mask(tokenizer.eos_ids, tokenizer.num_mask_bytes)
 
 
+async def test_a_grammar_of_a_client_may_capture_nothing_as_a_call(tokenizer: Tokenizer) -> None:
+    source = 'start: "x" call "y"\ncall[capture="tool_call"]: /z*/'
+    grammar = await Constraints(tokenizer).compile(Constraint(kind="lark", source=source))
+    matcher = grammar.matcher((), None)
+
+    for token_id in tokenizer.encode_text("x") + tokenizer.encode_text("y"):
+        assert not matcher.is_complete
+        matcher.advance(token_id)
+
+    assert matcher.is_complete
+
+
 _NEVER_EQUAL = {"harmony"}
 """A call ends the answer."""
 

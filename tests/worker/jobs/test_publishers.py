@@ -11,6 +11,7 @@ from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import (
+    MAX_CHOICES,
     Cancel,
     Completed,
     Drain,
@@ -138,6 +139,24 @@ async def test_a_refusal_is_answered_where_its_publisher_reads(
 
     assert isinstance(answer, Failed)
     assert answer.code == "invalid_request"
+
+
+async def test_a_job_with_too_many_choices_for_all_prompts_is_refused(mallory: MemoryBus) -> None:
+    log = topology.reply_queue("mallory.1", expires_s=30)
+    await mallory.declare(log)
+    job = msgspec.structs.replace(
+        new_job("echo", PROMPT, PROMPT, mode="final"),
+        request_id="mallory.1",
+        num_choices=MAX_CHOICES // 2 + 1,
+    )
+
+    async with mallory.consume(log.name) as consumer:
+        binding = topology.jobs_binding("echo", "interactive")
+        await mallory.publish(binding, Message(encode(job), reply_to=log.name))
+        answer = decode_event((await anext(consumer)).message.body)
+
+    assert isinstance(answer, Failed)
+    assert "choices" in answer.message
 
 
 @pytest.mark.parametrize("lane", ["interactive", "quick"])

@@ -1,7 +1,9 @@
 """Stored responses and conversations, through the official client."""
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ import openai
 import pytest
 from openai.types.responses import Response
 
+from gateway.api.event_stream import ClientGone
+from gateway.api.routes import generation
 from gateway.intake.key_file import KeyFile
 from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
@@ -464,6 +468,22 @@ async def test_a_key_whose_log_has_expired_leaves_the_stored_answer_as_it_is(
     assert f"GET /v1/responses/{first.id}" in refused.value.message
     assert len(worker.jobs) == 1
     assert await gateway.openai.responses.retrieve(first.id) == first
+
+
+async def test_a_client_that_leaves_before_its_job_is_published_leaves_no_response(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def leave(_: object) -> None:
+        raise ClientGone
+
+    monkeypatch.setattr(generation, "require_client", leave)
+    async with live_gateway(bus, data_dir=tmp_path) as gateway:
+        with pytest.raises(openai.InternalServerError):
+            await say(gateway, "one", extra_headers={"Idempotency-Key": "k"})
+
+        with closing(sqlite3.connect(tmp_path / "warren.db")) as database:
+            assert database.execute("SELECT count(*) FROM responses").fetchone() == (0,)
+    assert worker.jobs == []
 
 
 async def test_a_stream_that_failed_and_is_sent_again_is_stored_anew(
