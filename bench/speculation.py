@@ -2,11 +2,13 @@
 
     python -m bench.speculation [--model NAME] [--format FORMAT] [--runs N]
 
-One user edits a text, one user asks for JSON, one user chats, and 32 users send prompts of random
-tokens. Answers are greedy, except those of the last row, and must be the same with and without
-drafts.
+One user edits a text, one user asks for JSON, first in words and then with a schema, one user
+chats, and 32 users send prompts of random tokens. Answers are greedy, except those of the last row,
+and must be the same with and without drafts.
 """
 
+import asyncio
+import json
 import statistics
 import time
 from collections.abc import Sequence
@@ -21,8 +23,9 @@ from rich.table import Table
 from bench.machine import describe
 from bench.options import RESULTS, Out, Runs
 from bench.report import console, write_json
-from shared.messages import ChatMessage, ChatPrompt, SamplingParams
+from shared.messages import ChatMessage, ChatPrompt, Constraint, SamplingParams
 from worker.checkpoints import store
+from worker.decode.constraints import Constraints, Grammar
 from worker.engine.engine import Engine
 from worker.engine.interface import EngineLoad, SequenceId, StepOutput, Submit
 from worker.engine.scheduler import SchedulerLimits
@@ -45,6 +48,21 @@ _RECORDS = [
     )
 ]
 
+_SCHEMA = {
+    "type": "array",
+    "minItems": len(_RECORDS),
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string"},
+            "city": {"type": "string"},
+            "age": {"type": "integer"},
+        },
+        "required": ["name", "city", "age"],
+        "additionalProperties": False,
+    },
+}
+
 Tokens: TypeAlias = dict[SequenceId, list[int]]
 
 
@@ -56,10 +74,18 @@ class Workload:
     prompts: Sequence[Sequence[int]]
     max_tokens: int
     sampling: SamplingParams
+    grammar: Grammar | None = None
 
     def submits(self, run: int) -> list[Submit]:
         return [
-            Submit(SequenceId(f"{run}-{k}", 0), prompt, self.sampling, k, self.max_tokens)
+            Submit(
+                SequenceId(f"{run}-{k}", 0),
+                prompt,
+                self.sampling,
+                k,
+                self.max_tokens,
+                constraint=None if self.grammar is None else self.grammar.matcher((), None),
+            )
             for k, prompt in enumerate(self.prompts)
         ]
 
@@ -111,9 +137,12 @@ def workloads(tokenizer: Tokenizer, num_tokens: int) -> list[Workload]:
     example = '[{"name": "Eve Moss", "city": "Rome", "age": 50}'
     as_json = f"Write these people as JSON, such as {example}, ...]:\n\n{records}\n"
     drawn = SamplingParams(temperature=0.8, ignore_eos=True)
+    schema = Constraint(kind="json_schema", source=json.dumps(_SCHEMA))
+    grammar = asyncio.run(Constraints(tokenizer).compile(schema))
     return [
         Workload("edit", [asked(edit)], num_tokens, greedy),
         Workload("json", [asked(as_json)], num_tokens, greedy),
+        Workload("json, schema", [asked(as_json)], num_tokens, greedy, grammar),
         Workload("chat", [asked("Why is the sky blue?")], num_tokens, greedy),
         Workload("random, drawn", random, num_tokens, drawn),
     ]

@@ -101,7 +101,7 @@ class Relays:
             relay.lane = lane
             relay.repeats_earlier = relay.is_answered
             if not relay.is_answered:
-                await self._publish(relay, relay.job)
+                await self._publish(relay, relay.job or job)
             try:
                 yield relay
             except LogLost:

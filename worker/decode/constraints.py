@@ -76,8 +76,9 @@ class GrammarMatcher:
 
     def _repeats(self) -> bool:
         call = self._matcher.get_capture(CALL_CAPTURE)
-        # A client's own grammar may have a capture of this name, even an empty one.
-        return bool(call) and num_repeats(self._text, call) >= _MAX_EQUAL_CALLS
+        if not call:  # a client's own grammar may have an empty capture of this name
+            return False
+        return num_repeats(self._text, call) >= _MAX_EQUAL_CALLS
 
     def mask(self) -> bytes:
         """See `TokenConstraint.mask`. Raises `InvalidRequest` if a limit is exceeded."""
