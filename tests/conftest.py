@@ -58,12 +58,25 @@ _LONGEST = (
 of the gateway, which go last, are many and short."""
 
 
+_DEPLOYMENTS = ("workers", "embedded", "deployment")
+"""Fixtures of tests/system. Each process that has them takes gigabytes of memory for a session."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests; the first that asks for the model may have to download and convert it."""
+    """Order the tests; the first that asks for the model may have to download and convert it. A
+    module runs in one test process, and in the same one all modules that share deployments."""
     items.sort(key=lambda item: [not item.nodeid.startswith(path) for path in _LONGEST])
-    users = [item for item in items if "smollm2" in getattr(item, "fixturenames", ())]
-    for item in users[:1]:
+    for item in _users_of(items, "smollm2")[:1]:
         item.add_marker(pytest.mark.timeout(_PULL_TIMEOUT_S))
+    in_system = [item for item in items if item.nodeid.startswith("tests/system/")]
+    sharing = {item.path for item in _users_of(in_system, *_DEPLOYMENTS)}
+    for item in items:
+        group = "deployments" if item.path in sharing else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
+def _users_of(items: list[pytest.Item], *fixtures: str) -> list[pytest.Item]:
+    return [item for item in items if {*fixtures} & {*getattr(item, "fixturenames", ())}]
 
 
 def pytest_collection_finish() -> None:

@@ -24,7 +24,7 @@ from shared.bus.base import Binding, Message, Queue
 from shared.bus.rabbit import RabbitBus
 from shared.bus.rabbit.addresses import parse_urls
 from shared.bus.rabbit.link import DEFAULT_USER
-from shared.errors import AccessRefused, BusError, StartupError, Unroutable
+from shared.errors import AccessRefused, BusError, BusUnavailable, StartupError, Unroutable
 from shared.publishers import own_name
 from worker.process.prepared_queues import declare_or_find
 
@@ -273,9 +273,11 @@ def _keeps_a_log(name: str) -> Attempt:
         await bus.declare(queue)
         try:
             await bus.publish(queue.bindings[0], Message(b"doctor"))
-            async with asyncio.timeout(_TIMEOUT_S), bus.consume(queue.name) as consumer:
-                async for _ in consumer:
-                    break
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TIMEOUT_S), bus.consume(queue.name) as consumer:
+                    async for _ in consumer:
+                        return
+            raise BusUnavailable(f"a message was not delivered within {_TIMEOUT_S:g} s")
         finally:
             await bus.delete_queue(queue.name)
 

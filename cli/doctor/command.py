@@ -178,15 +178,13 @@ def _keys(gateway: GatewaySettings) -> Finding:
         if gateway.allow_anonymous:
             return warning("API keys", "anyone may use the gateway", "set WARREN_KEYS_FILE")
         return ok("API keys", "none: the gateway listens on loopback addresses only")
+    from gateway.intake.key_file import KeyFile
+
     try:
-        lines = gateway.keys_file.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        return failure(
-            "API keys",
-            f"{gateway.keys_file} cannot be read: {error}",
-            "`warren keys add TENANT` creates the file",
-        )
-    num_keys = sum(1 for line in lines if line.partition("#")[0].strip())
+        num_keys = len(KeyFile(gateway.keys_file).read())
+    except StartupError as error:
+        remedy = "correct that line" if gateway.keys_file.exists() else "`warren keys add TENANT`"
+        return failure("API keys", error.message, remedy)
     if not num_keys:
         return warning("API keys", f"{gateway.keys_file} has none", "`warren keys add TENANT`")
     return ok("API keys", f"{num_keys} in {gateway.keys_file}")

@@ -138,6 +138,14 @@ def _matching(pattern: re.Pattern[str]) -> Callable[[str], str]:
     return read
 
 
+def _copy_access(before: os.stat_result, to: int) -> None:
+    """Give a file the owner, the group and the mode of another one. Raises `OSError`."""
+    now = os.fstat(to)
+    if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
+        os.fchown(to, before.st_uid, before.st_gid)
+    os.fchmod(to, before.st_mode & 0o777)
+
+
 def _time(text: str) -> datetime:
     """A date, which is its midnight, or a time in ISO 8601; in UTC unless it says otherwise."""
     try:
@@ -315,18 +323,21 @@ class KeyFile:
                 fcntl.flock(folder, fcntl.LOCK_EX)
                 if path.exists():
                     self.read()
-                    lines, mode = path.read_text().splitlines(keepends=True), path.stat().st_mode
+                    lines, before = path.read_text().splitlines(keepends=True), path.stat()
                 else:
-                    lines, mode = [], 0o600
+                    lines, before = [], None
                 yield lines
                 new = path.with_name(f".{path.name}.new")
                 new.unlink(missing_ok=True)
                 handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
                 with os.fdopen(handle, "w") as file:
                     file.write("".join(lines))
-                    os.fchmod(file.fileno(), mode & 0o777)
+                    file.flush()
+                    if before is not None:  # the gateways can still read it
+                        _copy_access(before, file.fileno())
                     os.fsync(file.fileno())
                 new.replace(path)
+                os.fsync(folder)
             finally:
                 os.close(folder)
         except OSError as error:

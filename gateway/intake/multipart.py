@@ -45,11 +45,10 @@ async def read_form(
     boundary = options.get(b"boundary")
     if content_type != b"multipart/form-data" or not boundary:
         raise HTTPException(415, "The content type must be multipart/form-data.")
-    if int(request.headers.get("content-length", 0)) > max_bytes + _MAX_OVERHEAD_BYTES:
-        raise _too_large(max_bytes)
     form = _Form(name, max_bytes)
+    form.require_size(int(request.headers.get("content-length", 0)))
     parser = MultipartParser(boundary, form.callbacks())
-    chunks = request.stream()
+    chunks, num_bytes = request.stream(), 0
     while True:
         try:
             async with asyncio.timeout(_IDLE_TIMEOUT_S):
@@ -58,6 +57,8 @@ async def read_form(
             raise HTTPException(408, "The body did not arrive in time.") from None
         if not chunk:
             break
+        num_bytes += len(chunk)
+        form.require_size(num_bytes)
         try:
             parser.write(chunk)
         except FormParserError as error:
@@ -98,6 +99,11 @@ class _Form:
             "on_part_end": self._end_part,
             "on_end": self._end,
         }
+
+    def require_size(self, num_bytes: int) -> None:
+        """Raises HTTPException 413 if that is more than a form with its file may have."""
+        if num_bytes > self._max_bytes + _MAX_OVERHEAD_BYTES:
+            raise _too_large(self._max_bytes)
 
     def arrived(self) -> list[tuple[str, bytes]]:
         """The name and the bytes of the file that have arrived since the last call."""

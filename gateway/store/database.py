@@ -185,11 +185,14 @@ class Database:
 
 def _parsed(url: str | None, data_dir: Path) -> URL:
     if url is None:
+        path = data_dir / SQLITE_FILE
         try:
             data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # The directory may be open to other users, and SQLite's other files copy this mode.
+            path.touch(mode=0o600)
         except OSError as error:
             raise StartupError(f"{data_dir} cannot be used: {error.strerror}") from None
-        return URL.create(_DRIVERS["sqlite"], database=str(data_dir / SQLITE_FILE))
+        return URL.create(_DRIVERS["sqlite"], database=str(path))
     try:
         parsed = make_url(url)
     except ArgumentError:

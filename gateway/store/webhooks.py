@@ -10,6 +10,7 @@ import base64
 import secrets
 import time
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -249,9 +250,12 @@ class Webhooks:
             .order_by(DELIVERIES.c.created_at, DELIVERIES.c.id)
             .limit(limit)
         )
+        deliveries = []
         async with self._database.read() as connection:
-            rows = (await connection.execute(query)).all()
-            return [await _delivery(connection, row) for row in rows]
+            for row in (await connection.execute(query)).all():
+                with suppress(NotFound):  # its webhook was removed meanwhile, and so were they
+                    deliveries.append(await _delivery(connection, row))
+        return deliveries
 
     @uncancelled
     async def retry(self, delivery_id: str) -> None:

@@ -187,11 +187,33 @@ def test_the_chart_passes_helms_strict_lint(name: str) -> None:
         ({"gateway": {"replicas": 2}}, "common database"),
         ({"gateway": {"replicas": 2, "databaseSecret": "postgres"}}, "file storage"),
         ({"gateway": {"replicas": 2, "settings": {"files_url": "s3://b"}}}, "common database"),
+        (
+            {
+                "monitoring": {"enabled": True},
+                "networkPolicy": {"gatewayFrom": EVERYTHING["networkPolicy"]["gatewayFrom"]},
+            },
+            "networkPolicy.metricsFrom",
+        ),
     ],
 )
 def test_values_that_cannot_work_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(HelmError, match=message):
         render(values)
+
+
+def test_workers_of_a_revision_are_scaled_by_the_metrics_of_their_model() -> None:
+    pool = {"model": "org/name@abc123", "autoscaling": {"enabled": True}}
+
+    assert 'model="org/name"' in query_of(render({"workers": {"large": pool}}))
+
+
+def test_a_gateway_has_an_hour_to_migrate_its_database() -> None:
+    (container,) = find(render(), "Deployment", "warren-gateway")["spec"]["template"]["spec"][
+        "containers"
+    ]
+
+    probe = container["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 3600
 
 
 def test_one_gateway_keeps_what_it_stores_in_a_volume() -> None:

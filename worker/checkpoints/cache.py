@@ -45,10 +45,22 @@ def build_once(directory: Path, build: Callable[[Path], None]) -> Path:
             build(partial)
             for path in partial.iterdir():
                 path.chmod(path.stat().st_mode & ~_WRITABLE_BY_OTHERS)
+                _sync(path)
+            _sync(partial)
             partial.rename(directory)
+            _sync(directory.parent)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return directory
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the entries of a directory, would survive a loss of power."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def check_owned(directory: Path) -> None:

@@ -42,7 +42,7 @@ def read_header(path: Path) -> GgufHeader:
         try:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 return _read(_Cursor(content))
-        except (struct.error, KeyError, ValueError, OverflowError) as error:
+        except (struct.error, KeyError, ValueError, ArithmeticError) as error:
             raise StartupError(f"{path.name} is not a readable GGUF file: {error}") from None
 
 

@@ -41,6 +41,11 @@ _MAX_MASK_S = 0.25
 Grammars in common use stay far below; llguidance's own limits do not exclude all others."""
 
 
+_MAX_FORCING_S = 0.005
+"""Seconds of one search for forced tokens after which the grammar is not searched any more: a text
+of thousands of tokens is found as a whole, again and again."""
+
+
 class GrammarMatcher:
     """A `TokenConstraint`: the position of one choice in its grammar.
 
@@ -49,12 +54,14 @@ class GrammarMatcher:
 
     def __init__(
         self,
+        grammar: "Grammar",
         matcher: LLMatcher,
         tokenizer: Tokenizer,
         allowed: bytes | None,
         output_ids: Sequence[int] = (),
     ) -> None:
         """The matcher of a choice that already has ``output_ids``."""
+        self._grammar = grammar
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._num_mask_bytes = tokenizer.num_mask_bytes
@@ -98,8 +105,13 @@ class GrammarMatcher:
 
     def forced_tokens(self) -> Sequence[int]:
         """See `TokenConstraint.forced_tokens`."""
-        forced: list[int] = [] if self.is_complete else self._matcher.compute_ff_tokens()
-        return forced
+        if self.is_complete or self._grammar.is_slow_to_force:
+            return []
+        began = time.thread_time()
+        forced = self._matcher.compute_ff_tokens()
+        self._grammar.is_slow_to_force = time.thread_time() - began > _MAX_FORCING_S
+        vocab_size = self._tokenizer.vocab_size
+        return list(takewhile(lambda token_id: token_id < vocab_size, forced))
 
     def masks_after(self, token_ids: Sequence[int]) -> Sequence[bytes]:
         """See `TokenConstraint.masks_after`."""
@@ -120,15 +132,22 @@ class Grammar:
     """A compiled constraint, shared by choices and jobs."""
 
     def __init__(self, matcher: LLMatcher, tokenizer: Tokenizer) -> None:
+        self.is_slow_to_force = False
+        """Whether a search for forced tokens took too long."""
         self._matcher = matcher
         self._tokenizer = tokenizer
+        self._known: bytes | None = None
+        """The tokens that the model generates, if the tokenizer has others."""
+        if tokenizer.num_entries > tokenizer.vocab_size:
+            self._known = token_mask(range(tokenizer.vocab_size), tokenizer.num_mask_bytes)
 
     def matcher(self, output_ids: Sequence[int], allowed: bytes | None) -> GrammarMatcher:
         """A matcher for a choice that already has ``output_ids``. Raises `InvalidRequest`."""
         matcher = self._matcher.deep_copy()
         if not matcher.consume_tokens(list(output_ids)):
             raise _stuck(matcher)
-        return GrammarMatcher(matcher, self._tokenizer, allowed, output_ids)
+        allowed = self._known if allowed is None else allowed
+        return GrammarMatcher(self, matcher, self._tokenizer, allowed, output_ids)
 
 
 class Constraints:
@@ -177,7 +196,7 @@ class Constraints:
             if self._vocabulary is None:
                 self._vocabulary = LLTokenizer(
                     self._tokenizer.source,
-                    n_vocab=self._tokenizer.vocab_size,
+                    n_vocab=max(self._tokenizer.vocab_size, self._tokenizer.num_entries),
                     eos_token=sorted(self._tokenizer.eos_ids) or None,
                 )
             return self._vocabulary
@@ -189,7 +208,10 @@ class Constraints:
         return structs.replace(constraint, source=source)
 
     def _with_token_id(self, rule: "re.Match[str]") -> str:
-        token_id = self._tokenizer.token_id(json.loads(rule["text"]))
+        try:
+            token_id = self._tokenizer.token_id(json.loads(rule["text"]))
+        except ValueError:  # a client's rule, with an escape that JSON lacks
+            return rule[0]
         return rule[0] if token_id is None else f"{rule['name']}: <[{token_id}]>"
 
 

@@ -136,10 +136,11 @@ def _check_ids(token_ids: Iterable[int], param: str, tokenizer: Tokenizer) -> No
 
 
 def _bad_words(sampling: SamplingParams, tokenizer: Tokenizer) -> list[list[int]]:
-    """The token ids of each word, both at the start of a text and within it."""
+    """The token ids of each word, both at the start of a text and within it. A tokenizer may have
+    more tokens than the model, which never generates those."""
     texts = [text for word in sampling.bad_words for text in (word, f" {word.lstrip()}")]
     words = {tuple(tokenizer.encode_text(text)) for text in texts}
-    return [list(word) for word in sorted(words) if word]
+    return [list(word) for word in sorted(words) if word and max(word) < tokenizer.vocab_size]
 
 
 def _allowed(sampling: SamplingParams, tokenizer: Tokenizer) -> bytes | None:

@@ -73,6 +73,8 @@ class ChatTemplate:
         """The prompt, up to the point where the answer begins or continues. Rendering stops once
         the text has more than ``max_chars``. Raises `InvalidRequest` and `ContextLengthExceeded`.
         """
+        if prompt.continue_final_message and prompt.messages[-1].tool_calls:
+            raise InvalidRequest("A message with tool calls cannot be continued.", param="messages")
         if not self.has_tools:
             prompt = with_written_tools(prompt, self.written_form)
         said = prompt.messages
@@ -82,6 +84,8 @@ class ChatTemplate:
         if prompt.continue_final_message:
             _mark_end(messages[-1])
         text = self._render(messages, prompt, max_chars)
+        # The arguments of a call may have half of a surrogate pair, escaped as JSON permits.
+        text = text.encode(errors="replace").decode()
         return _up_to_end(text) if prompt.continue_final_message else text
 
     def _message(self, message: ChatMessage) -> dict[str, Any]:

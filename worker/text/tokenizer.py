@@ -68,14 +68,18 @@ class Tokenizer:
         ends = [special_tokens.get("eos_token", "")]
         if template is not None and template.is_harmony:
             ends += _HARMONY_ENDS
+        vocab_size = config.get("vocab_size") or encoder.get_vocab_size()
+        eos_ids = (
+            _id_set(generation_config.get("eos_token_id"))
+            | _id_set(config.get("eos_token_id"))
+            | _id_set([end_id for end in ends if (end_id := encoder.token_to_id(end)) is not None])
+        )
         return cls(
             encoder,
             json.loads(source).get("decoder"),
             template,
-            vocab_size=config.get("vocab_size") or encoder.get_vocab_size(),
-            eos_ids=_id_set(generation_config.get("eos_token_id"))
-            | _id_set(config.get("eos_token_id"))
-            | _id_set([end_id for end in ends if (end_id := encoder.token_to_id(end)) is not None]),
+            vocab_size=vocab_size,
+            eos_ids=frozenset(end_id for end_id in eos_ids if end_id < vocab_size),
         )
 
     def with_written_tools(self) -> "Tokenizer":
@@ -119,6 +123,12 @@ class Tokenizer:
     def source(self) -> str:
         """The tokenizer as JSON."""
         return self._encoder.to_str()
+
+    @cached_property
+    def num_entries(self) -> int:
+        """The number of tokens that the tokenizer has. A few models generate only the first ones,
+        ``vocab_size``, of them."""
+        return self._encoder.get_vocab_size()
 
     @property
     def num_mask_bytes(self) -> int:

@@ -116,14 +116,14 @@ def refused(param: str, reason: str) -> InvalidRequest:
     return InvalidRequest(f"{param}: {reason}", param=param)
 
 
-def check_json(value: Any, param: str) -> None:
+def check_json(value: Any, param: str, max_depth: int = MAX_DEPTH) -> None:
     """Reject values that are nested too deeply for recursive readers, and integers that do not fit
     into msgpack. Raises `InvalidRequest`."""
     level, depth = [value], 0
     while level:
         depth += 1
-        if depth > MAX_DEPTH:
-            raise refused(param, f"nested deeper than {MAX_DEPTH} levels.")
+        if depth > max_depth:
+            raise refused(param, f"nested deeper than {max_depth} levels.")
         if any(isinstance(one, int) and not -(2**63) <= one < 2**64 for one in level):
             raise refused(param, "an integer is longer than 64 bits.")
         level = [

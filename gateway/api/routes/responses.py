@@ -12,6 +12,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api import keeping
+from gateway.api.bodies.parameters import MAX_DEPTH, check_json
 from gateway.api.bodies.parsing import is_unused, parse_with_ignored
 from gateway.api.bodies.responses import ResponsesRequest, in_own_words
 from gateway.api.collecting import LoggedResponse, current_response
@@ -32,6 +33,7 @@ _EXAMPLE: Mapping[str, Any] = {
     "temperature": 0,
 }
 _PREFIX = "resp_"
+_MAX_ECHOED_DEPTH = 2 * MAX_DEPTH
 _RESPONSE_ID = Path(description="The `id` of the response.")
 
 
@@ -137,9 +139,12 @@ def read_response(raw_body: bytes) -> Reading:
 
 
 def echoed(body: bytes) -> bytes:
-    """The fields of the request's ``body`` that the response repeats, as JSON."""
+    """The fields of the request's ``body`` that the response repeats, as JSON. Raises
+    `InvalidRequest` if one is nested too deeply to be decoded in any place."""
     said = msgspec.structs.asdict(msgspec.json.decode(body, type=Echo))
     said = {name: value for name, value in said.items() if not is_unused(value)}
+    for name, value in said.items():
+        check_json(value, name, _MAX_ECHOED_DEPTH)
     if isinstance(said.get("conversation"), str):
         said["conversation"] = {"id": said["conversation"]}
     if isinstance(said.get("tools"), list):

@@ -185,6 +185,9 @@ class Responses:
                 raise not_found(found[0].previous_id if found else response_id)
             query = select(*_COLUMNS).where(RESPONSES.c.id.in_([link.id for link in found]))
             records = {row.id: _record(row) for row in await connection.execute(query)}
+        gone = next((link.id for link in found if link.id not in records), None)
+        if gone is not None:  # deleted between the two queries
+            raise not_found(gone)
         return [records[link.id] for link in found]
 
     @uncancelled

@@ -1,6 +1,7 @@
 """What the formats of tool calls share, and a call as a JSON object with a name and arguments."""
 
 import json
+import re
 from collections.abc import Collection
 from contextlib import suppress
 from typing import TypeAlias
@@ -11,6 +12,7 @@ from gateway.text.tags import Until
 _ARGUMENTS = ("arguments", "parameters")
 _KEYS = ("name", "type", "id", *_ARGUMENTS)
 _SPACE = " \t\r\n"
+_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 Names: TypeAlias = Collection[str] | None
@@ -19,6 +21,11 @@ Names: TypeAlias = Collection[str] | None
 
 def is_declared(name: str | None, names: Names) -> bool:
     return bool(name) and (names is None or name in names)
+
+
+def encodable(text: str) -> str:
+    """The text without halves of surrogate pairs, which a model may have escaped in JSON."""
+    return _LONE_SURROGATE.sub("\ufffd", text)
 
 
 def json_of(text: str) -> str:
@@ -213,4 +220,4 @@ def _string(text: str) -> str | None:
         value = json.loads(text)
     except ValueError:
         return None
-    return value if isinstance(value, str) else None
+    return encodable(value) if isinstance(value, str) else None

@@ -5,12 +5,12 @@ import re
 from collections.abc import Collection, Iterable
 
 from gateway.text.pieces import CallArguments, CallInput, CallStart, Piece
+from gateway.text.tools.calls import encodable
 
 _INPUT = "input"
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 _MAX_HEAD_CHARS = 256
 _HIGH_SURROGATE = re.compile(r"\\u[dD][89abAB]")
-_LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _ESCAPE_CHARS, _PAIR_CHARS = 6, 12
 
 
@@ -113,7 +113,7 @@ def _text_of(written: str) -> str:
         text: str = json.loads(f'"{written}"')
     except ValueError:
         return written
-    return _LONE_SURROGATE.sub("\ufffd", text)
+    return encodable(text)
 
 
 def _input_of(arguments: str) -> str:
@@ -126,4 +126,4 @@ def _input_of(arguments: str) -> str:
         return ""
     value = values.get(_INPUT, next(iter(values.values())) if len(values) == 1 else "")
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return _LONE_SURROGATE.sub("\ufffd", text)
+    return encodable(text)

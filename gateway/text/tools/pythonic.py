@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece
-from gateway.text.tools.calls import Names, is_declared
+from gateway.text.tools.calls import Names, encodable, is_declared
 
 START, END = "<|python_start|>", "<|python_end|>"
 _BEGUN = re.compile(r"\[\s*([A-Za-z_][\w.]*\s*(\(.*)?)?", re.DOTALL)
@@ -66,7 +66,8 @@ def _pieces(text: str, names: Names) -> Iterator[Piece]:
     read = [_call(node, names) for node in calls.elts]
     for index, (name, arguments) in enumerate(read):
         yield CallStart(index, name)
-        yield CallArguments(index, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+        written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        yield CallArguments(index, encodable(written))
 
 
 def _call(node: ast.expr, names: Names) -> tuple[str, dict[str, Any]]:

@@ -26,6 +26,8 @@ class Tags(NamedTuple):
     """Before the name of a parameter."""
     value: "re.Pattern[str]"
     """After the name of a parameter, which is its group."""
+    value_begin: str
+    """What the text ends with that matches ``value``."""
     value_end: str
     is_padded: bool
     """Whether a value has a line of its own."""
@@ -35,6 +37,7 @@ QWEN3_CODER = Tags(
     re.compile(r"\s*<function=([^<>\s]+)>\s*(?:</function>\s*)?"),
     "<parameter=",
     re.compile(r"([^<>\n]+)>"),
+    ">",
     "</parameter>",
     is_padded=True,
 )
@@ -42,6 +45,7 @@ GLM45 = Tags(
     re.compile(r"\s*([\w.-]+)\s*"),
     "<arg_key>",
     re.compile(r"(.+?)</arg_key>\s*<arg_value>", re.DOTALL),
+    "<arg_value>",
     "</arg_value>",
     is_padded=False,
 )
@@ -80,7 +84,7 @@ class _TaggedCall:
         pieces: list[Piece] = []
         while text and not (self.is_complete or self.is_broken):
             if self._key is not None:
-                text = self._read_key(self._key + text, pieces)
+                text = self._read_key(self._key, text, pieces)
             elif self._value is not None:
                 written, text = self._value.read(text)
                 pieces += [CallArguments(self.index, written)] if written else []
@@ -117,8 +121,10 @@ class _TaggedCall:
         self._texts = self._names[match[1]] if isinstance(self._names, Mapping) else None
         pieces.append(CallStart(self.index, match[1]))
 
-    def _read_key(self, text: str, pieces: list[Piece]) -> str:
-        match = self._tags.value.match(text)
+    def _read_key(self, held: str, text: str, pieces: list[Piece]) -> str:
+        begin = self._tags.value_begin
+        text, num_searched = held + text, max(0, len(held) - len(begin))
+        match = self._tags.value.match(text) if begin in text[num_searched:] else None
         if match is None:
             self._key = text
             return ""

@@ -50,6 +50,10 @@ def _parse_url(text: str) -> URL:
         raise StartupError("the broker's URL cannot be read") from None
     if url.scheme not in DEFAULT_PORTS or not url.host:
         raise StartupError(f"the broker's URL must look like {_EXAMPLE}")
+    try:
+        url.host.encode("idna")
+    except UnicodeError as error:
+        raise StartupError(f"the broker's host {url.host!r} is no name: {error}") from None
     return url.with_port(url.port or DEFAULT_PORTS[url.scheme])
 
 
@@ -138,7 +142,7 @@ async def _resolved(url: URL, timeout_s: float) -> list[Address]:
         ip_address(url.host)
         return [Address(url, url.host)]
     loop = asyncio.get_running_loop()
-    with suppress(OSError, TimeoutError):
+    with suppress(OSError, UnicodeError, TimeoutError):
         async with asyncio.timeout(timeout_s):
             found = await loop.getaddrinfo(url.host, url.port, type=socket.SOCK_STREAM)
         return [Address(url, str(address[0])) for *_, address in found]

@@ -236,7 +236,7 @@ class RabbitBus:
 
     async def _restore(self, open_channel: OpenChannel) -> None:
         resources = Resources(open_channel)
-        for queue in self._exclusive.values():
+        for queue in list(self._exclusive.values()):
             # The last connection may still have it, until the broker notices that its node is gone.
             with suppress(QueueBusy):
                 await resources.declare_queue(queue)

@@ -69,6 +69,16 @@ def test_every_failure_has_a_remedy_and_no_secret(tmp_path: Path) -> None:
     assert "secret" not in json.dumps([found[check] for check in failed])
 
 
+def test_a_keys_file_with_which_no_gateway_starts_has_failed(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("00aa alice secret scopes=typo\n")
+
+    _, found = run(f"--keys-file={keys}", "--model=no-such-model", "--url=http://127.0.0.1:1")
+
+    assert found["API keys"]["status"] == "failure"
+    assert "keys:1:" in found["API keys"]["detail"]
+
+
 def test_what_is_checked_is_a_heading() -> None:
     done = CliRunner().invoke(app, ["doctor", "--model=no-such-model", "--url=http://127.0.0.1:1"])
 

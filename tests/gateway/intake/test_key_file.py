@@ -1,6 +1,7 @@
 """The file of API keys: what it contains, and what is refused."""
 
 import base64
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -93,6 +94,18 @@ def test_the_file_does_not_hold_the_key_and_is_its_owners_alone(file: KeyFile) -
 
     assert key.split("-", 2)[2] not in file.path.read_text()
     assert file.path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give a file to another user")
+def test_the_file_stays_its_owners(file: KeyFile) -> None:
+    file.add("alice")
+    os.chown(file.path, 12345, 23456)
+    file.path.chmod(0o640)
+
+    file.add("bob")
+
+    status = file.path.stat()
+    assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (12345, 23456, 0o640)
 
 
 def test_a_key_has_256_random_bits(file: KeyFile) -> None:

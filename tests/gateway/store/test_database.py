@@ -47,6 +47,27 @@ async def test_a_database_of_a_newer_version_is_opened_as_it_is(
     await older.close()
 
 
+def modes_in(directory: Path) -> list[int]:
+    return [path.stat().st_mode for path in directory.iterdir()]
+
+
+def test_other_users_cannot_read_it(tmp_path: Path) -> None:
+    async def use() -> list[int]:
+        database = await Database.open(None, tmp_path)
+        async with database.read() as connection:
+            await connection.execute(text("SELECT version_num FROM alembic_version"))
+            modes = modes_in(tmp_path)
+        await database.close()
+        return modes
+
+    tmp_path.chmod(0o755)
+
+    modes = asyncio.run(use())
+
+    assert modes
+    assert not any(mode & 0o077 for mode in modes)
+
+
 async def test_a_database_out_of_reach_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(Unavailable):
         await Database.open(f"postgresql://nobody@127.0.0.1:{free_port()}/none", tmp_path)

@@ -62,6 +62,7 @@ HERMES = [
         '<tool_call>{"name": "f", "arguments": {}}<tool_call>{"name": "g", "arguments": {}}',
         call(0, "f", "{}") + call(1, "g", "{}"),
     ),
+    ('<tool_call>{"name": "f", "arguments": "\\ud800"}</tool_call>', call(0, "f", "\ufffd")),
 ]
 LLAMA3 = [
     ('{"name": "f", "parameters": {"q": 1}}', call(0, "f", '{"q": 1}')),
@@ -147,6 +148,7 @@ GLM45 = [
     ("<tool_call>f g</tool_call>", [Content("<tool_call>f g</tool_call>")]),
 ]
 PYTHONIC = [
+    ('[f(a="\\ud800é")]', call(0, "f", '{"a": "\ufffdé"}')),
     ("[f(a=1), g()", [*call(0, "f", '{"a": 1}'), *call(1, "g", "{}")]),
     ("[f(a=1), g(", [Content("[f(a=1), g(")]),
     (

@@ -37,6 +37,8 @@ def test_a_comma_in_a_password_separates_nothing() -> None:
         f"amqp://u:{PASSWORD}@a/v,http://u:{PASSWORD}@b/v",
         f"amqp://u:{PASSWORD}@a/v,amqp://other:{PASSWORD}@b/v",
         f"amqp://u:{PASSWORD}@a/v,amqp://u:{PASSWORD}@b/other",
+        f"amqp://u:{PASSWORD}@a..b/v",
+        f"amqp://u:{PASSWORD}@{'a' * 64}/v",
     ],
 )
 def test_urls_that_are_no_nodes_of_one_broker_are_refused(text: str) -> None:

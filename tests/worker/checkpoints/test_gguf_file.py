@@ -49,6 +49,19 @@ def test_the_files_own_alignment_counts(tmp_path: Path) -> None:
     assert all(tensor.start % 1024 == 0 for tensor in tensors.values())
 
 
+def test_an_alignment_of_zero_is_refused(tmp_path: Path) -> None:
+    writer = GGUFWriter(tmp_path / "flat.gguf", "llama")
+    writer.add_string("general.alignment", "0")
+    writer.add_tensor("a", zeros((3, 5), "float32"))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    with pytest.raises(StartupError, match="not a readable GGUF file"):
+        read_header(tmp_path / "flat.gguf")
+
+
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.01, 0.03, 0.5, 0.95])
 def test_a_file_that_is_cut_off_is_refused(tiny: Path, tmp_path: Path, share: float) -> None:
     path = tmp_path / "short.gguf"

@@ -4,6 +4,7 @@ import asyncio
 import json
 import re
 import time
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from shared.messages import Constraint
 from tests.support.gateway.rendering import context_of
 from tests.support.gateway.tool_calls import FORMS, TIME, WEATHER, use_of
 from tests.support.text.tokenizers import byte_level_tokenizer, save_tokenizer
+from worker.decode import constraints
 from worker.decode.constraints import Constraints, Grammar, token_mask
 from worker.text import Tokenizer
 
@@ -206,6 +208,41 @@ async def test_equal_calls_are_soon_enough(
     assert matcher.is_complete is continued.is_complete is is_complete
     if is_complete:
         assert continued.mask() == token_mask(tokenizer.eos_ids, tokenizer.num_mask_bytes)
+
+
+async def test_a_rule_with_an_escape_that_json_lacks_is_compiled(tokenizer: Tokenizer) -> None:
+    source = 'start: entry_a\nentry_a: "\\x41"'
+
+    grammar = await Constraints(tokenizer).compile(Constraint(kind="lark", source=source))
+
+    assert walk(grammar, tokenizer, "A")
+
+
+async def test_a_grammar_whose_forced_tokens_take_long_is_not_asked_for_them_again(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "(the cat sat on the mat ){100}"
+    grammar = await Constraints(tokenizer).compile(Constraint(kind="regex", source=source))
+    monkeypatch.setattr(constraints, "_MAX_FORCING_S", 0.0)
+
+    num_forced = [len(grammar.matcher((), None).forced_tokens()) for _ in range(2)]
+
+    assert num_forced[0] >= 600
+    assert num_forced[1] == 0
+
+
+async def test_tokens_that_the_model_never_generates_are_not_allowed(tokenizer: Tokenizer) -> None:
+    smaller = copy(tokenizer)
+    smaller.vocab_size = tokenizer.vocab_size - 1
+    anything = Constraint(kind="regex", source="(?s:.*)")
+
+    masks = [
+        (await Constraints(one).compile(anything)).matcher((), None).mask()
+        for one in (tokenizer, smaller)
+    ]
+
+    allowed, fewer = (int.from_bytes(mask, "little") for mask in masks)
+    assert fewer == allowed & ((1 << smaller.vocab_size) - 1) != allowed
 
 
 async def test_a_grammar_of_a_client_may_capture_nothing_as_a_call(tokenizer: Tokenizer) -> None:

@@ -1,6 +1,7 @@
 """Where prompts are tokenized."""
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from shared.messages import (
 from shared.settings import WorkerSettings
 from worker.decode.plan import plan
 from worker.decode.served_model import ServedModel
-from worker.text import TextThreads
+from worker.text import TextThreads, Tokenizer
 from worker.text.chat_template import ChatTemplate
 
 _Result = TypeVar("_Result")
@@ -119,3 +120,17 @@ async def test_an_answer_that_has_no_room_is_refused(
 
     with pytest.raises(ContextLengthExceeded, match="maximum context length"):
         await plan(job(prompt, **sampling), model)
+
+
+async def test_a_bad_word_that_the_model_never_generates_is_left_out(tokenizer: Tokenizer) -> None:
+    smaller = copy(tokenizer)
+    last = tokenizer.vocab_size - 1
+    smaller.vocab_size = last
+    model = replace(echo_model(WorkerSettings(model="echo")), tokenizer=smaller)
+    words = (smaller.decode([last]), "no")
+
+    (planned,) = await plan(job(TextPrompt(text="a"), bad_words=words), model)
+
+    bad = planned.vocabulary.bad_words
+    assert bad
+    assert max(max(word) for word in bad) < last

@@ -168,6 +168,24 @@ def test_a_final_message_that_the_template_leaves_out_cannot_be_continued() -> N
         ChatTemplate("nothing", {}).render(asked)
 
 
+def test_a_message_with_calls_cannot_be_continued() -> None:
+    call = ToolCall(id="1", name="f", arguments="{}")
+    message = ChatMessage(role="assistant", content="", tool_calls=(call,))
+    continued = ChatPrompt(messages=(message,), continue_final_message=True)
+
+    with pytest.raises(InvalidRequest, match="cannot be continued"):
+        ChatTemplate(TOOL_STYLE, {}).render(continued)
+
+
+def test_half_of_a_surrogate_pair_in_the_arguments_of_a_call_is_replaced() -> None:
+    call = ToolCall(id="1", name="f", arguments='{"a": "\\ud83d"}')
+    message = ChatMessage(role="assistant", content="", tool_calls=(call,))
+
+    text = ChatTemplate(TOOL_STYLE + "{{ tools }}", {}).render(ChatPrompt(messages=(message,)))
+
+    assert '{"a": "?"}' in text
+
+
 def test_the_generation_prompt_may_be_left_out(tmp_path: Path) -> None:
     directory = with_template(tmp_path, HERMES_STYLE)
     asked = msgspec.structs.replace(prompt(CHATS[0]), add_generation_prompt=False)

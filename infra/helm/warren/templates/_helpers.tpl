@@ -94,7 +94,8 @@ topologySpreadConstraints:
 {{/* The name that clients use for a worker's model, which is the label of its metrics. */}}
 {{- define "warren.servedName" -}}
 {{- $model := .model -}}
-{{- if or (hasPrefix "/" $model) (hasSuffix ".gguf" $model) }}{{ $model = base $model | trimSuffix ".gguf" }}{{ end -}}
+{{- if or (hasPrefix "/" $model) (hasSuffix ".gguf" $model) }}{{ $model = base $model | trimSuffix ".gguf" }}
+{{- else }}{{ $model = regexReplaceAll "@.*$" $model "" }}{{ end -}}
 {{- .served_name | default $model -}}
 {{- end }}
 

@@ -1,6 +1,6 @@
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Literal
@@ -169,6 +169,22 @@ async def test_what_is_no_form_is_refused(
     assert (await storing.http.post("/v1/files", content=body, headers=headers)).status_code == (
         status
     )
+
+
+async def test_a_form_of_unknown_length_is_limited_beside_its_file(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    async def long() -> AsyncIterator[bytes]:
+        part = b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\n' + b"a" * 10_000 + b"\r\n"
+        for _ in range(200):
+            yield part
+        yield b"--x--"
+
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    async with live_gateway(bus, max_file_bytes=1000, data_dir=tmp_path) as gateway:
+        refused = await gateway.http.post("/v1/files", content=long(), headers=headers)
+
+    assert refused.status_code == 413
 
 
 async def test_sizes_are_limited(bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path) -> None:

@@ -470,6 +470,20 @@ async def test_a_key_whose_log_has_expired_leaves_the_stored_answer_as_it_is(
     assert await gateway.openai.responses.retrieve(first.id) == first
 
 
+@pytest.mark.parametrize("size", [1, 64 << 10])
+async def test_what_is_nested_too_deeply_to_be_repeated_is_refused(
+    gateway: LiveGateway, worker: ScriptedWorker, size: int
+) -> None:
+    nested = "[" * 300 + "]" * 300
+    body = f'{{"model":"{MODEL}","input":"{"a" * size}","metadata":{{"a":{nested}}}}}'
+
+    headers = {"content-type": "application/json"}
+    answer = await gateway.http.post("/v1/responses", content=body, headers=headers)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "metadata")
+    assert worker.jobs == []
+
+
 async def test_a_client_that_leaves_before_its_job_is_published_leaves_no_response(
     bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
