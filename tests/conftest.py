@@ -39,7 +39,11 @@ for _variable in [name for name in os.environ if name.startswith(PREFIX)]:
     if not _variable.startswith(f"{PREFIX}TEST_"):
         del os.environ[_variable]
 
-with suppress(ImportError):  # machines that only run the GPU's tests may lack it
+with suppress(ImportError):  # machines that only run the GPU's tests may lack it, and hypothesis
+    from tests.support.scheduling import pytest_xdist_make_scheduler
+
+    __all__ += ["pytest_xdist_make_scheduler"]
+with suppress(ImportError):
     from hypothesis import HealthCheck, settings
 
     # On a busy machine a single example may take any time.
@@ -58,25 +62,12 @@ _LONGEST = (
 of the gateway, which go last, are many and short."""
 
 
-_DEPLOYMENTS = ("workers", "embedded", "deployment")
-"""Fixtures of tests/system. Each process that has them takes gigabytes of memory for a session."""
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Order the tests; the first that asks for the model may have to download and convert it. A
-    module runs in one test process, and in the same one all modules that share deployments."""
+    """Order the tests; the first that asks for the model may have to download and convert it."""
     items.sort(key=lambda item: [not item.nodeid.startswith(path) for path in _LONGEST])
-    for item in _users_of(items, "smollm2")[:1]:
+    users = [item for item in items if "smollm2" in getattr(item, "fixturenames", ())]
+    for item in users[:1]:
         item.add_marker(pytest.mark.timeout(_PULL_TIMEOUT_S))
-    in_system = [item for item in items if item.nodeid.startswith("tests/system/")]
-    sharing = {item.path for item in _users_of(in_system, *_DEPLOYMENTS)}
-    for item in items:
-        group = "deployments" if item.path in sharing else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
-def _users_of(items: list[pytest.Item], *fixtures: str) -> list[pytest.Item]:
-    return [item for item in items if {*fixtures} & {*getattr(item, "fixturenames", ())}]
 
 
 def pytest_collection_finish() -> None:
