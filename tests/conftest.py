@@ -40,7 +40,7 @@ for _variable in [name for name in os.environ if name.startswith(PREFIX)]:
         del os.environ[_variable]
 
 with suppress(ImportError):  # machines that only run the GPU's tests may lack it, and hypothesis
-    from tests.support.scheduling import pytest_xdist_make_scheduler
+    from tests.support.deployment.scheduling import pytest_xdist_make_scheduler
 
     __all__ += ["pytest_xdist_make_scheduler"]
 with suppress(ImportError):
