@@ -24,7 +24,7 @@ from tests.support.gateway.http import (
     live_gateway,
     two_gateways,
 )
-from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker, wait_before_the_end
 
 CHAT = "/v1/chat/completions"
 KEY = "order-66"
@@ -32,19 +32,6 @@ KEY = "order-66"
 
 async def ask(gateway: LiveGateway, key: str = KEY, **more: Any) -> httpx.Response:
     return await gateway.http.post(CHAT, json=chat_body(**more), headers={"idempotency-key": key})
-
-
-def wait_before_the_end(worker: ScriptedWorker) -> asyncio.Event:
-    """Let the worker start its jobs, and answer "done" when the event is set."""
-    may_end = asyncio.Event()
-
-    async def wait(job: ScriptedJob) -> None:
-        await job.start()
-        await may_end.wait()
-        await job.finish("done")
-
-    worker.script = wait
-    return may_end
 
 
 def code_of(response: httpx.Response) -> str:

@@ -18,7 +18,11 @@ from tests.support.gateway.http import (
     live_gateway,
     two_gateways,
 )
-from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker, start_only
+from tests.support.workers.scripted_worker import (
+    ScriptedWorker,
+    start_only,
+    wait_before_the_end,
+)
 
 CHAT = "/v1/chat/completions"
 
@@ -149,14 +153,7 @@ async def test_a_keys_max_tokens_bounds_each_answer(
 async def test_background_work_counts_until_its_log_ends(
     bus: MemoryBus, worker: ScriptedWorker, file: KeyFile, ending: str
 ) -> None:
-    may_end = asyncio.Event()
-
-    async def wait(job: ScriptedJob) -> None:
-        await job.start()
-        await may_end.wait()
-        await job.finish("done")
-
-    worker.script = wait
+    may_end = wait_before_the_end(worker)
     headers = headers_of(file, max_detached=1)
     body = {"model": "scripted", "input": "a", "background": True}
     async with live_gateway(bus, keys_file=file.path) as gateway:
@@ -182,14 +179,7 @@ async def test_background_work_counts_until_its_log_ends(
 async def test_a_detached_request_that_is_sent_again_takes_no_further_place(
     bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
 ) -> None:
-    may_end = asyncio.Event()
-
-    async def wait(job: ScriptedJob) -> None:
-        await job.start()
-        await may_end.wait()
-        await job.finish("done")
-
-    worker.script = wait
+    may_end = wait_before_the_end(worker)
     headers = headers_of(file, max_detached=1)
     body = {"model": "scripted", "prompt": "a", "detach": True}
     async with live_gateway(bus, keys_file=file.path) as gateway:

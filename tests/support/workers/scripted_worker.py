@@ -158,6 +158,19 @@ async def start_only(job: ScriptedJob) -> None:
     await asyncio.Event().wait()
 
 
+def wait_before_the_end(worker: "ScriptedWorker") -> asyncio.Event:
+    """Let the worker start its jobs, and answer "done" when the event is set."""
+    may_end = asyncio.Event()
+
+    async def wait(job: ScriptedJob) -> None:
+        await job.start()
+        await may_end.wait()
+        await job.finish("done")
+
+    worker.script = wait
+    return may_end
+
+
 async def repeat_the_prompt(job: ScriptedJob) -> None:
     """Send each word of each prompt, as many as the request allows."""
     await job.start()
