@@ -33,7 +33,7 @@ class Checkpoint:
     @cached_property
     def weight(self) -> Tensor:
         """[inputs, outputs] float64, by the definition."""
-        weight = torch.empty(INPUTS, OUTPUTS, dtype=torch.float64)
+        weight = torch.empty(INPUTS, OUTPUTS, dtype=torch.float64, device="cpu")
         quantized, zeros = self.qweight.tolist(), self.qzeros.tolist()
         scales = self.scales.tolist()
         for row in range(INPUTS):
@@ -49,8 +49,9 @@ class Checkpoint:
 def random_checkpoint(group_size: int) -> Checkpoint:
     torch.manual_seed(10)
     num_groups = INPUTS // group_size
-    words = torch.randint(-(2**31), 2**31, (INPUTS + num_groups, OUTPUTS // 8)).int()
-    scales = torch.rand(num_groups, OUTPUTS) * 0.02 + 0.01
+    shape = (INPUTS + num_groups, OUTPUTS // 8)
+    words = torch.randint(-(2**31), 2**31, shape, device="cpu").int()
+    scales = torch.rand(num_groups, OUTPUTS, device="cpu") * 0.02 + 0.01
     return Checkpoint(words[:INPUTS], words[INPUTS:], scales.half(), group_size)
 
 
@@ -67,7 +68,8 @@ def test_repacked_weights_are_the_checkpoints_exactly(checkpoint: Checkpoint) ->
 def check(ops: Ops, checkpoint: Checkpoint, num_tokens: int, dtype: torch.dtype) -> None:
     torch.manual_seed(num_tokens)
     hidden, bias = torch.randn(num_tokens, INPUTS).to(dtype), torch.randn(OUTPUTS).to(dtype)
-    packed = repack_awq(checkpoint.qweight, checkpoint.qzeros, checkpoint.scales)
+    repacked = repack_awq(checkpoint.qweight, checkpoint.qzeros, checkpoint.scales)
+    packed = tuple(tensor.to(hidden.device) for tensor in repacked)
     weight = checkpoint.weight.to(hidden.device)
     for added in (None, bias):
         expected = hidden.double() @ weight + (0 if added is None else added.double())

@@ -127,7 +127,8 @@ def test_what_lies_below_the_floor_is_not_drawn(ops: Ops) -> None:
 
 @pytest.mark.parametrize("depth", [0, 1, 5, 40])
 def test_ranks_are_the_highest_logits_and_their_total(ops: Ops, depth: int) -> None:
-    logits = torch.randn(3, 1000, generator=torch.Generator().manual_seed(depth))
+    torch.manual_seed(depth)
+    logits = torch.randn(3, 1000)
     logits[2] = torch.arange(1000)
 
     totals, top, tokens = ops.rank_logits(logits, depth)
