@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.triton.configurations import POINTER_TYPES, Constexpr
+from kernels.triton.configurations import POINTER_TYPES
 
 MIN_ROWS = 16
 """The minimum number of rows of a matrix instruction."""
@@ -51,7 +51,7 @@ class AttentionKind:
 
     @property
     def signature(self) -> dict[str, str]:
-        """The types of the arguments that decode and prefill kernels share."""
+        """The types of the arguments that describe the layer."""
         return {
             **dict.fromkeys(("query_ptr", "key_ptr", "value_ptr"), self.pointer),
             "tables_ptr": "*i32:16",
@@ -61,16 +61,6 @@ class AttentionKind:
             "table_stride": "i32",
             "scale": "fp32",
             "window": "i32",
-        }
-
-    @property
-    def constexprs(self) -> dict[str, Constexpr]:
-        return {
-            "BLOCK_SIZE": self.block_size,
-            "HEAD_DIM": self.head_dim,
-            "GROUP": self.group,
-            "HAS_WINDOW": self.has_window,
-            "BLOCK_D": self.width,
         }
 
 
@@ -89,7 +79,7 @@ def decode_tile(kind: AttentionKind) -> Tile:
     """One group of heads. Memory bandwidth is the limit, so the tile maximizes loads in flight."""
     rows = max(MIN_ROWS, int(triton.next_power_of_2(kind.group)))
     keys = min(128, 16384 // (kind.width * kind.dtype.itemsize))
-    return Tile(rows, max(MIN_ROWS, keys), num_warps=4 if kind.width <= 128 else 8, num_stages=5)
+    return Tile(rows, max(MIN_ROWS, keys), num_warps=4 if kind.width <= 128 else 8, num_stages=2)
 
 
 def prefill_tile(kind: AttentionKind) -> Tile:
@@ -111,9 +101,9 @@ _PREFILL_TILES = {
 
 @cache
 def num_multiprocessors(device: torch.device) -> int:
-    """The number of multiprocessors; one for Triton's interpreter, which runs on the CPU."""
+    """The number of multiprocessors; four for Triton's interpreter, which runs on the CPU."""
     if device.type != "cuda":
-        return 1
+        return 4
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 

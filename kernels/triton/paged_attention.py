@@ -5,8 +5,7 @@ from torch import Tensor
 
 from kernels.reference.paged_attention import check_attention
 from kernels.triton.configurations import POINTER_TYPES
-from kernels.triton.decode_attention import decode_attention
-from kernels.triton.prefill_attention import prefill_attention
+from kernels.triton.scheduled_attention import Sequences, attend
 from kernels.triton.tokens import check_contiguous, check_dtypes, check_tokens
 
 MAX_HEAD_DIM = 256
@@ -41,33 +40,25 @@ def paged_attention(
     check_attention(query, key_cache, value_cache, block_tables, query_starts, context_lens)
     _check_layout(query, key_cache, value_cache, block_tables, query_starts, context_lens)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
-    if num_decodes:
-        decode_attention(
-            out[:num_decodes],
-            query[:num_decodes],
-            key_cache,
-            value_cache,
-            block_tables[:num_decodes],
-            context_lens[:num_decodes],
-            scale=scale,
-            sliding_window=sliding_window,
-            is_batch_invariant=is_batch_invariant,
-        )
-    if num_decodes < context_lens.shape[0]:
-        prefill_attention(
-            out,
-            query,
-            key_cache,
-            value_cache,
-            block_tables,
-            context_lens,
-            query_starts,
-            num_decodes=num_decodes,
-            max_query_len=max_query_len,
-            scale=scale,
-            sliding_window=sliding_window,
-            is_batch_invariant=is_batch_invariant,
-        )
+    num_seqs, num_chunk_tokens = context_lens.shape[0], query.shape[0] - num_decodes
+    for sequences in (
+        Sequences(0, num_decodes, num_decodes, max_query_len=1),
+        Sequences(num_decodes, num_seqs, num_chunk_tokens, max_query_len),
+    ):
+        if len(sequences):
+            attend(
+                out,
+                query,
+                key_cache,
+                value_cache,
+                block_tables,
+                query_starts,
+                context_lens,
+                sequences,
+                scale=scale,
+                sliding_window=sliding_window,
+                is_batch_invariant=is_batch_invariant,
+            )
     return out
 
 

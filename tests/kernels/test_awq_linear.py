@@ -69,11 +69,13 @@ def check(ops: Ops, checkpoint: Checkpoint, num_tokens: int, dtype: torch.dtype)
     torch.manual_seed(num_tokens)
     hidden, bias = torch.randn(num_tokens, INPUTS).to(dtype), torch.randn(OUTPUTS).to(dtype)
     repacked = repack_awq(checkpoint.qweight, checkpoint.qzeros, checkpoint.scales)
-    packed = tuple(tensor.to(hidden.device) for tensor in repacked)
+    qweight, scales, zeros = (tensor.to(hidden.device) for tensor in repacked)
     weight = checkpoint.weight.to(hidden.device)
     for added in (None, bias):
         expected = hidden.double() @ weight + (0 if added is None else added.double())
-        actual = ops.awq_linear(hidden, *packed, added, group_size=checkpoint.group_size)
+        actual = ops.awq_linear(
+            hidden, qweight, scales, zeros, added, group_size=checkpoint.group_size
+        )
         assert actual.dtype == dtype
         assert_close(actual, expected, MAX_RELATIVE_ERROR[dtype])
 

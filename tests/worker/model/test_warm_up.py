@@ -9,8 +9,7 @@ from bench.gpu import model
 from bench.gpu.scale import SCALES
 from kernels.providers import load_ops
 from kernels.triton.compilations import compilations
-from kernels.triton.decode_attention import attend_configuration, merge_configuration
-from kernels.triton.prefill_attention import prefill_configuration
+from kernels.triton.scheduled_attention import attend_configuration, merge_configuration
 from shared.messages import SamplingParams
 from tests.support.models.engine import new_submit
 from worker.engine.engine import Engine
@@ -21,7 +20,7 @@ from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.runner import TorchRunner
 from worker.model.warm_up import PROMPT_LENS, warm_steps
 
-ATTENTION = (attend_configuration, merge_configuration, prefill_configuration)
+ATTENTION = (attend_configuration, merge_configuration)
 MAX_SEQ_LEN = 160
 """More than one split of decode attention."""
 
@@ -64,7 +63,7 @@ def test_a_warm_runner_finds_all_kernels_of_attention() -> None:
         engine.step()
     engine.close()
 
-    assert warm == [2, 1, 1]
+    assert warm == [4, 2]
     assert [configuration.cache_info().currsize for configuration in ATTENTION] == warm
 
 

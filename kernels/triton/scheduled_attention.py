@@ -1,0 +1,494 @@
+"""Attention of sequences of any lengths: decodes, and chunks of prompts.
+
+FlashAttention-2 (Dao, arXiv:2307.08691) over packed chunks, whose contexts are split into programs
+of about equal work (see `kernels.triton.attention_schedule`); a second kernel merges the splits. A
+chunk of n tokens at the end of a context of c costs 4 * num_heads * head_dim * n * (c - (n - 1) /
+2) FLOPs. The minimum traffic is the chunk's queries and results, 2 * n * num_heads * head_dim
+elements, and the context's keys and values once, 2 * c * num_kv_heads * head_dim; later tiles of
+rows find them in the L2 cache. A split writes and reads back (head_dim + 2) * 4 bytes for each row.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton.attention_schedule import tile_span, work_of
+from kernels.triton.attention_span import (
+    LOG2_E,
+    attend_span,
+    layer_of,
+    merge_spans,
+    normalised,
+)
+from kernels.triton.attention_tiles import (
+    MIN_ROWS,
+    AttentionKind,
+    Tile,
+    decode_tile,
+    num_multiprocessors,
+    prefill_tile,
+)
+from kernels.triton.configurations import TARGETS, Configuration, Constexpr, launch
+
+INVARIANT_SPLIT_LEN = 512
+"""Tokens per split in batch-invariant mode, in which splits must not depend on the batch."""
+_MIN_SPLIT_LEN = 128
+_UNSPLIT = 1 << 30
+_MIN_BLOCK_SEQS = 256
+_DECODES_A_MULTIPROCESSOR = 12
+"""Programs: three run at a time; after four waves the partially filled last one costs little."""
+_CHUNKS_A_MULTIPROCESSOR = 2
+"""Programs: one or two run at a time."""
+
+
+@triton.jit(
+    do_not_specialize=["first_seq", "num_seqs", "num_wanted", "split_len", "table_stride", "window"]
+)
+def attention_kernel(
+    out_ptr,
+    weighted_ptr,
+    highest_ptr,
+    total_ptr,
+    query_ptr,
+    key_ptr,
+    value_ptr,
+    tables_ptr,
+    starts_ptr,
+    lens_ptr,
+    first_seq,
+    num_seqs,
+    num_wanted,
+    split_len,
+    query_stride,
+    out_stride,
+    slot_stride,
+    table_stride,
+    scale,
+    window,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    SPAN_LEN: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    STORED_ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    """Program (key head, item of the schedule): a tile of BLOCK_M rows, tokens times heads of the
+    group, attends to a split of its context.
+
+    The result of a tile with several splits goes to ``weighted`` [items, key heads, STORED_ROWS,
+    HEAD_DIM], ``highest`` and ``total``; with IS_WHOLE no tile has several. With a SPAN_LEN, spans
+    of this length are merged in the way in which `merge_splits_kernel` merges splits.
+    """
+    kv_head, item = tl.program_id(0), tl.program_id(1)
+    index, tile, split, num_splits, split_len, base = work_of(
+        item,
+        starts_ptr + first_seq,
+        lens_ptr + first_seq,
+        num_seqs,
+        num_wanted,
+        split_len,
+        window,
+        GROUP,
+        HAS_WINDOW,
+        ALIGNMENT,
+        MIN_SPLIT,
+        BLOCK_M,
+        BLOCK_S,
+    )
+    if index >= num_seqs:
+        return
+    seq = first_seq + index
+    start = tl.load(starts_ptr + seq)
+    num_tokens = tl.load(starts_ptr + seq + 1) - start
+    context_len = tl.load(lens_ptr + seq)
+    tile_begin, tile_end, first_position = tile_span(
+        tile, context_len, num_tokens, window, GROUP, HAS_WINDOW, BLOCK_M, BLOCK_N
+    )
+    begin = tl.maximum(base + split * split_len, tile_begin) // BLOCK_N * BLOCK_N
+    end = tl.minimum(base + (split + 1) * split_len, tile_end)
+    # An only split is stored even if it is empty.
+    if begin >= end and num_splits > 1:
+        return
+    rows, columns = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
+    tokens, heads = (start + rows // GROUP).to(tl.int64), kv_head * GROUP + rows % GROUP
+    places = heads[:, None] * HEAD_DIM + columns[None, :]
+    is_row, is_column = rows < num_tokens * GROUP, columns < HEAD_DIM
+    is_place = is_row[:, None] & is_column[None, :]
+    query = tl.load(query_ptr + (tokens * query_stride)[:, None] + places, mask=is_place, other=0.0)
+    layer = layer_of(
+        seq, key_ptr, value_ptr, tables_ptr, slot_stride, table_stride, scale, window, HEAD_DIM
+    )
+    query_rows = (query, context_len - num_tokens + rows // GROUP, first_position)
+    if SPAN_LEN == 0:
+        highest, total, weighted = attend_span(
+            query_rows, layer, begin, end, BLOCK_SIZE, HEAD_DIM, BLOCK_N, HAS_WINDOW
+        )
+    else:
+        highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        weighted = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        for span in tl.range(begin // SPAN_LEN, tl.cdiv(end, SPAN_LEN)):
+            span_highest, span_total, span_weighted = attend_span(
+                query_rows,
+                layer,
+                tl.maximum(begin, span * SPAN_LEN),
+                tl.minimum(end, (span + 1) * SPAN_LEN),
+                BLOCK_SIZE,
+                HEAD_DIM,
+                BLOCK_N,
+                HAS_WINDOW,
+            )
+            highest, total, weighted = merge_spans(
+                highest, total, weighted, span_highest, span_total, span_weighted
+            )
+    if IS_WHOLE or num_splits == 1:
+        out = normalised(total, weighted).to(out_ptr.dtype.element_ty)
+        tl.store(out_ptr + (tokens * out_stride)[:, None] + places, out, mask=is_place)
+    else:
+        stored = tl.arange(0, BLOCK_M)
+        is_stored = is_row & (stored < STORED_ROWS)
+        parts = _parts(item, kv_head, stored, STORED_ROWS)
+        tl.store(highest_ptr + parts, highest, mask=is_stored)
+        tl.store(total_ptr + parts, total, mask=is_stored)
+        part_places = parts[:, None] * HEAD_DIM + columns[None, :]
+        is_part = is_stored[:, None] & is_column[None, :]
+        tl.store(weighted_ptr + part_places, weighted, mask=is_part)
+
+
+@triton.jit(do_not_specialize=["first_seq", "num_seqs", "num_wanted", "split_len", "window"])
+def merge_splits_kernel(
+    out_ptr,
+    weighted_ptr,
+    highest_ptr,
+    total_ptr,
+    starts_ptr,
+    lens_ptr,
+    first_seq,
+    num_seqs,
+    num_wanted,
+    split_len,
+    out_stride,
+    window,
+    HEAD_DIM: tl.constexpr,
+    GROUP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    STORED_ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    """Program (key head, item of the schedule, part of the rows): merge the splits of a tile from
+    the first to the last, if the item is the first of several."""
+    kv_head, item = tl.program_id(0), tl.program_id(1)
+    index, tile, split, num_splits, split_len, base = work_of(
+        item,
+        starts_ptr + first_seq,
+        lens_ptr + first_seq,
+        num_seqs,
+        num_wanted,
+        split_len,
+        window,
+        GROUP,
+        HAS_WINDOW,
+        ALIGNMENT,
+        MIN_SPLIT,
+        BLOCK_M,
+        BLOCK_S,
+    )
+    if index >= num_seqs or split > 0 or num_splits == 1:
+        return
+    seq = first_seq + index
+    start = tl.load(starts_ptr + seq)
+    num_tokens = tl.load(starts_ptr + seq + 1) - start
+    begin, end, _ = tile_span(
+        tile,
+        tl.load(lens_ptr + seq),
+        num_tokens,
+        window,
+        GROUP,
+        HAS_WINDOW,
+        BLOCK_M,
+        BLOCK_N,
+    )
+    stored = tl.program_id(2) * BLOCK_R + tl.arange(0, BLOCK_R)
+    columns = tl.arange(0, BLOCK_D)
+    rows = tile * BLOCK_M + stored
+    is_row = (stored < STORED_ROWS) & (rows < num_tokens * GROUP)
+    is_place = is_row[:, None] & (columns < HEAD_DIM)[None, :]
+    highest = tl.full([BLOCK_R], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_R], tl.float32)
+    weighted = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
+    first = tl.maximum(begin - base, 0) // split_len
+    for other in tl.range(first, tl.cdiv(end - base, split_len)):
+        parts = _parts(item + other, kv_head, stored, STORED_ROWS)
+        part_places = parts[:, None] * HEAD_DIM + columns[None, :]
+        highest, total, weighted = merge_spans(
+            highest,
+            total,
+            weighted,
+            tl.load(highest_ptr + parts, mask=is_row, other=float("-inf")),
+            tl.load(total_ptr + parts, mask=is_row, other=0.0),
+            tl.load(weighted_ptr + part_places, mask=is_place, other=0.0),
+        )
+    out = normalised(total, weighted).to(out_ptr.dtype.element_ty)
+    tokens, heads = (start + rows // GROUP).to(tl.int64), kv_head * GROUP + rows % GROUP
+    places = (tokens * out_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
+    tl.store(out_ptr + places, out, mask=is_place)
+
+
+@triton.jit
+def _parts(item, kv_head, stored, STORED_ROWS: tl.constexpr):
+    """The places of the rows of an item's result."""
+    return (item.to(tl.int64) * tl.num_programs(0) + kv_head) * STORED_ROWS + stored
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """A step's sequences from ``first`` to ``end - 1``, which have ``num_tokens`` new tokens in all
+    and at most ``max_query_len`` each."""
+
+    first: int
+    end: int
+    num_tokens: int
+    max_query_len: int
+
+    def __len__(self) -> int:
+        return self.end - self.first
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What the kernels are compiled for, beside the kind of layer."""
+
+    tile: Tile
+    is_decode: bool
+    is_whole: bool
+    is_batch_invariant: bool
+
+    @classmethod
+    def of(cls, kind: AttentionKind, is_decode: bool, is_batch_invariant: bool) -> "Variant":
+        """Without splits. In batch-invariant mode sums depend on the tile, so chunks use that of
+        decodes."""
+        tile = decode_tile(kind) if is_decode or is_batch_invariant else prefill_tile(kind)
+        return cls(tile, is_decode, True, is_batch_invariant)
+
+    @property
+    def span_len(self) -> int:
+        return INVARIANT_SPLIT_LEN if self.is_batch_invariant else 0
+
+    @property
+    def alignment(self) -> int:
+        """Splits begin at a multiple of this."""
+        return self.span_len or self.tile.keys
+
+    def stored_rows(self, kind: AttentionKind) -> int:
+        return kind.group if self.is_decode else self.tile.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How the attention of some sequences is divided, which depends on shapes alone."""
+
+    variant: Variant
+    num_items: int
+    """The maximum number of items, for any lengths."""
+    num_wanted: int
+    split_len: int
+    """Zero: chosen on the device."""
+
+
+def schedule_of(
+    kind: AttentionKind,
+    sequences: Sequences,
+    num_kv_heads: int,
+    max_context_len: int,
+    sliding_window: int | None,
+    device: torch.device,
+    *,
+    is_batch_invariant: bool,
+) -> Schedule:
+    is_decode = sequences.max_query_len == 1
+    variant = Variant.of(kind, is_decode, is_batch_invariant)
+    a_multiprocessor = _DECODES_A_MULTIPROCESSOR if is_decode else _CHUNKS_A_MULTIPROCESSOR
+    num_wanted = -(-a_multiprocessor * num_multiprocessors(device) // num_kv_heads)
+    num_tiles = len(sequences)
+    if not is_decode:
+        num_tiles += sequences.num_tokens * kind.group // variant.tile.rows
+        # Chunks of an invariant batch merge their spans in one program, and many chunks fill the
+        # device without splits, whose results would take much memory.
+        if is_batch_invariant or num_tiles >= 2 * num_wanted:
+            return Schedule(variant, num_tiles, num_wanted, _UNSPLIT)
+    if sliding_window is not None:
+        visible = sliding_window + sequences.max_query_len - 1 + variant.alignment
+        max_context_len = min(max_context_len, visible)
+    max_num_splits = -(-max_context_len // (variant.span_len or _MIN_SPLIT_LEN))
+    if max_num_splits <= 1:
+        return Schedule(variant, num_tiles, num_wanted, _UNSPLIT)
+    num_items = num_tiles * max_num_splits
+    if not is_batch_invariant:
+        num_items = min(num_items, num_tiles + num_wanted)
+    return Schedule(replace(variant, is_whole=False), num_items, num_wanted, variant.span_len)
+
+
+def attend(
+    out: Tensor,
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    sequences: Sequences,
+    *,
+    scale: float,
+    sliding_window: int | None,
+    is_batch_invariant: bool,
+) -> None:
+    """Write the attention of some sequences to their rows of ``out``, which is contiguous.
+
+    Otherwise as in `kernels.reference.paged_attention`.
+    """
+    num_kv_heads, head_dim = key_cache.shape[2:]
+    kind = AttentionKind.of(query, key_cache, sliding_window)
+    schedule = schedule_of(
+        kind,
+        sequences,
+        num_kv_heads,
+        block_tables.shape[1] * kind.block_size,
+        sliding_window,
+        query.device,
+        is_batch_invariant=is_batch_invariant,
+    )
+    variant, stored_rows = schedule.variant, schedule.variant.stored_rows(kind)
+    num_parts = 0 if variant.is_whole else schedule.num_items * num_kv_heads * stored_rows
+    # Two allocations, because Triton compiles again for an address that is no multiple of 16.
+    highest = query.new_empty(num_parts, dtype=torch.float32)
+    total = torch.empty_like(highest)
+    weighted = query.new_empty(num_parts, head_dim, dtype=torch.float32)
+    work = (sequences.first, len(sequences), schedule.num_wanted, schedule.split_len)
+    block_seqs = max(_MIN_BLOCK_SEQS, int(triton.next_power_of_2(len(sequences))))
+    launch(
+        attend_configuration(kind, variant, block_seqs),
+        (num_kv_heads, schedule.num_items),
+        out,
+        weighted,
+        highest,
+        total,
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        query_starts,
+        context_lens,
+        *work,
+        query.stride(0),
+        out.stride(0),
+        num_kv_heads * head_dim,
+        block_tables.stride(0),
+        scale * LOG2_E,
+        sliding_window or 0,
+    )
+    if not variant.is_whole:
+        launch(
+            merge_configuration(kind, variant, block_seqs),
+            (num_kv_heads, schedule.num_items, -(-stored_rows // MIN_ROWS)),
+            out,
+            weighted,
+            highest,
+            total,
+            query_starts,
+            context_lens,
+            *work,
+            out.stride(0),
+            sliding_window or 0,
+        )
+
+
+@cache
+def attend_configuration(kind: AttentionKind, variant: Variant, block_seqs: int) -> Configuration:
+    tile = variant.tile
+    return Configuration(
+        kernel=attention_kernel,
+        signature={**_splits_signature(kind), **kind.signature},
+        constexprs={
+            **_schedule_constexprs(kind, variant, block_seqs),
+            "BLOCK_SIZE": kind.block_size,
+            "IS_WHOLE": variant.is_whole,
+            "SPAN_LEN": variant.span_len,
+        },
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        targets=TARGETS if variant.is_decode else (kind.target,),
+    )
+
+
+@cache
+def merge_configuration(kind: AttentionKind, variant: Variant, block_seqs: int) -> Configuration:
+    return Configuration(
+        kernel=merge_splits_kernel,
+        signature={**_splits_signature(kind), "lens_ptr": "*i32:16", "window": "i32"},
+        constexprs={**_schedule_constexprs(kind, variant, block_seqs), "BLOCK_R": MIN_ROWS},
+    )
+
+
+def _splits_signature(kind: AttentionKind) -> dict[str, str]:
+    """The types of the arguments that both kernels have and other kernels lack."""
+    return {
+        "out_ptr": kind.pointer,
+        **dict.fromkeys(("weighted_ptr", "highest_ptr", "total_ptr"), "*fp32:16"),
+        "starts_ptr": "*i32:16",
+        **dict.fromkeys(("first_seq", "num_seqs", "num_wanted", "split_len"), "i32"),
+        "out_stride": "i32:16",
+    }
+
+
+def _schedule_constexprs(
+    kind: AttentionKind, variant: Variant, block_seqs: int
+) -> dict[str, Constexpr]:
+    return {
+        "HEAD_DIM": kind.head_dim,
+        "GROUP": kind.group,
+        "HAS_WINDOW": kind.has_window,
+        "ALIGNMENT": variant.alignment,
+        "MIN_SPLIT": _MIN_SPLIT_LEN,
+        "STORED_ROWS": variant.stored_rows(kind),
+        "BLOCK_M": variant.tile.rows,
+        "BLOCK_N": variant.tile.keys,
+        "BLOCK_D": kind.width,
+        "BLOCK_S": block_seqs,
+    }
+
+
+def _configurations() -> Iterator[Configuration]:
+    for target in TARGETS:
+        for head_dim, group, has_window in ((64, 3, False), (128, 4, False), (256, 4, True)):
+            kind = AttentionKind(torch.bfloat16, head_dim, group, 16, has_window, target)
+            for is_decode in (True, False) if target == TARGETS[0] else (False,):
+                variant = Variant.of(kind, is_decode, is_batch_invariant=False)
+                for split in (variant, replace(variant, is_whole=False)):
+                    yield attend_configuration(kind, split, _MIN_BLOCK_SEQS)
+                yield merge_configuration(kind, split, _MIN_BLOCK_SEQS)
+    single = AttentionKind(torch.float32, 128, 1, 32, False, 90)
+    yield attend_configuration(single, Variant.of(single, False, False), _MIN_BLOCK_SEQS)
+    half = AttentionKind(torch.float16, 128, 4, 16, False, 90)
+    for kind, is_decode in ((half, False), (single, True)):
+        yield attend_configuration(kind, Variant.of(kind, is_decode, True), 4 * _MIN_BLOCK_SEQS)
+
+
+CONFIGURATIONS = tuple(_configurations())

@@ -1,0 +1,132 @@
+"""Every tile of rows attends to every split of its context once, in few programs of equal work."""
+
+import torch
+import triton
+import triton.language as tl
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernels.triton.attention_schedule import work_of
+
+GROUP, ALIGNMENT, MIN_SPLIT, BLOCK_M, BLOCK_S = 3, 16, 32, 16, 32
+
+
+@triton.jit
+def record_kernel(
+    found_ptr,
+    starts_ptr,
+    lens_ptr,
+    num_seqs,
+    num_wanted,
+    split_len,
+    window,
+    GROUP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    item = tl.program_id(0)
+    seq, tile, split, num_splits, split_len, base = work_of(
+        item,
+        starts_ptr,
+        lens_ptr,
+        num_seqs,
+        num_wanted,
+        split_len,
+        window,
+        GROUP,
+        HAS_WINDOW,
+        ALIGNMENT,
+        MIN_SPLIT,
+        BLOCK_M,
+        BLOCK_S,
+    )
+    row = found_ptr + 6 * item
+    tl.store(row, seq)
+    tl.store(row + 1, tile)
+    tl.store(row + 2, split)
+    tl.store(row + 3, num_splits)
+    tl.store(row + 4, split_len)
+    tl.store(row + 5, base)
+
+
+Sequence = tuple[int, int]
+"""Earlier tokens and new tokens."""
+
+
+def schedule(
+    device: torch.device,
+    sequences: list[Sequence],
+    *,
+    num_items: int,
+    num_wanted: int,
+    split_len: int = 0,
+    window: int | None = None,
+) -> list[list[int]]:
+    """The work of each program that has any."""
+    ends = torch.tensor([0] + [new for _, new in sequences]).cumsum(0).int()
+    lens = torch.tensor([old + new for old, new in sequences]).int()
+    found = torch.empty(num_items, 6, dtype=torch.int32, device=device)
+    record_kernel[(num_items,)](
+        found,
+        ends.to(device),
+        lens.to(device),
+        len(sequences),
+        num_wanted,
+        split_len,
+        window or 0,
+        GROUP=GROUP,
+        HAS_WINDOW=window is not None,
+        ALIGNMENT=ALIGNMENT,
+        MIN_SPLIT=MIN_SPLIT,
+        BLOCK_M=BLOCK_M,
+        BLOCK_S=BLOCK_S,
+    )
+    return [work for work in found.tolist() if work[0] < len(sequences)]
+
+
+def num_tiles(sequences: list[Sequence]) -> list[int]:
+    return [-(-new * GROUP // BLOCK_M) for _, new in sequences]
+
+
+@given(
+    sequences=st.lists(st.tuples(st.integers(0, 900), st.integers(1, 20)), min_size=1, max_size=20),
+    num_wanted=st.integers(1, 40),
+    window=st.none() | st.integers(1, 300),
+)
+@settings(max_examples=25, deadline=None)
+def test_the_splits_of_every_tile_cover_its_context_once(
+    device: torch.device, sequences: list[Sequence], num_wanted: int, window: int | None
+) -> None:
+    tiles = num_tiles(sequences)
+    # One program more than there may be, so that a schedule that is too long is found.
+    bound = sum(tiles) + num_wanted
+    works = schedule(device, sequences, num_items=bound + 1, num_wanted=num_wanted, window=window)
+    assert len(works) <= bound
+    expected = []
+    for seq, (old, new) in enumerate(sequences):
+        first = max(0, old + 1 - window) if window is not None else 0
+        (split_len,) = {work[4] for work in works}
+        base = first // ALIGNMENT * ALIGNMENT
+        assert split_len % ALIGNMENT == 0
+        num_splits = -(-(old + new - base) // split_len)
+        expected += [
+            [seq, tile, split, num_splits, split_len, base]
+            for tile in reversed(range(tiles[seq]))
+            for split in range(num_splits)
+        ]
+    assert works == expected
+
+
+def test_one_long_context_among_short_ones_has_many_programs(device: torch.device) -> None:
+    sequences = [(20, 1)] * 10 + [(3000, 1)]
+    works = schedule(device, sequences, num_items=51, num_wanted=40)
+    assert sum(work[0] == 10 for work in works) > 30
+    assert len(works) <= 51
+
+
+def test_a_sequence_without_tokens_has_one_program(device: torch.device) -> None:
+    works = schedule(device, [(-1, 1), (99, 1), (-1, 1)], num_items=20, num_wanted=4, split_len=50)
+    assert [work[:4] for work in works] == [[0, 0, 0, 1], [1, 0, 0, 2], [1, 0, 1, 2], [2, 0, 0, 1]]
