@@ -8,7 +8,13 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.shapes import check_shape
-from kernels.triton.configurations import POINTER_TYPES, Configuration, launch
+from kernels.triton.configurations import (
+    POINTER_TYPES,
+    Configuration,
+    has_pdl,
+    launch,
+    pdl_targets,
+)
 from kernels.triton.rms_norm import normalize, num_warps
 
 _WIDTHS = (4096, 16384)
@@ -25,15 +31,25 @@ def add_rms_norm(
     check_shape("weight", weight, (width,))
     normed, total = hidden.contiguous(), residual.contiguous()
     if num_rows:
-        configuration = _configuration(hidden.dtype, triton.next_power_of_2(width))
+        block_width = triton.next_power_of_2(width)
+        configuration = _configuration(hidden.dtype, block_width, has_pdl(hidden.device))
         launch(configuration, (num_rows,), normed, total, weight.contiguous(), width, eps)
     return normed, total
 
 
 @triton.jit
 def add_rms_norm_kernel(
-    hidden_ptr, residual_ptr, weight_ptr, width, eps, BLOCK_WIDTH: tl.constexpr
+    hidden_ptr,
+    residual_ptr,
+    weight_ptr,
+    width,
+    eps,
+    BLOCK_WIDTH: tl.constexpr,
+    HAS_PDL: tl.constexpr,
 ):
+    if HAS_PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     columns = tl.arange(0, BLOCK_WIDTH)
     is_there = columns < width
     places = tl.program_id(0).to(tl.int64) * width + columns
@@ -49,14 +65,19 @@ def add_rms_norm_kernel(
 
 
 @cache
-def _configuration(dtype: torch.dtype, block_width: int) -> Configuration:
+def _configuration(dtype: torch.dtype, block_width: int, is_early: bool) -> Configuration:
     pointers = dict.fromkeys(("hidden_ptr", "residual_ptr", "weight_ptr"), POINTER_TYPES[dtype])
     return Configuration(
         kernel=add_rms_norm_kernel,
         signature={**pointers, "width": "i32:16", "eps": "fp32"},
-        constexprs={"BLOCK_WIDTH": block_width},
+        constexprs={"BLOCK_WIDTH": block_width, "HAS_PDL": is_early},
         num_warps=num_warps(block_width),
+        targets=pdl_targets(is_early),
     )
 
 
-CONFIGURATIONS = [_configuration(torch.bfloat16, w) for w in _WIDTHS]
+CONFIGURATIONS = [
+    _configuration(torch.bfloat16, width, is_early)
+    for width in _WIDTHS
+    for is_early in (False, True)
+]

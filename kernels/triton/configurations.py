@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import torch
@@ -30,18 +31,40 @@ class Configuration:
     listed in the kernel's ``do_not_specialize``, because Triton would specialize on the value 1 and
     compile again."""
     constexprs: Mapping[str, Constexpr]
+    """If HAS_PDL is among them and true, the kernel is launched before the previous one of the
+    stream ends; see `has_pdl`."""
     num_warps: int = 4
     num_stages: int = 3
     targets: tuple[int, ...] = TARGETS
     """Compute capabilities, times ten, for which this is compiled."""
 
 
+@cache
+def has_pdl(device: torch.device) -> bool:
+    """Whether the device has programmatic dependent launch: compute capability 9.0 or higher.
+
+    A kernel with HAS_PDL lets the next one start as soon as all its programs run, and each of its
+    programs waits for the end of the previous kernel. Before that it may read only what no kernel
+    of the same step writes, such as weights. No program may omit to wait, because the next kernel
+    takes the end of this one for the end of all before it.
+    """
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def pdl_targets(is_used: bool) -> tuple[int, ...]:
+    """The targets of a configuration with or without HAS_PDL."""
+    return tuple(target for target in TARGETS if (target >= 90) == is_used)
+
+
 def launch(configuration: Configuration, grid: tuple[int, ...], *arguments: Any) -> None:
     """Run ``configuration``'s kernel, so that the kernels that run are those compiled ahead of
     time."""
+    # Triton's interpreter does not know the option.
+    options = {"launch_pdl": True} if configuration.constexprs.get("HAS_PDL") else {}
     configuration.kernel[grid](
         *arguments,
         **configuration.constexprs,
+        **options,
         num_warps=configuration.num_warps,
         num_stages=configuration.num_stages,
     )

@@ -1,8 +1,9 @@
-"""A projection: cuBLAS, or a kernel with fixed tiles if batch invariance is required.
+"""A projection: cuBLAS, a kernel for a single token, or one with fixed tiles if batch invariance is
+required.
 
 cuBLAS chooses its tiles, and whether it splits the sum over the inputs, by the number of tokens, so
-a token's last bits depend on the size of the batch. The kernel here uses one tile size and one
-order of summation: slower, especially for few tokens.
+a token's last bits depend on the size of the batch. The kernel with fixed tiles uses one tile size
+and one order of summation: slower, especially for few tokens.
 """
 
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from triton import language as tl
 from kernels.reference import projection as reference
 from kernels.shapes import check_shape
 from kernels.triton.configurations import COMPILED_DTYPES, POINTER_TYPES, Configuration, launch
+from kernels.triton.vector_projection import can_project_vector, project_vector
 
 _BLOCK_TOKENS = 64
 _BLOCK_OUTPUTS = 64
@@ -34,6 +36,8 @@ def projection(
     tensors must then be contiguous.
     """
     if not is_batch_invariant:
+        if can_project_vector(hidden, weight):
+            return project_vector(hidden, weight, bias, hidden.dtype)
         return reference.projection(hidden, weight, bias)
     return fixed_tiles(hidden, weight, bias, hidden.dtype)
 

@@ -9,7 +9,13 @@ from torch import Tensor
 
 from kernels.reference.rope import check_rotation
 from kernels.reference.store_kv import check_store
-from kernels.triton.configurations import POINTER_TYPES, Configuration, launch
+from kernels.triton.configurations import (
+    POINTER_TYPES,
+    Configuration,
+    has_pdl,
+    launch,
+    pdl_targets,
+)
 from kernels.triton.store_kv import copy_head
 from kernels.triton.tokens import check_contiguous, check_dtypes, check_tokens, group_size
 
@@ -43,8 +49,9 @@ def rope_store_kv(
     turned = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     num_tokens, num_kv_heads, head_dim = key.shape
     if num_tokens:
+        group = group_size(query.shape[1], num_kv_heads)
         launch(
-            _configuration(query.dtype, head_dim, group_size(query.shape[1], num_kv_heads)),
+            _configuration(query.dtype, head_dim, group, has_pdl(query.device)),
             (num_tokens, num_kv_heads),
             turned,
             key_cache,
@@ -78,8 +85,12 @@ def rope_store_kv_kernel(
     value_stride,
     HEAD_DIM: tl.constexpr,
     GROUP: tl.constexpr,
+    HAS_PDL: tl.constexpr,
 ):
     """Program (token, key head): rotate and store that head, and rotate its query heads."""
+    if HAS_PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     token, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_kv_heads = tl.num_programs(1)
     slot = tl.load(slots_ptr + token)
@@ -136,7 +147,7 @@ def turn_heads(turned_ptr, heads_ptr, angles_ptr, HEAD_DIM: tl.constexpr, NUM_HE
 
 
 @cache
-def _configuration(dtype: torch.dtype, head_dim: int, group: int) -> Configuration:
+def _configuration(dtype: torch.dtype, head_dim: int, group: int, is_early: bool) -> Configuration:
     pointers = (
         "turned_ptr",
         "key_cache_ptr",
@@ -156,11 +167,14 @@ def _configuration(dtype: torch.dtype, head_dim: int, group: int) -> Configurati
             "key_stride": "i32:16",
             "value_stride": "i32:16",
         },
-        constexprs={"HEAD_DIM": head_dim, "GROUP": group},
+        constexprs={"HEAD_DIM": head_dim, "GROUP": group, "HAS_PDL": is_early},
         num_warps=1,
+        targets=pdl_targets(is_early),
     )
 
 
 CONFIGURATIONS = tuple(
-    _configuration(torch.bfloat16, head_dim, group) for head_dim, group in ((64, 3), (128, 4))
+    _configuration(torch.bfloat16, head_dim, group, is_early)
+    for head_dim, group in ((64, 3), (128, 4))
+    for is_early in (False, True)
 )

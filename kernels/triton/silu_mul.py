@@ -8,7 +8,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.reference.silu_mul import check_gate_up
-from kernels.triton.configurations import COMPILED_DTYPES, POINTER_TYPES, Configuration, launch
+from kernels.triton.configurations import (
+    COMPILED_DTYPES,
+    POINTER_TYPES,
+    Configuration,
+    has_pdl,
+    launch,
+    pdl_targets,
+)
 
 _BLOCK = 1024
 
@@ -24,12 +31,18 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     product = torch.empty(shape, dtype=gate_up.dtype, device=gate_up.device)
     if product.numel():
         grid = (rows.shape[0], triton.cdiv(width, _BLOCK))
-        launch(_configuration(gate_up.dtype), grid, product, rows, width, rows.stride(0))
+        configuration = _configuration(gate_up.dtype, has_pdl(gate_up.device))
+        launch(configuration, grid, product, rows, width, rows.stride(0))
     return product
 
 
 @triton.jit
-def silu_mul_kernel(product_ptr, gate_up_ptr, width, stride, BLOCK: tl.constexpr):
+def silu_mul_kernel(
+    product_ptr, gate_up_ptr, width, stride, BLOCK: tl.constexpr, HAS_PDL: tl.constexpr
+):
+    if HAS_PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_there = columns < width
@@ -41,13 +54,16 @@ def silu_mul_kernel(product_ptr, gate_up_ptr, width, stride, BLOCK: tl.constexpr
 
 
 @cache
-def _configuration(dtype: torch.dtype) -> Configuration:
+def _configuration(dtype: torch.dtype, is_early: bool) -> Configuration:
     pointers = dict.fromkeys(("product_ptr", "gate_up_ptr"), POINTER_TYPES[dtype])
     return Configuration(
         kernel=silu_mul_kernel,
         signature={**pointers, "width": "i32:16", "stride": "i32:16"},
-        constexprs={"BLOCK": _BLOCK},
+        constexprs={"BLOCK": _BLOCK, "HAS_PDL": is_early},
+        targets=pdl_targets(is_early),
     )
 
 
-CONFIGURATIONS = [_configuration(dtype) for dtype in COMPILED_DTYPES]
+CONFIGURATIONS = [
+    _configuration(dtype, is_early) for dtype in COMPILED_DTYPES for is_early in (False, True)
+]

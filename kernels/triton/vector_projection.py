@@ -1,0 +1,168 @@
+"""A projection of a single token, as fast as the weight can be read.
+
+Each program reads a few rows of the weight, up to 4096 inputs at a time: the first ones before it
+waits for the kernel that computes the token, so that memory is busy between the kernels too.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.shapes import check_shape
+from kernels.triton.configurations import (
+    COMPILED_DTYPES,
+    POINTER_TYPES,
+    Configuration,
+    has_pdl,
+    launch,
+    pdl_targets,
+)
+
+_BLOCK_OUTPUTS = 4
+_MAX_WHOLE = 4096
+"""The maximum number of inputs that a program reads at once."""
+_BLOCK_INPUTS = 2048
+"""Read at a time if there are more."""
+
+
+def can_project_vector(hidden: Tensor, weight: Tensor) -> bool:
+    """Whether `project_vector` is faster than cuBLAS: for one token, if all loads are aligned."""
+    is_aligned = weight.is_contiguous() and weight.shape[-1] % 16 == 0
+    return hidden.device.type == "cuda" and hidden.shape[0] == 1 and is_aligned
+
+
+def project_vector(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """``hidden @ weight.T + bias`` for ``hidden`` [1, inputs]: [1, outputs], summed in float32 and
+    rounded once, to ``dtype``.
+
+    ``weight`` must be contiguous, and not be written by the kernel launched last: it may be read
+    before that ends.
+    """
+    check_shape("hidden", hidden, (1, None))
+    check_shape("weight", weight, (None, hidden.shape[1]))
+    outputs, inputs = weight.shape
+    if bias is not None:
+        check_shape("bias", bias, (outputs,))
+    out = torch.empty(1, outputs, dtype=dtype, device=hidden.device)
+    block, is_early = _block_inputs(inputs), has_pdl(hidden.device)
+    launch(
+        _configuration(weight.dtype, dtype, block, bias is not None, is_early),
+        (triton.cdiv(outputs, _BLOCK_OUTPUTS),),
+        out,
+        hidden.contiguous(),
+        weight,
+        weight if bias is None else bias.contiguous(),
+        outputs,
+        inputs,
+    )
+    return out
+
+
+def _block_inputs(inputs: int) -> tuple[int, bool]:
+    """The number of inputs read at a time, and whether these are all."""
+    if inputs > _MAX_WHOLE:
+        return _BLOCK_INPUTS, False
+    return triton.next_power_of_2(inputs), True
+
+
+@triton.jit
+def _sums(weights, hidden, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
+    """Products [ROWS, BLOCK] summed over the VECTOR neighbours that one thread has loaded."""
+    products = weights.to(tl.float32) * hidden.to(tl.float32)[None, :]
+    return tl.sum(tl.reshape(products, (ROWS, BLOCK // VECTOR, VECTOR)), axis=2)
+
+
+@triton.jit
+def vector_projection_kernel(
+    out_ptr,
+    hidden_ptr,
+    weight_ptr,
+    bias_ptr,
+    outputs,
+    inputs,
+    HAS_BIAS: tl.constexpr,
+    HAS_PDL: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    VECTOR: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    BLOCK_INPUTS: tl.constexpr,
+):
+    """BLOCK_OUTPUTS outputs per program."""
+    if HAS_PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+    outs = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    # Rows beyond the last one repeat it instead of masking; their results are not stored.
+    rows = tl.minimum(outs, outputs - 1)
+    ks = tl.arange(0, BLOCK_INPUTS)
+    is_input = ks < inputs
+    weight_ptr += rows.to(tl.int64)[:, None] * inputs + ks[None, :]
+    # Each weight is read once: it is not to displace the token from the cache.
+    weights = tl.load(weight_ptr, mask=is_input[None, :], other=0.0, eviction_policy="evict_first")
+    if HAS_PDL:
+        tl.extra.cuda.gdc_wait()
+    if HAS_BIAS:
+        bias = tl.load(bias_ptr + rows).to(tl.float32)
+    hidden = tl.load(hidden_ptr + ks, mask=is_input, other=0.0)
+    sums = _sums(weights, hidden, BLOCK_OUTPUTS, BLOCK_INPUTS, VECTOR)
+    if not IS_WHOLE:
+        for k in tl.range(BLOCK_INPUTS, inputs, BLOCK_INPUTS):
+            is_input = k + ks < inputs
+            weights = tl.load(
+                weight_ptr + k, mask=is_input[None, :], other=0.0, eviction_policy="evict_first"
+            )
+            hidden = tl.load(hidden_ptr + k + ks, mask=is_input, other=0.0)
+            sums += _sums(weights, hidden, BLOCK_OUTPUTS, BLOCK_INPUTS, VECTOR)
+    total = tl.sum(sums, axis=1)
+    if HAS_BIAS:
+        total += bias
+    tl.store(out_ptr + outs, total.to(out_ptr.dtype.element_ty), mask=outs < outputs)
+
+
+@cache
+def _configuration(
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    block: tuple[int, bool],
+    has_bias: bool,
+    is_early: bool,
+) -> Configuration:
+    block_inputs, is_whole = block
+    vector = 16 // dtype.itemsize
+    return Configuration(
+        kernel=vector_projection_kernel,
+        signature={
+            "out_ptr": POINTER_TYPES[out_dtype],
+            **dict.fromkeys(("hidden_ptr", "weight_ptr", "bias_ptr"), POINTER_TYPES[dtype]),
+            "outputs": "i32:16",
+            "inputs": "i32:16",
+        },
+        constexprs={
+            "HAS_BIAS": has_bias,
+            "HAS_PDL": is_early,
+            "IS_WHOLE": is_whole,
+            "VECTOR": min(vector, block_inputs),
+            "BLOCK_OUTPUTS": _BLOCK_OUTPUTS,
+            "BLOCK_INPUTS": block_inputs,
+        },
+        # More stages would copy weights to shared memory, of which there is less than registers.
+        num_stages=1,
+        targets=pdl_targets(is_early),
+    )
+
+
+def _configurations() -> Iterator[Configuration]:
+    for is_early in (False, True):
+        for inputs in (_MAX_WHOLE, _MAX_WHOLE + 1):
+            block = _block_inputs(inputs)
+            for dtype in COMPILED_DTYPES:
+                yield _configuration(dtype, dtype, block, has_bias=True, is_early=is_early)
+            yield _configuration(torch.bfloat16, torch.float32, block, False, is_early)
+
+
+CONFIGURATIONS = tuple(_configurations())
