@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Fill .carry/, which git ignores, with the wheels that on_device.sh installs on the machine with the GPU: all that
-# the benchmark and the tests for GPUs import and device-packages.txt lacks.
+# Fill .carry/, which git ignores, with what on_device.sh installs on the machine with the GPU: the wheels that the
+# benchmark, the tests for GPUs and Warren's processes import and device-packages.txt lacks, and RabbitMQ.
 #   bench/gpu/carry.sh [PYTHON_VERSION]
-# Versions are those of constraints.txt. That machine has Python 3.12 and no network.
+# Versions are those of constraints.txt, and RabbitMQ's that of this Debian. That machine has Python 3.12 and no
+# network.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -20,6 +21,7 @@ done
 rm -rf "$FOLDER"
 "${PYTHON:-python3}" -m pip --disable-pip-version-check download --quiet --no-deps --only-binary=:all: \
     --implementation cp --python-version "$VERSION" "${platforms[@]}" --dest "$FOLDER" "${pins[@]}"
+bench/gpu/pack_broker.sh "$FOLDER/rabbitmq.tar.xz"
 size=$(du --summarize --block-size=1M "$FOLDER" | cut -f1)
-echo "$FOLDER: $(ls "$FOLDER" | wc -l) wheels, $size MiB"
+echo "$FOLDER: $(ls "$FOLDER" | wc -l) files, $size MiB"
 ((size <= MAX_MIB)) # beside the working tree

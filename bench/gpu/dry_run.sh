@@ -31,7 +31,7 @@ if [[ ! -e $FOLDER/venv/.complete ]]; then
 fi
 
 # The files that travel: those that git has or does not ignore, and the wheels for this Python.
-rm -rf "$FOLDER/tree" "$FOLDER/site" "$FOLDER/out"
+rm -rf "$FOLDER/tree" "$FOLDER/site" "$FOLDER/rabbitmq" "$FOLDER/out"
 mkdir "$FOLDER/tree"
 git ls-files --cached --others --exclude-standard -z | xargs -0 cp --parents --target-directory "$FOLDER/tree" 2>/dev/null \
     || true # files that were removed
@@ -47,10 +47,11 @@ run() {
     # An empty environment, in which no package is found that was not named.
     mkdir -p "$FOLDER/out/$1"
     env --ignore-environment HOME="$FOLDER" PATH="$FOLDER/venv/bin:/usr/bin:/bin" OUT="$FOLDER/out/$1" \
-        SITE="$FOLDER/site" TRITON_CACHE_DIR="$FOLDER/triton" NUM_PROCESSES=2 PIP_NO_INDEX=1 HTTPS_PROXY=http://127.0.0.1:9 \
+        SITE="$FOLDER/site" BROKER="$FOLDER/rabbitmq" WARREN_DEVICE=cpu TRITON_CACHE_DIR="$FOLDER/triton" NUM_PROCESSES=2 PIP_NO_INDEX=1 HTTPS_PROXY=http://127.0.0.1:9 \
         LIMIT_S=1800 "${interpreter[@]}" bench/gpu/on_device.sh "$@" || failed+=("$1")
 }
 run tests --collect-only --quiet
+run chaos --callers 4 --only 'worker killed' --only 'gateway killed' --only 'broker killed'
 for part in kernels engine peers awq; do
     run "$part" --device cpu --shape tiny
     [[ -s $FOLDER/out/$part/gpu-$part.json ]] || failed+=("$part: no file")

@@ -48,6 +48,7 @@ class WarrenProcess:
         self, args: Sequence[str], port: int, log: Path, variables: Mapping[str, str] | None = None
     ) -> None:
         self.url = f"http://127.0.0.1:{port}"
+        self.start_timeout_s: float = START_TIMEOUT_S
         self._args = args
         self._log = log
         self._variables = variables or {}
@@ -89,7 +90,7 @@ class WarrenProcess:
             )
 
     def wait_healthy(self) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + self.start_timeout_s
         with httpx.Client(verify=NO_TLS) as client:
             while time.monotonic() < deadline:
                 assert self._process is not None
@@ -98,7 +99,7 @@ class WarrenProcess:
                     if client.get(f"{self.url}/health").status_code == 200:
                         return
                 time.sleep(0.05)
-        raise AssertionError(f"not healthy after {START_TIMEOUT_S} s:\n{self.log}")
+        raise AssertionError(f"not healthy after {self.start_timeout_s} s:\n{self.log}")
 
     def kill(self) -> None:
         """End the process at once, as a power cut would."""

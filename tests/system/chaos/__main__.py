@@ -22,12 +22,19 @@ from gateway.batches.serving import LOG_RETENTION_S
 from kernels.native.build import best_variant
 from tests.support.deployment.broker import RabbitNode, running_cluster, running_node
 from tests.support.deployment.postgres import running_postgres
+from tests.support.models.random_text import write_text_model
 from tests.system.chaos import ground, report
 from tests.system.chaos.batches import batch_options, batch_row, nothing, short_questions
 from tests.system.chaos.callers import Question
 from tests.system.chaos.campaign import Campaign, Plan, Row, answers
 from tests.system.chaos.cluster import ClusterFaults, url_of
-from tests.system.chaos.deployment import SHORT_SILENCE, Deployment, smollm2_workers
+from tests.system.chaos.deployment import (
+    SHORT_GRACE,
+    SHORT_SILENCE,
+    Deployment,
+    random_model_workers,
+    smollm2_workers,
+)
 from tests.system.chaos.ledger import ledger_row
 from tests.system.chaos.poison import poison
 from tests.system.chaos.surroundings import surroundings
@@ -49,6 +56,14 @@ def echo_questions() -> list[Question]:
 
 def smollm2_questions() -> list[Question]:
     return [Question("smollm2", f"Chapter {k}. It was", 64, seed=k) for k in range(6)]
+
+
+def random_model_questions(model: str) -> list[Question]:
+    """Every other one is answered greedily."""
+    return [
+        Question(model, f"Section {k} describes", 400 + 50 * (k % 5), seed=k, temperature=k % 2)
+        for k in range(20)
+    ]
 
 
 def deployment_at(node: RabbitNode, logs: Path, **options: Any) -> Deployment:
@@ -201,6 +216,36 @@ async def truth(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]
     return rows
 
 
+async def device(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
+    """Workers share a device, which is a GPU if the environment says so."""
+    model = logs / "random"
+    await asyncio.to_thread(write_text_model, model)
+    async with (
+        surroundings(node) as around,
+        Deployment(
+            logs,
+            worker_url=around.workers.url,
+            gateway_url=around.gateways.url,
+            start_worker=random_model_workers(model),
+            num_workers=2,
+            gateway_options=[SHORT_SILENCE, SHORT_GRACE, "--reply-retention-s=10"],
+        ) as deployment,
+    ):
+        plan: Plan = {
+            f"{name}: random model": fault
+            for name, fault in {
+                "worker killed": (deployment.kill_worker, 10),
+                "gateway killed": (deployment.kill_gateway, 10),
+                "broker killed": (around.kill_broker, 5),
+                "worker stopped and woken": (deployment.stall_worker, 5),
+                "broker restarted": (around.restart_broker, 5),
+                "worker and gateway killed": (deployment.kill_worker_and_gateway, 5),
+            }.items()
+        }
+        questions = random_model_questions(model.name)
+        return await campaign(node, deployment, scale(plan), num_callers, questions)
+
+
 async def batches(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]:
     """A batch goes on while everything dies, the database too."""
     planned = scale({"batch": (nothing, 50_000)})
@@ -236,6 +281,7 @@ PARTS: dict[str, Part] = {
     "power": power,
     "network": network,
     "truth": truth,
+    "device": device,
     "batches": batches,
 }
 

@@ -41,6 +41,7 @@ class Question:
     prompt: str | list[int]
     max_tokens: int
     seed: int
+    temperature: float = 1.0
 
     @property
     def body(self) -> dict[str, object]:
@@ -49,7 +50,7 @@ class Question:
             "prompt": self.prompt,
             "max_tokens": self.max_tokens,
             "seed": self.seed,
-            "temperature": 1.0,
+            "temperature": self.temperature,
             "stream": True,
             "ignore_eos": True,
             "timeout": 300,
@@ -121,6 +122,8 @@ class Caller:
                 await self._follow_to_the_end(stream)
         except TimeoutError:
             raise StreamFailed("timeout", f"after {_PATIENCE_S:.0f} s {stream.place}") from None
+        if stream.num_ends != 1:
+            raise StreamFailed("terminal_events", f"{stream.num_ends}: {stream.place}")
         if stream.stream_id is not None:
             tally.answered[stream.stream_id] = self._tenant.name, question.max_tokens
         return stream.text
@@ -222,6 +225,8 @@ class _Stream:
     last_id: str | None = None
     text: str = ""
     is_done: bool = False
+    num_ends: int = 0
+    """Events with a reason for the end, of which there must be one."""
     heard_at: float = 0.0
     last_answer: str = "nothing"
     pause_s: float = _PAUSE_S
@@ -278,6 +283,7 @@ class _Stream:
                 raise StreamFailed(error["code"], self.place)
             return
         self.text += "".join(choice["text"] for choice in event["choices"])
+        self.num_ends += sum(choice["finish_reason"] is not None for choice in event["choices"])
         self.last_id = event_id or self.last_id
 
 

@@ -30,6 +30,8 @@ SHORT_HEARTBEAT = "?heartbeat=2"
 SHORT_SILENCE = "--worker-silence-s=4"
 SHORT_GRACE = "--disconnect-grace-s=4"
 """What clients leave behind for good is gone sooner."""
+_COMPILE_TIMEOUT_S = 180.0
+"""For a worker that compiles all kernels for a GPU at its first start."""
 
 
 def mortal_worker(broker: str, log: Path, *options: str) -> WarrenProcess:
@@ -50,6 +52,30 @@ def smollm2_workers(*options: str) -> Start:
         return processes.worker(
             broker, log, *options, *more, "--stall-timeout-s=20", WARREN_TENANT_WEIGHTS=WEIGHTS
         )
+
+    return start
+
+
+def random_model_workers(directory: Path) -> Start:
+    """Workers of the model in ``directory``, all of them on the device that the environment
+    names."""
+
+    def start(broker: str, log: Path) -> WarrenProcess:
+        process = processes.worker(
+            broker,
+            log,
+            f"--model={directory}",
+            "--dtype=bfloat16",
+            "--batch-invariant",
+            # They share the memory of a device, and record few graphs.
+            "--max-num-seqs=16",
+            "--max-num-batched-tokens=256",
+            f"--kv-cache-bytes={128 << 20}",
+            "--compute-threads=1",
+            WARREN_TENANT_WEIGHTS=WEIGHTS,
+        )
+        process.start_timeout_s = _COMPILE_TIMEOUT_S
+        return process
 
     return start
 
