@@ -51,7 +51,7 @@ run() {
         LIMIT_S=1800 "${interpreter[@]}" bench/gpu/on_device.sh "$@" || failed+=("$1")
 }
 run tests --collect-only --quiet
-run chaos --callers 4 --only 'worker killed' --only 'gateway killed' --only 'broker killed'
+run chaos --callers 4 --only 'worker killed' --only 'gateway killed' --only 'broker restarted'
 for part in kernels engine peers awq; do
     run "$part" --device cpu --shape tiny
     [[ -s $FOLDER/out/$part/gpu-$part.json ]] || failed+=("$part: no file")

@@ -61,7 +61,7 @@ def smollm2_questions() -> list[Question]:
 def random_model_questions(model: str) -> list[Question]:
     """Every other one is answered greedily."""
     return [
-        Question(model, f"Section {k} describes", 400 + 50 * (k % 5), seed=k, temperature=k % 2)
+        Question(model, f"Section {k} describes", 600 + 50 * (k % 5), seed=k, temperature=k % 2)
         for k in range(20)
     ]
 
@@ -236,10 +236,10 @@ async def device(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -
             for name, fault in {
                 "worker killed": (deployment.kill_worker, 10),
                 "gateway killed": (deployment.kill_gateway, 10),
-                "broker killed": (around.kill_broker, 5),
-                "worker stopped and woken": (deployment.stall_worker, 5),
                 "broker restarted": (around.restart_broker, 5),
-                "worker and gateway killed": (deployment.kill_worker_and_gateway, 5),
+                "worker stopped and woken": (deployment.stall_worker, 5),
+                "broker killed": (around.kill_broker, 5),
+                "both killed": (deployment.kill_worker_and_gateway, 5),
             }.items()
         }
         questions = random_model_questions(model.name)

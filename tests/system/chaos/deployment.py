@@ -70,7 +70,7 @@ def random_model_workers(directory: Path) -> Start:
             # They share the memory of a device, and record few graphs.
             "--max-num-seqs=16",
             "--max-num-batched-tokens=256",
-            f"--kv-cache-bytes={128 << 20}",
+            f"--kv-cache-bytes={192 << 20}",
             "--compute-threads=1",
             WARREN_TENANT_WEIGHTS=WEIGHTS,
         )
