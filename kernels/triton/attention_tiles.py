@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.triton.configurations import POINTER_TYPES
+from kernels.triton.configurations import POINTER_TYPES, has_pdl, pdl_targets
 
 MIN_ROWS = 16
 """The minimum number of rows of a matrix instruction."""
@@ -25,6 +25,8 @@ class AttentionKind:
     has_window: bool
     target: int
     """The entry of `kernels.triton.configurations.TARGETS` whose tiles suit the device."""
+    has_pdl: bool
+    """See `kernels.triton.configurations.has_pdl`."""
 
     @classmethod
     def of(cls, query: Tensor, key_cache: Tensor, sliding_window: int | None) -> "AttentionKind":
@@ -38,7 +40,13 @@ class AttentionKind:
             block_size,
             has_window=sliding_window is not None,
             target=_target(query.device),
+            has_pdl=has_pdl(query.device),
         )
+
+    @property
+    def targets(self) -> tuple[int, ...]:
+        """All targets of kernels whose tiles are the same for each."""
+        return pdl_targets(self.has_pdl)
 
     @property
     def pointer(self) -> str:

@@ -33,7 +33,12 @@ from kernels.triton.attention_tiles import (
     num_multiprocessors,
     prefill_tile,
 )
-from kernels.triton.configurations import TARGETS, Configuration, Constexpr, launch
+from kernels.triton.configurations import (
+    TARGETS,
+    Configuration,
+    Constexpr,
+    launch,
+)
 
 INVARIANT_SPLIT_LEN = 512
 """Tokens per split in batch-invariant mode, in which splits must not depend on the batch."""
@@ -83,6 +88,7 @@ def attention_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    HAS_PDL: tl.constexpr,
 ):
     """Program (key head, item of the schedule): a tile of BLOCK_M rows, tokens times heads of the
     group, attends to a split of its context.
@@ -91,6 +97,9 @@ def attention_kernel(
     HEAD_DIM], ``highest`` and ``total``; with IS_WHOLE no tile has several. With a SPAN_LEN, spans
     of this length are merged in the way in which `merge_splits_kernel` merges splits.
     """
+    if HAS_PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     kv_head, item = tl.program_id(0), tl.program_id(1)
     index, tile, split, num_splits, split_len, base = work_of(
         item,
@@ -192,9 +201,13 @@ def merge_splits_kernel(
     BLOCK_R: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    HAS_PDL: tl.constexpr,
 ):
     """Program (key head, item of the schedule, part of the rows): merge the splits of a tile from
     the first to the last, if the item is the first of several."""
+    if HAS_PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
     kv_head, item = tl.program_id(0), tl.program_id(1)
     index, tile, split, num_splits, split_len, base = work_of(
         item,
@@ -434,7 +447,7 @@ def attend_configuration(kind: AttentionKind, variant: Variant, block_seqs: int)
         },
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        targets=TARGETS if variant.is_decode else (kind.target,),
+        targets=kind.targets if variant.is_decode else (kind.target,),
     )
 
 
@@ -444,6 +457,7 @@ def merge_configuration(kind: AttentionKind, variant: Variant, block_seqs: int) 
         kernel=merge_splits_kernel,
         signature={**_splits_signature(kind), "lens_ptr": "*i32:16", "window": "i32"},
         constexprs={**_schedule_constexprs(kind, variant, block_seqs), "BLOCK_R": MIN_ROWS},
+        targets=kind.targets,
     )
 
 
@@ -472,21 +486,23 @@ def _schedule_constexprs(
         "BLOCK_N": variant.tile.keys,
         "BLOCK_D": kind.width,
         "BLOCK_S": block_seqs,
+        "HAS_PDL": kind.has_pdl,
     }
 
 
 def _configurations() -> Iterator[Configuration]:
     for target in TARGETS:
         for head_dim, group, has_window in ((64, 3, False), (128, 4, False), (256, 4, True)):
-            kind = AttentionKind(torch.bfloat16, head_dim, group, 16, has_window, target)
-            for is_decode in (True, False) if target == TARGETS[0] else (False,):
+            has_pdl = target > TARGETS[0]
+            kind = AttentionKind(torch.bfloat16, head_dim, group, 16, has_window, target, has_pdl)
+            for is_decode in (True, False) if target < TARGETS[-1] else (False,):
                 variant = Variant.of(kind, is_decode, is_batch_invariant=False)
                 for split in (variant, replace(variant, is_whole=False)):
                     yield attend_configuration(kind, split, _MIN_BLOCK_SEQS)
                 yield merge_configuration(kind, split, _MIN_BLOCK_SEQS)
-    single = AttentionKind(torch.float32, 128, 1, 32, False, 90)
+    single = AttentionKind(torch.float32, 128, 1, 32, False, 90, has_pdl=True)
     yield attend_configuration(single, Variant.of(single, False, False), _MIN_BLOCK_SEQS)
-    half = AttentionKind(torch.float16, 128, 4, 16, False, 90)
+    half = AttentionKind(torch.float16, 128, 4, 16, False, 90, has_pdl=True)
     for kind, is_decode in ((half, False), (single, True)):
         yield attend_configuration(kind, Variant.of(kind, is_decode, True), 4 * _MIN_BLOCK_SEQS)
 
