@@ -44,7 +44,8 @@ INVARIANT_SPLIT_LEN = 512
 """Tokens per split in batch-invariant mode, in which splits must not depend on the batch."""
 _MIN_SPLIT_LEN = 128
 _UNSPLIT = 1 << 30
-_MIN_BLOCK_SEQS = 256
+_MIN_BLOCK_SEQS = 1024
+"""Fewer sequences are not a case of their own, which would be compiled when it first occurs."""
 _DECODES_A_MULTIPROCESSOR = 12
 """Programs: three run at a time; after four waves the partially filled last one costs little."""
 _CHUNKS_A_MULTIPROCESSOR = 2
@@ -292,14 +293,8 @@ class Variant:
     tile: Tile
     is_decode: bool
     is_whole: bool
+    """Whether no context is split."""
     is_batch_invariant: bool
-
-    @classmethod
-    def of(cls, kind: AttentionKind, is_decode: bool, is_batch_invariant: bool) -> "Variant":
-        """Without splits. In batch-invariant mode sums depend on the tile, so chunks use that of
-        decodes."""
-        tile = decode_tile(kind) if is_decode or is_batch_invariant else prefill_tile(kind)
-        return cls(tile, is_decode, True, is_batch_invariant)
 
     @property
     def span_len(self) -> int:
@@ -337,26 +332,26 @@ def schedule_of(
     is_batch_invariant: bool,
 ) -> Schedule:
     is_decode = sequences.max_query_len == 1
-    variant = Variant.of(kind, is_decode, is_batch_invariant)
+    # In batch-invariant mode sums depend on the tile.
+    tile = decode_tile(kind) if is_decode or is_batch_invariant else prefill_tile(kind)
     a_multiprocessor = _DECODES_A_MULTIPROCESSOR if is_decode else _CHUNKS_A_MULTIPROCESSOR
     num_wanted = -(-a_multiprocessor * num_multiprocessors(device) // num_kv_heads)
     num_tiles = len(sequences)
     if not is_decode:
-        num_tiles += sequences.num_tokens * kind.group // variant.tile.rows
-        # Chunks of an invariant batch merge their spans in one program, and many chunks fill the
-        # device without splits, whose results would take much memory.
-        if is_batch_invariant or num_tiles >= 2 * num_wanted:
-            return Schedule(variant, num_tiles, num_wanted, _UNSPLIT)
+        num_tiles += sequences.num_tokens * kind.group // tile.rows
+    # Chunks of an invariant batch merge their spans in one program, and many chunks fill the device
+    # without splits, whose results would take much memory.
+    is_whole = not is_decode and (is_batch_invariant or num_tiles >= 2 * num_wanted)
+    variant = Variant(tile, is_decode, is_whole, is_batch_invariant)
+    if is_whole:
+        return Schedule(variant, num_tiles, num_wanted, _UNSPLIT)
     if sliding_window is not None:
         visible = sliding_window + sequences.max_query_len - 1 + variant.alignment
         max_context_len = min(max_context_len, visible)
-    max_num_splits = -(-max_context_len // (variant.span_len or _MIN_SPLIT_LEN))
-    if max_num_splits <= 1:
-        return Schedule(variant, num_tiles, num_wanted, _UNSPLIT)
-    num_items = num_tiles * max_num_splits
+    num_items = num_tiles * -(-max_context_len // (variant.span_len or _MIN_SPLIT_LEN))
     if not is_batch_invariant:
         num_items = min(num_items, num_tiles + num_wanted)
-    return Schedule(replace(variant, is_whole=False), num_items, num_wanted, variant.span_len)
+    return Schedule(variant, num_items, num_wanted, variant.span_len)
 
 
 def attend(
@@ -495,16 +490,20 @@ def _configurations() -> Iterator[Configuration]:
         for head_dim, group, has_window in ((64, 3, False), (128, 4, False), (256, 4, True)):
             has_pdl = target > TARGETS[0]
             kind = AttentionKind(torch.bfloat16, head_dim, group, 16, has_window, target, has_pdl)
-            for is_decode in (True, False) if target < TARGETS[-1] else (False,):
-                variant = Variant.of(kind, is_decode, is_batch_invariant=False)
-                for split in (variant, replace(variant, is_whole=False)):
-                    yield attend_configuration(kind, split, _MIN_BLOCK_SEQS)
-                yield merge_configuration(kind, split, _MIN_BLOCK_SEQS)
+            chunks = Variant(prefill_tile(kind), False, False, False)
+            yield attend_configuration(kind, replace(chunks, is_whole=True), _MIN_BLOCK_SEQS)
+            # The tile of decodes is the same for all targets.
+            decodes = Variant(decode_tile(kind), True, False, False)
+            for variant in (chunks, decodes) if target < TARGETS[-1] else (chunks,):
+                yield attend_configuration(kind, variant, _MIN_BLOCK_SEQS)
+                yield merge_configuration(kind, variant, _MIN_BLOCK_SEQS)
     single = AttentionKind(torch.float32, 128, 1, 32, False, 90, has_pdl=True)
-    yield attend_configuration(single, Variant.of(single, False, False), _MIN_BLOCK_SEQS)
+    chunk = Variant(prefill_tile(single), False, True, False)
+    yield attend_configuration(single, chunk, _MIN_BLOCK_SEQS)
     half = AttentionKind(torch.float16, 128, 4, 16, False, 90, has_pdl=True)
     for kind, is_decode in ((half, False), (single, True)):
-        yield attend_configuration(kind, Variant.of(kind, is_decode, True), 4 * _MIN_BLOCK_SEQS)
+        variant = Variant(decode_tile(kind), is_decode, not is_decode, True)
+        yield attend_configuration(kind, variant, _MIN_BLOCK_SEQS)
 
 
 CONFIGURATIONS = tuple(_configurations())
