@@ -1,10 +1,10 @@
 """4-bit matrices of AWQ checkpoints (Lin et al., arXiv:2306.00978), repacked.
 
-A checkpoint's word holds 8 outputs of one input. Here a word holds 8 inputs of one output, so that
-a thread can sum what it unpacks, and adjacent threads read adjacent words. Inputs are grouped in
-chunks of 128 inputs, stored as 16 consecutive rows of words: nibble j of word row r, counted from
-the lowest, is input 16 j + r of the chunk. The inputs of one nibble are then 16 adjacent inputs,
-the amount that a matrix instruction takes at a time.
+A checkpoint's word holds 8 outputs of one input. Here a word holds 8 inputs of one output, in the
+order in which a matrix instruction takes them from one thread's registers. Inputs are grouped in
+chunks of 128, and a chunk has 16 words for each output. Word 4 t + b holds the inputs
+32 b + 8 j + 2 t + s, for j in 0..3 and s in 0..1: in nibble j, counted from the lowest, those with
+s = 1, and in nibble 4 + j those with s = 0. A thread reads the four words of one t at once.
 """
 
 import torch
@@ -23,29 +23,32 @@ def repack_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor,
     """Convert a checkpoint's tensors to those of `kernels.reference.awq_linear`.
 
     ``qweight`` is [inputs, outputs / 8] int32, ``qzeros`` [num_groups, outputs / 8] int32,
-    ``scales`` [num_groups, outputs]. Returns ``qweight`` [inputs / 8, outputs] int32, ``scales``
-    unchanged and ``zeros`` [num_groups, outputs] uint8. Raises `ValueError` if shapes do not match
-    or the number of inputs is not a multiple of 128.
+    ``scales`` [num_groups, outputs]. Returns ``qweight`` [inputs / 128, outputs, 16] int32,
+    ``scales`` unchanged and ``zeros`` [num_groups, outputs] uint8. Raises
+    `ValueError` if shapes do not match or the number of inputs is not a multiple of 128.
     """
     inputs, outputs = qweight.shape[0], qweight.shape[1] * NIBBLES
     num_groups = scales.shape[0]
     check_shape("scales", scales, (None, outputs))
     check_shape("qzeros", qzeros, (num_groups, outputs // NIBBLES))
     _check_groups(inputs, num_groups)
-    chunks = _nibbles(qweight).view(-1, NIBBLES, CHUNK_WORDS, outputs)
-    words = torch.zeros_like(chunks[:, 0], dtype=torch.int32)
+    # Inputs as [chunks, b, j, t, s].
+    chunks = _nibbles(qweight).view(-1, 4, 4, 4, 2, outputs)
+    words = torch.zeros(chunks.shape[0], outputs, 4, 4, dtype=torch.int32, device=qweight.device)
     for place in range(NIBBLES):
-        words |= chunks[:, place].int() << 4 * place
-    return words.view(-1, outputs), scales, _nibbles(qzeros)
+        nibbles = chunks[:, :, place % 4, :, 1 - place // 4]
+        words |= nibbles.permute(0, 3, 2, 1).int() << 4 * place
+    return words.flatten(2), scales, _nibbles(qzeros)
 
 
 def dequantize_awq(qweight: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
     """Return [inputs, outputs] float32: (nibble - zero) * scale."""
     outputs = qweight.shape[1]
-    words = qweight.view(-1, 1, CHUNK_WORDS, outputs)
     shifts = torch.arange(0, 4 * NIBBLES, 4, dtype=torch.int32, device=qweight.device)
-    nibbles = words >> shifts.view(NIBBLES, 1, 1) & 15
-    grouped = nibbles.reshape(scales.shape[0], -1, outputs)
+    # [chunks, outputs, t, b, 1 - s, j], then [chunks, b, j, t, s, outputs].
+    nibbles = (qweight.unsqueeze(-1) >> shifts & 15).view(-1, outputs, 4, 4, 2, 4)
+    inputs = nibbles.flip(4).permute(0, 3, 5, 2, 4, 1)
+    grouped = inputs.reshape(scales.shape[0], -1, outputs)
     weight = (grouped - zeros.unsqueeze(1)).float() * scales.unsqueeze(1).float()
     return weight.view(-1, outputs)
 
@@ -60,7 +63,7 @@ def check_awq(
 ) -> None:
     """Raise `ValueError` if shapes do not match, or the inputs cannot be grouped like this."""
     inputs, outputs = hidden.shape[-1], qweight.shape[1]
-    check_shape("qweight", qweight, (inputs // NIBBLES, None))
+    check_shape("qweight", qweight, (inputs // CHUNK_INPUTS, None, CHUNK_WORDS))
     check_shape("scales", scales, (inputs // group_size, outputs))
     check_shape("zeros", zeros, scales.shape)
     _check_groups(inputs, scales.shape[0])

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bench.gpu.scale import Scale
+from kernels.awq_layout import CHUNK_INPUTS, CHUNK_WORDS
 from kernels.providers import Ops
 from worker.model.config import DecoderConfig
 from worker.model.decoders.native import NativeDecoder
@@ -36,7 +37,7 @@ class RandomWeights:
     def awq(self, outputs: int, inputs: int) -> AwqWeight:
         """[outputs, inputs] in 4 bits."""
         groups = (inputs // AWQ_GROUP, outputs)
-        words = (inputs // 8, outputs)
+        words = (inputs // CHUNK_INPUTS, outputs, CHUNK_WORDS)
         least = -(1 << 31)
         return AwqWeight(
             torch.randint(least, 1 << 31, words, dtype=torch.int32, device=self._device),

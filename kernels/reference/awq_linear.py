@@ -17,7 +17,7 @@ def awq_linear(
     """Return ``hidden @ weight + bias``: [num_tokens, outputs], computed in float32, rounded once.
 
     ``hidden`` is [num_tokens, inputs], ``bias`` [outputs] of the same dtype. The weight is packed
-    by `kernels.awq_layout.repack_awq`: ``qweight`` [inputs / 8, outputs] int32, ``scales``
+    by `kernels.awq_layout.repack_awq`: ``qweight`` [inputs / 128, outputs, 16] int32, ``scales``
     [inputs / group_size, outputs] of any float dtype, ``zeros`` of the same shape in uint8. The
     number of inputs is a multiple of 128; a group has 16, 32, 64 or a multiple of 128 inputs.
     Raises `ValueError` if shapes do not match.

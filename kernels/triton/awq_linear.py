@@ -1,14 +1,20 @@
 """A projection with 4-bit weights (AWQ: Lin et al., arXiv:2306.00978), unpacked in registers.
 
-For few tokens the limit is reading the weight: half a byte for each of inputs * outputs, and 3
-bytes for each group and output. It is read once, and inputs are split over programs until there are
-enough programs. A word's 8 nibbles become floats without a conversion: they are inserted into the
-mantissa of 2**23, from which one multiply-add subtracts the offset and the zero point. One token is
-summed with multiply-adds, up to 64 with matrix instructions. For more tokens the weight is unpacked
-to memory and multiplied like any other.
+The product is computed transposed, so that the weight is the operand that a matrix instruction
+takes from registers: the words are stored such that each thread unpacks exactly the values that the
+instruction expects from it (`kernels.awq_layout`), and unpacked values are never exchanged between
+threads. Two nibbles at a time become floats without a conversion: they are inserted into the
+mantissas of 2**7 (bfloat16) or 2**10 (float16), from which one subtraction, which is exact, removes
+the offset and the zero point.
+
+For few tokens the limit is reading the weight. Inputs are split over programs until there are
+enough of them, and the last program of a tile to finish adds up the parts, in order. For many
+tokens, reading and unpacking each weight once for each tile of tokens costs more than unpacking the
+weight to memory and multiplying it like any other.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -16,19 +22,53 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.awq_layout import CHUNK_INPUTS, CHUNK_WORDS, NIBBLES, check_awq
+from kernels.awq_layout import CHUNK_INPUTS, CHUNK_WORDS, check_awq
 from kernels.triton.configurations import POINTER_TYPES, Configuration, launch
 
-_BLOCK_OUTPUTS = 128
-_BLOCK_TOKENS = (1, 16, 64)
-_MAX_TOKENS = _BLOCK_TOKENS[-1]
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """What one program computes."""
+
+    tokens: int
+    outputs: int
+    num_warps: int
+    num_stages: int
+    num_programs: int
+    """Inputs are split until there are about this many programs; a constant, so that every GPU sums
+    in the same order."""
+    has_unrolled_sum: bool
+    """Whether all parts of a tile are loaded at once; otherwise one after the other."""
+    scales_weights: bool = False
+    """Whether weights are scaled, and rounded, before they are multiplied, instead of the sums of
+    each group. It costs less if there are many tokens."""
+
+
+_TILES = (
+    _Tile(16, 64, num_warps=4, num_stages=4, num_programs=768, has_unrolled_sum=True),
+    _Tile(64, 128, num_warps=8, num_stages=3, num_programs=264, has_unrolled_sum=False),
+    _Tile(
+        128,
+        128,
+        num_warps=8,
+        num_stages=3,
+        num_programs=264,
+        has_unrolled_sum=False,
+        scales_weights=True,
+    ),
+)
+_INVARIANT_TILE = _TILES[1]
+_FLOAT32_TILE = _Tile(16, 64, num_warps=4, num_stages=2, num_programs=512, has_unrolled_sum=False)
+_MAX_TILED_TOKENS = 256
+"""For more tokens the weight is unpacked to memory."""
 _MAX_INVARIANT_TOKENS = 256
-"""Tokens multiplied at a time in batch-invariant mode, which limits the memory of the splits."""
-_MIN_PROGRAMS = 512
-"""4 on each multiprocessor of an H100; a constant, so that every GPU sums in the same order."""
-_SUM_BLOCK = 1024
-_BASE_BITS = 0x4B000000
-"""The bits of 2.0**23; an argument, because one instruction masks and merges only one constant."""
+"""Tokens multiplied at a time in batch-invariant mode, which limits the memory of the parts."""
+_NUM_COUNTERS = 16 * max(tile.num_programs for tile in (*_TILES, _FLOAT32_TILE))
+"""Inputs are only split if there are fewer tiles than programs wanted. In batch-invariant mode only
+one tile of tokens counts as such, and there are up to 16."""
+_BASE_BITS = {torch.bfloat16: 0x43004300, torch.float16: 0x64006400, torch.float32: 0}
+"""Twice the bits of the power of two whose mantissa takes a nibble as an integer; an argument,
+because one instruction masks and merges only one constant."""
 
 
 def awq_linear(
@@ -44,20 +84,26 @@ def awq_linear(
     """See `kernels.reference.awq_linear`.
 
     With ``is_batch_invariant`` a row's result is bit-identical whatever else is in the batch: one
-    tile and one order of summation are used for any number of tokens.
+    tile and one order of summation are used for any number of tokens. Calls that may run at the
+    same time on one device share counters, and have to be on the same stream.
     """
     check_awq(hidden, qweight, scales, zeros, bias, group_size)
     weight = (qweight.contiguous(), scales.contiguous(), zeros.contiguous())
     hidden = hidden.contiguous()
+    bias = None if bias is None else bias.contiguous()
     num_tokens = hidden.shape[0]
+    is_float32 = hidden.dtype == torch.float32
     if is_batch_invariant:
+        tile = _FLOAT32_TILE if is_float32 else _INVARIANT_TILE
         parts = hidden.split(_MAX_INVARIANT_TOKENS)
-        return torch.cat([_multiply(p, *weight, bias, group_size, _MAX_TOKENS) for p in parts])
-    if num_tokens <= _MAX_TOKENS:
-        block_tokens = next(size for size in _BLOCK_TOKENS if size >= num_tokens)
-        return _multiply(hidden, *weight, bias, group_size, block_tokens)
-    product = hidden @ _dequantize(*weight, group_size, hidden.dtype)
-    return product if bias is None else product.add_(bias)
+        # The number of splits has to be that of a single tile of tokens.
+        return torch.cat([_multiply(p, *weight, bias, group_size, tile, 1) for p in parts])
+    if num_tokens <= _MAX_TILED_TOKENS:
+        fitting = (tile for tile in _TILES if tile.tokens >= num_tokens)
+        tile = _FLOAT32_TILE if is_float32 else next(fitting, _TILES[-1])
+        token_tiles = triton.cdiv(num_tokens, tile.tokens)
+        return _multiply(hidden, *weight, bias, group_size, tile, token_tiles)
+    return torch.nn.functional.linear(hidden, _dequantize(*weight, group_size, hidden.dtype), bias)
 
 
 def _multiply(
@@ -67,162 +113,221 @@ def _multiply(
     zeros: Tensor,
     bias: Tensor | None,
     group_size: int,
-    block_tokens: int,
+    tile: _Tile,
+    token_tiles: int,
 ) -> Tensor:
-    num_tokens, inputs = hidden.shape
-    outputs = qweight.shape[1]
+    """``token_tiles`` is the number that the splits are chosen for."""
+    num_tokens = hidden.shape[0]
+    num_chunks, outputs = qweight.shape[:2]
     out = torch.empty(num_tokens, outputs, dtype=hidden.dtype, device=hidden.device)
     if not num_tokens:
         return out
-    num_chunks = inputs // CHUNK_INPUTS
-    num_splits = _num_splits(num_chunks, outputs)
-    parts = torch.empty(num_splits, *out.shape, dtype=torch.float32, device=hidden.device)
-    tiles = (triton.cdiv(outputs, _BLOCK_OUTPUTS), num_splits)
+    out_tiles = triton.cdiv(outputs, tile.outputs)
+    num_splits = _num_splits(num_chunks, out_tiles * token_tiles, tile.num_programs)
+    is_split = num_splits > 1
+    size = (num_splits, *out.shape) if is_split else 1
+    parts = torch.empty(size, dtype=torch.float32, device=hidden.device)
+    unrolled = num_splits if tile.has_unrolled_sum or not is_split else 0
     launch(
-        _configuration(hidden.dtype, scales.dtype, group_size, block_tokens),
-        (*tiles, triton.cdiv(num_tokens, block_tokens)),
+        _configuration(
+            hidden.dtype, scales.dtype, group_size, tile, unrolled, has_bias=bias is not None
+        ),
+        (triton.cdiv(num_tokens, tile.tokens), out_tiles, num_splits),
+        out,
         parts,
+        _counters(hidden.device),
         hidden,
         qweight,
         scales,
         zeros,
+        out if bias is None else bias,
         num_tokens,
         outputs,
         num_chunks,
         triton.cdiv(num_chunks, num_splits),
-        _BASE_BITS,
-    )
-    grid = (num_tokens, triton.cdiv(outputs, _SUM_BLOCK))
-    summation = _sum_configuration(hidden.dtype, bias is not None)
-    launch(
-        summation, grid, out, parts, out if bias is None else bias.contiguous(), outputs, num_splits
+        num_splits,
+        _BASE_BITS[hidden.dtype],
     )
     return out
 
 
-def _num_splits(num_chunks: int, outputs: int) -> int:
-    """Depends only on the weight's shape; no split is empty."""
-    wanted = triton.cdiv(_MIN_PROGRAMS, triton.cdiv(outputs, _BLOCK_OUTPUTS))
+def _num_splits(num_chunks: int, num_tiles: int, num_programs: int) -> int:
+    """No split is empty."""
+    wanted = min(num_chunks, max(1, round(num_programs / num_tiles)))
     return int(triton.cdiv(num_chunks, triton.cdiv(num_chunks, wanted)))
 
 
-@triton.jit
-def _unpack(words, zero, base_bits, NIBBLE: tl.constexpr):
-    """Nibble NIBBLE of ``words``, minus ``zero`` (float32): exact."""
-    # Four nibbles fit into the mantissa without a shift.
-    PLACE: tl.constexpr = NIBBLE % 4
-    shifted = words >> 16 if NIBBLE >= 4 else words
-    bits = (shifted & (15 << 4 * PLACE)) | base_bits
-    return bits.to(tl.float32, bitcast=True) * 0.0625**PLACE - (zero + 8388608.0 * 0.0625**PLACE)
+@cache
+def _counters(device: torch.device) -> Tensor:
+    """One for each tile: how many of its splits are done. The last one sets it to 0 again."""
+    return torch.zeros(_NUM_COUNTERS, dtype=torch.int32, device=device)
 
 
 @triton.jit
-def _add_product(sums, hidden_ptr, weights, HAS_DOT: tl.constexpr):
-    """Add ``hidden`` times ``weights`` [words, outputs] float32.
-
-    With matrix instructions ``hidden`` is [tokens, words] and ``sums`` [tokens, outputs]; otherwise
-    they are [words] of one token and [words, outputs], whose rows are summed at the end.
-    """
-    hidden = tl.load(hidden_ptr)
-    if HAS_DOT:
-        sums = tl.dot(hidden, weights.to(hidden.dtype), sums, input_precision="ieee")
+def _unpack(words, base_bits, dtype: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr):
+    """Nibbles of ``words`` [outputs, 16], plus 128 or 1024 unless they are float32:
+    [outputs, 128]."""
+    low_bytes = tl.join(words, words >> 8)
+    # [outputs, 16, 2, 2], the last two dimensions being j.
+    pairs = (tl.join(low_bytes, low_bytes >> 4) & 0x000F000F) | base_bits
+    if dtype == tl.float32:
+        nibbles = tl.join(pairs >> 16, pairs & 0xFFFF).to(tl.float32)
     else:
-        sums += hidden.to(tl.float32)[:, None] * weights
-    return sums
+        lows = pairs.to(tl.int16).to(dtype, bitcast=True)
+        highs = (pairs >> 16).to(tl.int16).to(dtype, bitcast=True)
+        nibbles = tl.join(highs, lows)
+    # From [outputs, t, b, j, s].
+    ordered = nibbles.reshape(BLOCK_OUTPUTS, 4, 4, 4, 2).permute(0, 2, 3, 1, 4)
+    return ordered.reshape(BLOCK_OUTPUTS, 128)
 
 
-@triton.jit(do_not_specialize=["num_tokens", "num_chunks", "split_chunks"])
+@triton.jit
+def _offset(zeros, base_bits, dtype: tl.constexpr):
+    """What `_unpack` returns for the zero points."""
+    if dtype == tl.float32:
+        offset = zeros.to(tl.float32)
+    else:
+        offset = (zeros.to(tl.int32) | base_bits).to(tl.int16).to(dtype, bitcast=True)
+    return offset
+
+
+@triton.jit
+def _load_groups(ptr, outputs, outs, chunk, GROUP_SIZE: tl.constexpr, CHUNK_INPUTS: tl.constexpr):
+    """The chunk's values for each group and output: [outputs, 1] if it has only one group, or else
+    [outputs, inputs]."""
+    first = chunk * CHUNK_INPUTS // GROUP_SIZE * outputs.to(tl.int64)
+    if GROUP_SIZE >= CHUNK_INPUTS:
+        values = tl.load(ptr + first + outs)[:, None]
+    else:
+        NUM_GROUPS: tl.constexpr = CHUNK_INPUTS // GROUP_SIZE
+        groups = tl.arange(0, NUM_GROUPS)
+        values = tl.load(ptr + first + groups[None, :] * outputs + outs[:, None])
+        values = values[:, :, None].broadcast_to(outs.shape[0], NUM_GROUPS, GROUP_SIZE)
+        values = values.reshape(outs.shape[0], CHUNK_INPUTS)
+    return values
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_chunks", "split_chunks", "num_splits"])
 def awq_linear_kernel(
+    out_ptr,
     parts_ptr,
+    counters_ptr,
     hidden_ptr,
     qweight_ptr,
     scales_ptr,
     zeros_ptr,
+    bias_ptr,
     num_tokens,
     outputs,
     num_chunks,
     split_chunks,
+    num_splits,
     base_bits,
     GROUP_SIZE: tl.constexpr,
+    CHUNK_INPUTS: tl.constexpr,
     CHUNK_WORDS: tl.constexpr,
-    NIBBLES: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
-    HAS_DOT: tl.constexpr,
+    WARP_ROWS: tl.constexpr,
+    SCALES_WEIGHTS: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
 ):
-    """The partial sums of one split's chunks, for a tile of outputs and of tokens."""
-    split = tl.program_id(1)
-    outs = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    """One split of a tile of outputs and of tokens; the last split to finish adds up the parts.
+
+    A load gives 8 adjacent rows to each of the warps in turn, WARP_ROWS to all; a matrix
+    instruction takes 16 adjacent rows from a warp. Rows are therefore loaded in memory's order and
+    renumbered. NUM_SPLITS is 0 if it is only known at run time.
+    """
+    token_tile = tl.program_id(0)
+    out_tile = tl.program_id(1)
+    split = tl.program_id(2)
+    dtype: tl.constexpr = hidden_ptr.dtype.element_ty
+    rows = tl.arange(0, BLOCK_OUTPUTS)
+    memory_outs = out_tile * BLOCK_OUTPUTS + rows
+    # Arithmetic, so that the compiler sees that 8 of them are adjacent.
+    eights = rows // 16 % (WARP_ROWS // 8) + rows // 8 % 2 * (WARP_ROWS // 8)
+    outs = memory_outs // (2 * WARP_ROWS) * (2 * WARP_ROWS) + eights * 8 + rows % 8
     is_out = outs < outputs
-    rows = tl.arange(0, CHUNK_WORDS)
-    inputs = num_chunks.to(tl.int64) * CHUNK_WORDS * NIBBLES
+    # Outputs beyond the last one repeat it; their results are not stored.
+    loaded_outs = tl.minimum(outs, outputs - 1)
+    tokens = token_tile * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
+    is_token = tokens < num_tokens
+    starts = tokens.to(tl.int64) * num_chunks * CHUNK_INPUTS
+    hidden_ptr += starts[None, :] + tl.arange(0, CHUNK_INPUTS)[:, None]
+    qweight_ptr += (
+        tl.minimum(memory_outs, outputs - 1)[:, None] * CHUNK_WORDS
+        + tl.arange(0, CHUNK_WORDS)[None, :]
+    )
+    total = tl.zeros([BLOCK_OUTPUTS, BLOCK_TOKENS], tl.float32)
     first = split * split_chunks
-    if HAS_DOT:
-        tokens = tl.program_id(2) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
-        # Tokens beyond the last one repeat it; their results are not stored.
-        starts = tl.minimum(tokens, num_tokens - 1) * inputs
-        hidden_ptr += starts[:, None] + rows[None, :]
-        total = tl.zeros([BLOCK_TOKENS, BLOCK_OUTPUTS], tl.float32)
-    else:
-        hidden_ptr += tl.program_id(2) * inputs + rows
-        total = tl.zeros([CHUNK_WORDS, BLOCK_OUTPUTS], tl.float32)
+    zeros = _load_groups(zeros_ptr, outputs, loaded_outs, first, GROUP_SIZE, CHUNK_INPUTS)
+    scales = _load_groups(scales_ptr, outputs, loaded_outs, first, GROUP_SIZE, CHUNK_INPUTS)
     for chunk in tl.range(first, tl.minimum(first + split_chunks, num_chunks)):
-        word_rows = (chunk * CHUNK_WORDS + rows).to(tl.int64)
-        places = qweight_ptr + word_rows[:, None] * outputs + outs[None, :]
-        words = tl.load(places, mask=is_out[None, :], other=0)
-        sums = tl.zeros_like(total)
-        for nibble in tl.static_range(NIBBLES):
-            start = (chunk * NIBBLES + nibble) * CHUNK_WORDS
-            if nibble * CHUNK_WORDS % GROUP_SIZE == 0:
-                group = (start // GROUP_SIZE).to(tl.int64) * outputs
-                zero = tl.load(zeros_ptr + group + outs, mask=is_out, other=0)
-                zero = zero.to(tl.float32)[None, :]
-                scale = tl.load(scales_ptr + group + outs, mask=is_out, other=0.0)
-                scale = scale.to(tl.float32)[None, :]
-            weights = _unpack(words, zero, base_bits, nibble)
-            if GROUP_SIZE < CHUNK_WORDS * NIBBLES:
-                weights *= scale
-            sums = _add_product(sums, hidden_ptr + start, weights, HAS_DOT)
-        if GROUP_SIZE >= CHUNK_WORDS * NIBBLES:
-            # The chunk has a single scale, which is applied to the unrounded sum.
-            sums *= scale
-        total += sums
-    part_ptr = parts_ptr + split * num_tokens.to(tl.int64) * outputs
-    if HAS_DOT:
-        places = part_ptr + tokens.to(tl.int64)[:, None] * outputs + outs[None, :]
-        tl.store(places, total, mask=(tokens < num_tokens)[:, None] & is_out[None, :])
+        hidden = tl.load(hidden_ptr + chunk * CHUNK_INPUTS, mask=is_token[None, :], other=0.0)
+        words = tl.load(qweight_ptr + chunk * outputs.to(tl.int64) * CHUNK_WORDS)
+        # Values of 1 and 2 bytes cannot be copied to shared memory in advance, so they are loaded
+        # one iteration early.
+        next_chunk = tl.minimum(chunk + 1, num_chunks - 1)
+        next_zeros = _load_groups(
+            zeros_ptr, outputs, loaded_outs, next_chunk, GROUP_SIZE, CHUNK_INPUTS
+        )
+        next_scales = _load_groups(
+            scales_ptr, outputs, loaded_outs, next_chunk, GROUP_SIZE, CHUNK_INPUTS
+        )
+        words = words.reshape(BLOCK_OUTPUTS // (2 * WARP_ROWS), 2, WARP_ROWS // 8, 8, CHUNK_WORDS)
+        words = words.permute(0, 2, 1, 3, 4).reshape(BLOCK_OUTPUTS, CHUNK_WORDS)
+        weights = _unpack(words, base_bits, dtype, BLOCK_OUTPUTS)
+        weights -= _offset(zeros, base_bits, dtype)
+        if SCALES_WEIGHTS:
+            weights *= scales.to(dtype)
+            total = tl.dot(weights, hidden, total, input_precision="ieee")
+        else:
+            product = tl.dot(weights, hidden, input_precision="ieee")
+            total += product * scales.to(tl.float32)
+        zeros = next_zeros
+        scales = next_scales
+    is_there = is_token[None, :] & is_out[:, None]
+    places = tokens.to(tl.int64)[None, :] * outputs + outs[:, None]
+    if NUM_SPLITS == 1:
+        if HAS_BIAS:
+            total += tl.load(bias_ptr + loaded_outs).to(tl.float32)[:, None]
+        tl.store(out_ptr + places, total.to(dtype), mask=is_there)
     else:
-        places = part_ptr + tl.program_id(2).to(tl.int64) * outputs + outs
-        tl.store(places, tl.sum(total, axis=0), mask=is_out)
-
-
-@triton.jit(do_not_specialize=["num_splits"])
-def awq_sum_kernel(
-    out_ptr, parts_ptr, bias_ptr, outputs, num_splits, HAS_BIAS: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Sum the splits in order, and add the bias, for one token."""
-    token = tl.program_id(0).to(tl.int64)
-    outs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_there = outs < outputs
-    total = tl.zeros([BLOCK], tl.float32)
-    for split in range(num_splits):
-        part = (split * tl.num_programs(0) + token) * outputs
-        total += tl.load(parts_ptr + part + outs, mask=is_there, other=0.0)
-    if HAS_BIAS:
-        total += tl.load(bias_ptr + outs, mask=is_there, other=0.0).to(tl.float32)
-    tl.store(out_ptr + token * outputs + outs, total.to(out_ptr.dtype.element_ty), mask=is_there)
+        size = num_tokens.to(tl.int64) * outputs
+        tl.store(parts_ptr + split * size + places, total, mask=is_there)
+        # All threads' stores have to precede the one thread's release.
+        tl.debug_barrier()
+        counter_ptr = counters_ptr + token_tile * tl.num_programs(1) + out_tile
+        if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == num_splits - 1:
+            sums = tl.zeros_like(total)
+            if NUM_SPLITS:
+                for part in tl.static_range(NUM_SPLITS):
+                    part_ptr = parts_ptr + part * size + places
+                    sums += tl.load(part_ptr, mask=is_there, other=0.0, cache_modifier=".cg")
+            else:
+                for part in tl.range(num_splits):
+                    part_ptr = parts_ptr + part * size + places
+                    sums += tl.load(part_ptr, mask=is_there, other=0.0, cache_modifier=".cg")
+            if HAS_BIAS:
+                sums += tl.load(bias_ptr + loaded_outs).to(tl.float32)[:, None]
+            tl.store(out_ptr + places, sums.to(dtype), mask=is_there)
+            tl.store(counter_ptr, 0)
 
 
 def _dequantize(
     qweight: Tensor, scales: Tensor, zeros: Tensor, group_size: int, dtype: torch.dtype
 ) -> Tensor:
-    """Unpack the whole weight: [inputs, outputs]."""
-    num_words, outputs = qweight.shape
-    weight = torch.empty(num_words * NIBBLES, outputs, dtype=dtype, device=qweight.device)
-    grid = (triton.cdiv(outputs, _BLOCK_OUTPUTS), num_words // CHUNK_WORDS)
-    configuration = _dequantize_configuration(dtype, scales.dtype)
-    launch(configuration, grid, weight, qweight, scales, zeros, outputs, group_size, _BASE_BITS)
+    """Unpack the whole weight: [outputs, inputs]."""
+    num_chunks, outputs, _ = qweight.shape
+    weight = torch.empty(outputs, num_chunks * CHUNK_INPUTS, dtype=dtype, device=qweight.device)
+    configuration = _dequantize_configuration(dtype, scales.dtype, group_size)
+    grid = (num_chunks, triton.cdiv(outputs, _DEQUANTIZED_OUTPUTS))
+    launch(configuration, grid, weight, qweight, scales, zeros, outputs, _BASE_BITS[dtype])
     return weight
+
+
+_DEQUANTIZED_OUTPUTS = 64
 
 
 @triton.jit
@@ -232,85 +337,83 @@ def awq_dequantize_kernel(
     scales_ptr,
     zeros_ptr,
     outputs,
-    group_size,
     base_bits,
+    GROUP_SIZE: tl.constexpr,
+    CHUNK_INPUTS: tl.constexpr,
     CHUNK_WORDS: tl.constexpr,
-    NIBBLES: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
 ):
     """Unpack one chunk of a tile of outputs."""
-    chunk = tl.program_id(1)
-    outs = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
-    is_there = (outs < outputs)[None, :]
-    rows = tl.arange(0, CHUNK_WORDS).to(tl.int64)[:, None]
-    words = tl.load(
-        qweight_ptr + (chunk * CHUNK_WORDS + rows) * outputs + outs[None, :], mask=is_there, other=0
-    )
-    for nibble in tl.static_range(NIBBLES):
-        start = (chunk * NIBBLES + nibble) * CHUNK_WORDS
-        group = (start // group_size).to(tl.int64) * outputs + outs[None, :]
-        zero = tl.load(zeros_ptr + group, mask=is_there, other=0).to(tl.float32)
-        scale = tl.load(scales_ptr + group, mask=is_there, other=0.0).to(tl.float32)
-        weights = (_unpack(words, zero, base_bits, nibble) * scale).to(weight_ptr.dtype.element_ty)
-        tl.store(weight_ptr + (start + rows) * outputs + outs[None, :], weights, mask=is_there)
+    chunk = tl.program_id(0)
+    dtype: tl.constexpr = weight_ptr.dtype.element_ty
+    outs = tl.program_id(1) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
+    is_out = outs < outputs
+    loaded_outs = tl.minimum(outs, outputs - 1)
+    rows = chunk.to(tl.int64) * outputs + loaded_outs
+    words = tl.load(qweight_ptr + rows[:, None] * CHUNK_WORDS + tl.arange(0, CHUNK_WORDS)[None, :])
+    zeros = _load_groups(zeros_ptr, outputs, loaded_outs, chunk, GROUP_SIZE, CHUNK_INPUTS)
+    scales = _load_groups(scales_ptr, outputs, loaded_outs, chunk, GROUP_SIZE, CHUNK_INPUTS)
+    weights = _unpack(words, base_bits, dtype, BLOCK_OUTPUTS) - _offset(zeros, base_bits, dtype)
+    scaled = (weights.to(tl.float32) * scales.to(tl.float32)).to(dtype)
+    inputs = chunk * CHUNK_INPUTS + tl.arange(0, CHUNK_INPUTS)
+    places = outs.to(tl.int64)[:, None] * tl.num_programs(0) * CHUNK_INPUTS + inputs[None, :]
+    tl.store(weight_ptr + places, scaled, mask=is_out[:, None])
 
 
 @cache
 def _configuration(
-    dtype: torch.dtype, scale_dtype: torch.dtype, group_size: int, block_tokens: int
+    dtype: torch.dtype,
+    scale_dtype: torch.dtype,
+    group_size: int,
+    tile: _Tile,
+    num_splits: int,
+    *,
+    has_bias: bool,
 ) -> Configuration:
     return Configuration(
         kernel=awq_linear_kernel,
         signature={
+            "out_ptr": POINTER_TYPES[dtype],
             "parts_ptr": "*fp32:16",
+            "counters_ptr": "*i32:16",
             "hidden_ptr": POINTER_TYPES[dtype],
             **_weight_pointers(scale_dtype),
-            "num_tokens": "i32",
-            "outputs": "i32:16",
-            **dict.fromkeys(("num_chunks", "split_chunks"), "i32"),
-            "base_bits": "i32:16",
+            "bias_ptr": POINTER_TYPES[dtype],
+            **dict.fromkeys(("num_tokens", "num_chunks", "split_chunks", "num_splits"), "i32"),
+            **dict.fromkeys(("outputs", "base_bits"), "i32:16"),
         },
         constexprs={
             "GROUP_SIZE": group_size,
+            "CHUNK_INPUTS": CHUNK_INPUTS,
             "CHUNK_WORDS": CHUNK_WORDS,
-            "NIBBLES": NIBBLES,
-            "BLOCK_TOKENS": block_tokens,
-            "BLOCK_OUTPUTS": _BLOCK_OUTPUTS,
-            "HAS_DOT": block_tokens > 1,
+            "BLOCK_TOKENS": tile.tokens,
+            "BLOCK_OUTPUTS": tile.outputs,
+            "WARP_ROWS": 8 * tile.num_warps,
+            "SCALES_WEIGHTS": tile.scales_weights or group_size < CHUNK_INPUTS,
+            "NUM_SPLITS": num_splits,
+            "HAS_BIAS": has_bias,
         },
-        num_warps=8 if block_tokens == _MAX_TOKENS else 4,
-        num_stages=2,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )
 
 
 @cache
-def _sum_configuration(dtype: torch.dtype, has_bias: bool) -> Configuration:
-    return Configuration(
-        kernel=awq_sum_kernel,
-        signature={
-            "out_ptr": POINTER_TYPES[dtype],
-            "parts_ptr": "*fp32:16",
-            "bias_ptr": POINTER_TYPES[dtype],
-            "outputs": "i32:16",
-            "num_splits": "i32",
-        },
-        constexprs={"HAS_BIAS": has_bias, "BLOCK": _SUM_BLOCK},
-    )
-
-
-@cache
-def _dequantize_configuration(dtype: torch.dtype, scale_dtype: torch.dtype) -> Configuration:
+def _dequantize_configuration(
+    dtype: torch.dtype, scale_dtype: torch.dtype, group_size: int
+) -> Configuration:
     return Configuration(
         kernel=awq_dequantize_kernel,
         signature={
             "weight_ptr": POINTER_TYPES[dtype],
             **_weight_pointers(scale_dtype),
-            **dict.fromkeys(("outputs", "group_size", "base_bits"), "i32:16"),
+            **dict.fromkeys(("outputs", "base_bits"), "i32:16"),
         },
         constexprs={
+            "GROUP_SIZE": group_size,
+            "CHUNK_INPUTS": CHUNK_INPUTS,
             "CHUNK_WORDS": CHUNK_WORDS,
-            "NIBBLES": NIBBLES,
-            "BLOCK_OUTPUTS": _BLOCK_OUTPUTS,
+            "BLOCK_OUTPUTS": _DEQUANTIZED_OUTPUTS,
         },
     )
 
@@ -321,12 +424,14 @@ def _weight_pointers(scale_dtype: torch.dtype) -> dict[str, str]:
 
 
 def _configurations() -> Iterator[Configuration]:
-    dtype = torch.bfloat16
-    for block_tokens in _BLOCK_TOKENS:
-        yield _configuration(dtype, torch.float16, CHUNK_INPUTS, block_tokens)
-    yield _configuration(dtype, torch.float16, CHUNK_INPUTS // 4, _MAX_TOKENS)
-    yield _sum_configuration(dtype, has_bias=True)
-    yield _dequantize_configuration(dtype, torch.float16)
+    dtype, scale_dtype = torch.bfloat16, torch.float16
+    for tile in _TILES:
+        for num_splits in (1, 12 if tile.has_unrolled_sum else 0):
+            yield _configuration(dtype, scale_dtype, CHUNK_INPUTS, tile, num_splits, has_bias=True)
+    small_groups = CHUNK_INPUTS // 4
+    yield _configuration(dtype, scale_dtype, small_groups, _TILES[0], 4, has_bias=False)
+    yield _configuration(torch.float32, scale_dtype, CHUNK_INPUTS, _FLOAT32_TILE, 0, has_bias=False)
+    yield _dequantize_configuration(dtype, scale_dtype, CHUNK_INPUTS)
 
 
 CONFIGURATIONS = tuple(_configurations())

@@ -81,17 +81,17 @@ def check(ops: Ops, checkpoint: Checkpoint, num_tokens: int, dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("dtype", MAX_RELATIVE_ERROR)
-@pytest.mark.parametrize("num_tokens", [1, 3, 17, 70])
+@pytest.mark.parametrize("num_tokens", [1, 3, 17, 70, 257])
 def test_agrees_with_float64(
     ops: Ops, checkpoint: Checkpoint, num_tokens: int, dtype: torch.dtype
 ) -> None:
     check(ops, checkpoint, num_tokens, dtype)
 
 
-@pytest.mark.parametrize("num_tokens", [1, 17, 70])
+@pytest.mark.parametrize("num_tokens", [1, 17, 70, 257])
 def test_a_planted_fault_is_caught(ops: Ops, num_tokens: int) -> None:
     def faulty(hidden: Tensor, qweight: Tensor, *rest: Any, **options: Any) -> Tensor:
-        return ops.awq_linear(hidden, qweight.roll(1, 0), *rest, **options)
+        return ops.awq_linear(hidden, qweight.roll(1, 2), *rest, **options)
 
     with pytest.raises(AssertionError, match="relative error"):
         check(replace(ops, awq_linear=faulty), random_checkpoint(128), num_tokens, torch.float32)
@@ -104,5 +104,7 @@ def test_what_cannot_be_packed_is_refused(ops: Ops) -> None:
     with pytest.raises(ValueError, match="128 inputs cannot be in 3 groups of equal size"):
         repack_awq(torch.zeros(128, 5).int(), words[:3], scales.expand(3, -1))
     packed = repack_awq(torch.zeros(128, 5).int(), words[:1], scales)
-    with pytest.raises(ValueError, match=r"qweight has shape \[16, 40\], expected \[32, \*\]"):
+    with pytest.raises(
+        ValueError, match=r"qweight has shape \[1, 40, 16\], expected \[2, \*, 16\]"
+    ):
         ops.awq_linear(torch.ones(1, 256), *packed, group_size=128)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.awq_layout import NIBBLES, dequantize_awq, repack_awq
+from kernels.awq_layout import CHUNK_INPUTS, NIBBLES, dequantize_awq, repack_awq
 from shared.errors import StartupError
 from worker.checkpoints.checkpoint import Checkpoint
 
@@ -22,7 +22,7 @@ class AwqWeight:
     @property
     def group_size(self) -> int:
         """The number of inputs that share a scale and a zero point."""
-        return self.qweight.shape[0] * NIBBLES // self.scales.shape[0]
+        return self.qweight.shape[0] * CHUNK_INPUTS // self.scales.shape[0]
 
 
 class AwqMatrices:
