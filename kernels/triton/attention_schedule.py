@@ -3,8 +3,8 @@
 A program computes one tile of a sequence's rows over one split of its context, as in Flash-Decoding
 (Dao et al., 2023). The length of a split is chosen on the device from the lengths of all sequences,
 so that one long context among many short ones is shared among as many programs as the device runs,
-and a CUDA graph holds for any lengths. Each program finds its work by itself, in the sums over the
-sequences: this takes about a microsecond and needs no other kernel.
+and a CUDA graph holds for any lengths. Each program finds its work by itself, in sums over the
+sequences, while the previous kernel still runs.
 """
 
 import triton
@@ -35,32 +35,154 @@ def work_of(
     there is no work for the program. The splits of one tile are those of adjacent programs. The
     last tile has the longest context, so it starts first.
     """
+    num_tiles, num_splits, split_len = _shares(
+        starts_ptr,
+        lens_ptr,
+        num_seqs,
+        num_wanted,
+        split_len,
+        window,
+        GROUP,
+        HAS_WINDOW,
+        ALIGNMENT,
+        MIN_SPLIT,
+        BLOCK_M,
+        BLOCK_S,
+    )
+    seq, num_before = _sequence_at(item, num_tiles * num_splits, BLOCK_S)
+    own_tiles, own_splits, base = _share(
+        seq,
+        starts_ptr,
+        lens_ptr,
+        num_seqs,
+        split_len,
+        window,
+        GROUP,
+        HAS_WINDOW,
+        ALIGNMENT,
+        BLOCK_M,
+    )
+    place = item - num_before
+    tile = own_tiles - 1 - place // own_splits
+    return seq, tile, place % own_splits, own_splits, split_len, base
+
+
+@triton.jit
+def tile_of(
+    index,
+    starts_ptr,
+    lens_ptr,
+    num_seqs,
+    num_wanted,
+    split_len,
+    window,
+    GROUP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    """Tile ``index`` of all sequences: (sequence, tile of rows, item of its first split, number of
+    splits, their length, the first token of the first one); see `work_of`."""
+    num_tiles, num_splits, split_len = _shares(
+        starts_ptr,
+        lens_ptr,
+        num_seqs,
+        num_wanted,
+        split_len,
+        window,
+        GROUP,
+        HAS_WINDOW,
+        ALIGNMENT,
+        MIN_SPLIT,
+        BLOCK_M,
+        BLOCK_S,
+    )
+    seq, num_before = _sequence_at(index, num_tiles, BLOCK_S)
+    own_tiles, own_splits, base = _share(
+        seq,
+        starts_ptr,
+        lens_ptr,
+        num_seqs,
+        split_len,
+        window,
+        GROUP,
+        HAS_WINDOW,
+        ALIGNMENT,
+        BLOCK_M,
+    )
+    is_before = tl.arange(0, BLOCK_S) < seq
+    first_item = tl.sum(tl.where(is_before, num_tiles * num_splits, 0))
+    tile = index - num_before
+    return seq, tile, first_item + (own_tiles - 1 - tile) * own_splits, own_splits, split_len, base
+
+
+@triton.jit
+def _shares(
+    starts_ptr,
+    lens_ptr,
+    num_seqs,
+    num_wanted,
+    split_len,
+    window,
+    GROUP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+):
+    """The numbers of tiles and of splits of each sequence [BLOCK_S], and the length of a split."""
     seqs = tl.arange(0, BLOCK_S)
     is_seq = seqs < num_seqs
     starts = tl.load(starts_ptr + seqs, mask=is_seq, other=0)
     ends = tl.load(starts_ptr + seqs + 1, mask=is_seq, other=0)
     lens = tl.load(lens_ptr + seqs, mask=is_seq, other=0)
     num_tiles = tl.cdiv((ends - starts) * GROUP, BLOCK_M)
-    visible = lens - first_split(lens, ends - starts, window, HAS_WINDOW, ALIGNMENT)
+    visible = lens - _first_split(lens, ends - starts, window, HAS_WINDOW, ALIGNMENT)
     equal_share = tl.cdiv(tl.sum(num_tiles * visible), num_wanted)
     equal_len = tl.maximum(tl.cdiv(equal_share, ALIGNMENT) * ALIGNMENT, MIN_SPLIT)
+    # After a branch instead, Triton would not pipeline the loops over the context.
     split_len = tl.where(split_len == 0, equal_len, split_len)
-    # A sequence without tokens, used to pad graphs, has one split, which returns zeros.
-    num_items = num_tiles * tl.maximum(tl.cdiv(visible, split_len), 1)
-    last_items = tl.cumsum(num_items)
-    seq = tl.sum((last_items <= item).to(tl.int32))
-    place = item - tl.sum(tl.where(seqs < seq, num_items, 0))
-    found = tl.minimum(seq, num_seqs - 1)
-    start, end = tl.load(starts_ptr + found), tl.load(starts_ptr + found + 1)
-    context_len = tl.load(lens_ptr + found)
-    base = first_split(context_len, end - start, window, HAS_WINDOW, ALIGNMENT)
-    num_splits = tl.maximum(tl.cdiv(context_len - base, split_len), 1)
-    tile = tl.cdiv((end - start) * GROUP, BLOCK_M) - 1 - place // num_splits
-    return seq, tile, place % num_splits, num_splits, split_len, base
+    return num_tiles, _num_splits(visible, split_len), split_len
 
 
 @triton.jit
-def first_split(context_len, num_tokens, window, HAS_WINDOW: tl.constexpr, ALIGNMENT: tl.constexpr):
+def _share(
+    seq,
+    starts_ptr,
+    lens_ptr,
+    num_seqs,
+    split_len,
+    window,
+    GROUP: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """The numbers of tiles and of splits of one sequence, and where its splits begin."""
+    seq = tl.minimum(seq, num_seqs - 1)
+    num_tokens = tl.load(starts_ptr + seq + 1) - tl.load(starts_ptr + seq)
+    context_len = tl.load(lens_ptr + seq)
+    base = _first_split(context_len, num_tokens, window, HAS_WINDOW, ALIGNMENT)
+    return (
+        tl.cdiv(num_tokens * GROUP, BLOCK_M),
+        _num_splits(context_len - base, split_len),
+        base,
+    )
+
+
+@triton.jit
+def _num_splits(num_visible, split_len):
+    """A sequence without tokens, used to pad graphs, has one split, which returns zeros."""
+    return tl.maximum(tl.cdiv(num_visible, split_len), 1)
+
+
+@triton.jit
+def _first_split(
+    context_len, num_tokens, window, HAS_WINDOW: tl.constexpr, ALIGNMENT: tl.constexpr
+):
     """Where the splits begin: at or before the first token that the first of the new tokens
     sees."""
     if HAS_WINDOW:
@@ -68,6 +190,14 @@ def first_split(context_len, num_tokens, window, HAS_WINDOW: tl.constexpr, ALIGN
     else:
         base = context_len * 0
     return base
+
+
+@triton.jit
+def _sequence_at(place, counts, BLOCK_S: tl.constexpr):
+    """The sequence that has number ``place`` if each has as many as ``counts`` [BLOCK_S] says, and
+    how many all those before it have."""
+    seq = tl.sum((tl.cumsum(counts) <= place).to(tl.int32))
+    return seq, tl.sum(tl.where(tl.arange(0, BLOCK_S) < seq, counts, 0))
 
 
 @triton.jit

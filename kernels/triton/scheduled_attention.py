@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.attention_schedule import tile_span, work_of
+from kernels.triton.attention_schedule import tile_of, tile_span, work_of
 from kernels.triton.attention_span import (
     LOG2_E,
     attend_span,
@@ -26,7 +26,6 @@ from kernels.triton.attention_span import (
     normalised,
 )
 from kernels.triton.attention_tiles import (
-    MIN_ROWS,
     AttentionKind,
     Tile,
     decode_tile,
@@ -44,12 +43,12 @@ INVARIANT_SPLIT_LEN = 512
 """Tokens per split in batch-invariant mode, in which splits must not depend on the batch."""
 _MIN_SPLIT_LEN = 128
 _UNSPLIT = 1 << 30
-_MIN_BLOCK_SEQS = 1024
-"""Fewer sequences are not a case of their own, which would be compiled when it first occurs."""
-_DECODES_A_MULTIPROCESSOR = 12
-"""Programs: three run at a time; after four waves the partially filled last one costs little."""
-_CHUNKS_A_MULTIPROCESSOR = 2
-"""Programs: one or two run at a time."""
+_MERGED_SPLITS = 16
+_BLOCK_SEQS = (32, 1024)
+"""Each is a case of its own, which has to be compiled before the first request."""
+_DECODES_A_MULTIPROCESSOR = 4
+_CHUNKS_A_MULTIPROCESSOR = 1
+"""Programs that run at a time."""
 
 
 @triton.jit(
@@ -100,7 +99,6 @@ def attention_kernel(
     """
     if HAS_PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     kv_head, item = tl.program_id(0), tl.program_id(1)
     index, tile, split, num_splits, split_len, base = work_of(
         item,
@@ -117,6 +115,8 @@ def attention_kernel(
         BLOCK_M,
         BLOCK_S,
     )
+    if HAS_PDL:
+        tl.extra.cuda.gdc_wait()
     if index >= num_seqs:
         return
     seq = first_seq + index
@@ -169,7 +169,7 @@ def attention_kernel(
     else:
         stored = tl.arange(0, BLOCK_M)
         is_stored = is_row & (stored < STORED_ROWS)
-        parts = _parts(item, kv_head, stored, STORED_ROWS)
+        parts = _parts(item, kv_head, tl.num_programs(0), stored, STORED_ROWS)
         tl.store(highest_ptr + parts, highest, mask=is_stored)
         tl.store(total_ptr + parts, total, mask=is_stored)
         part_places = parts[:, None] * HEAD_DIM + columns[None, :]
@@ -199,19 +199,18 @@ def merge_splits_kernel(
     STORED_ROWS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_S: tl.constexpr,
     HAS_PDL: tl.constexpr,
 ):
-    """Program (key head, item of the schedule, part of the rows): merge the splits of a tile from
-    the first to the last, if the item is the first of several."""
+    """Program (row of a tile, key head, tile): merge the splits of the row, if there are several,
+    from the first to the last, BLOCK_K at a time."""
     if HAS_PDL:
         tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    kv_head, item = tl.program_id(0), tl.program_id(1)
-    index, tile, split, num_splits, split_len, base = work_of(
-        item,
+    stored, kv_head = tl.program_id(0), tl.program_id(1)
+    index, tile, item, num_splits, split_len, base = tile_of(
+        tl.program_id(2),
         starts_ptr + first_seq,
         lens_ptr + first_seq,
         num_seqs,
@@ -225,11 +224,16 @@ def merge_splits_kernel(
         BLOCK_M,
         BLOCK_S,
     )
-    if index >= num_seqs or split > 0 or num_splits == 1:
+    if HAS_PDL:
+        tl.extra.cuda.gdc_wait()
+    if index >= num_seqs or num_splits == 1:
         return
     seq = first_seq + index
     start = tl.load(starts_ptr + seq)
     num_tokens = tl.load(starts_ptr + seq + 1) - start
+    row = tile * BLOCK_M + stored
+    if row >= num_tokens * GROUP:
+        return
     begin, end, _ = tile_span(
         tile,
         tl.load(lens_ptr + seq),
@@ -240,36 +244,47 @@ def merge_splits_kernel(
         BLOCK_M,
         BLOCK_N,
     )
-    stored = tl.program_id(2) * BLOCK_R + tl.arange(0, BLOCK_R)
-    columns = tl.arange(0, BLOCK_D)
-    rows = tile * BLOCK_M + stored
-    is_row = (stored < STORED_ROWS) & (rows < num_tokens * GROUP)
-    is_place = is_row[:, None] & (columns < HEAD_DIM)[None, :]
-    highest = tl.full([BLOCK_R], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_R], tl.float32)
-    weighted = tl.zeros([BLOCK_R, BLOCK_D], tl.float32)
-    first = tl.maximum(begin - base, 0) // split_len
-    for other in tl.range(first, tl.cdiv(end - base, split_len)):
-        parts = _parts(item + other, kv_head, stored, STORED_ROWS)
-        part_places = parts[:, None] * HEAD_DIM + columns[None, :]
+    columns = tl.arange(0, BLOCK_D)[None, :]
+    highest = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    weighted = tl.zeros([1, BLOCK_D], tl.float32)
+    last = tl.cdiv(end - base, split_len)
+    for first in tl.range(tl.maximum(begin - base, 0) // split_len, last, BLOCK_K):
+        others = first + tl.arange(0, BLOCK_K)
+        is_split = others < last
+        parts = _parts(item + others, kv_head, tl.num_programs(1), stored, STORED_ROWS)
+        split_highest = tl.load(highest_ptr + parts, mask=is_split, other=float("-inf"))
+        split_total = tl.load(total_ptr + parts, mask=is_split, other=0.0)
+        split_weighted = tl.load(
+            weighted_ptr + parts[:, None] * HEAD_DIM + columns,
+            mask=is_split[:, None] & (columns < HEAD_DIM),
+            other=0.0,
+        )
         highest, total, weighted = merge_spans(
-            highest,
-            total,
-            weighted,
-            tl.load(highest_ptr + parts, mask=is_row, other=float("-inf")),
-            tl.load(total_ptr + parts, mask=is_row, other=0.0),
-            tl.load(weighted_ptr + part_places, mask=is_place, other=0.0),
+            highest, total, weighted, *_merged(split_highest, split_total, split_weighted)
         )
     out = normalised(total, weighted).to(out_ptr.dtype.element_ty)
-    tokens, heads = (start + rows // GROUP).to(tl.int64), kv_head * GROUP + rows % GROUP
-    places = (tokens * out_stride + heads * HEAD_DIM)[:, None] + columns[None, :]
-    tl.store(out_ptr + places, out, mask=is_place)
+    head = kv_head * GROUP + row % GROUP
+    place = (start + row // GROUP).to(tl.int64) * out_stride + head * HEAD_DIM
+    tl.store(out_ptr + place + columns, out, mask=columns < HEAD_DIM)
 
 
 @triton.jit
-def _parts(item, kv_head, stored, STORED_ROWS: tl.constexpr):
+def _merged(highest, total, weighted):
+    """Merge several splits of one row, [splits] and [splits, columns]; of one, its very bits."""
+    most = tl.max(highest, 0, keep_dims=True)
+    shares = tl.exp2(highest - tl.where(most == float("-inf"), 0.0, most))
+    return (
+        most,
+        tl.sum(total * shares, 0, keep_dims=True),
+        tl.sum(weighted * shares[:, None], 0, keep_dims=True),
+    )
+
+
+@triton.jit
+def _parts(item, kv_head, num_kv_heads, stored, STORED_ROWS: tl.constexpr):
     """The places of the rows of an item's result."""
-    return (item.to(tl.int64) * tl.num_programs(0) + kv_head) * STORED_ROWS + stored
+    return (item.to(tl.int64) * num_kv_heads + kv_head) * STORED_ROWS + stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +329,8 @@ class Schedule:
     """How the attention of some sequences is divided, which depends on shapes alone."""
 
     variant: Variant
+    num_tiles: int
+    """The maximum number of tiles, for any lengths."""
     num_items: int
     """The maximum number of items, for any lengths."""
     num_wanted: int
@@ -341,17 +358,17 @@ def schedule_of(
         num_tiles += sequences.num_tokens * kind.group // tile.rows
     # Chunks of an invariant batch merge their spans in one program, and many chunks fill the device
     # without splits, whose results would take much memory.
-    is_whole = not is_decode and (is_batch_invariant or num_tiles >= 2 * num_wanted)
+    is_whole = not is_decode and (is_batch_invariant or num_tiles >= num_wanted)
     variant = Variant(tile, is_decode, is_whole, is_batch_invariant)
     if is_whole:
-        return Schedule(variant, num_tiles, num_wanted, _UNSPLIT)
+        return Schedule(variant, num_tiles, num_tiles, num_wanted, _UNSPLIT)
     if sliding_window is not None:
         visible = sliding_window + sequences.max_query_len - 1 + variant.alignment
         max_context_len = min(max_context_len, visible)
     num_items = num_tiles * -(-max_context_len // (variant.span_len or _MIN_SPLIT_LEN))
     if not is_batch_invariant:
         num_items = min(num_items, num_tiles + num_wanted)
-    return Schedule(variant, num_items, num_wanted, variant.span_len)
+    return Schedule(variant, num_tiles, num_items, num_wanted, variant.span_len)
 
 
 def attend(
@@ -390,7 +407,8 @@ def attend(
     total = torch.empty_like(highest)
     weighted = query.new_empty(num_parts, head_dim, dtype=torch.float32)
     work = (sequences.first, len(sequences), schedule.num_wanted, schedule.split_len)
-    block_seqs = max(_MIN_BLOCK_SEQS, int(triton.next_power_of_2(len(sequences))))
+    fitting = (size for size in _BLOCK_SEQS if size >= len(sequences))
+    block_seqs = next(fitting, int(triton.next_power_of_2(len(sequences))))
     launch(
         attend_configuration(kind, variant, block_seqs),
         (num_kv_heads, schedule.num_items),
@@ -415,7 +433,7 @@ def attend(
     if not variant.is_whole:
         launch(
             merge_configuration(kind, variant, block_seqs),
-            (num_kv_heads, schedule.num_items, -(-stored_rows // MIN_ROWS)),
+            (stored_rows, num_kv_heads, schedule.num_tiles),
             out,
             weighted,
             highest,
@@ -451,7 +469,11 @@ def merge_configuration(kind: AttentionKind, variant: Variant, block_seqs: int) 
     return Configuration(
         kernel=merge_splits_kernel,
         signature={**_splits_signature(kind), "lens_ptr": "*i32:16", "window": "i32"},
-        constexprs={**_schedule_constexprs(kind, variant, block_seqs), "BLOCK_R": MIN_ROWS},
+        constexprs={
+            **_schedule_constexprs(kind, variant, block_seqs),
+            # Those of chunks are merged one after the other.
+            "BLOCK_K": 1 if variant.is_batch_invariant else _MERGED_SPLITS,
+        },
         targets=kind.targets,
     )
 
@@ -491,19 +513,19 @@ def _configurations() -> Iterator[Configuration]:
             has_pdl = target > TARGETS[0]
             kind = AttentionKind(torch.bfloat16, head_dim, group, 16, has_window, target, has_pdl)
             chunks = Variant(prefill_tile(kind), False, False, False)
-            yield attend_configuration(kind, replace(chunks, is_whole=True), _MIN_BLOCK_SEQS)
+            yield attend_configuration(kind, replace(chunks, is_whole=True), _BLOCK_SEQS[-1])
             # The tile of decodes is the same for all targets.
             decodes = Variant(decode_tile(kind), True, False, False)
             for variant in (chunks, decodes) if target < TARGETS[-1] else (chunks,):
-                yield attend_configuration(kind, variant, _MIN_BLOCK_SEQS)
-                yield merge_configuration(kind, variant, _MIN_BLOCK_SEQS)
+                yield attend_configuration(kind, variant, _BLOCK_SEQS[-1])
+                yield merge_configuration(kind, variant, _BLOCK_SEQS[-1])
     single = AttentionKind(torch.float32, 128, 1, 32, False, 90, has_pdl=True)
     chunk = Variant(prefill_tile(single), False, True, False)
-    yield attend_configuration(single, chunk, _MIN_BLOCK_SEQS)
+    yield attend_configuration(single, chunk, _BLOCK_SEQS[-1])
     half = AttentionKind(torch.float16, 128, 4, 16, False, 90, has_pdl=True)
     for kind, is_decode in ((half, False), (single, True)):
         variant = Variant(decode_tile(kind), is_decode, not is_decode, True)
-        yield attend_configuration(kind, variant, _MIN_BLOCK_SEQS)
+        yield attend_configuration(kind, variant, _BLOCK_SEQS[-1])
 
 
 CONFIGURATIONS = tuple(_configurations())

@@ -17,8 +17,10 @@ from worker.engine.interface import (
     TokenPenalties,
 )
 
-PROMPT_LENS = (2, 12, 48, 96)
+PROMPT_LENS = (2, 12, 48, 96, 200)
 """Chunks of a prompt that are computed beside a decode: AWQ has one kernel for each."""
+_NUM_PROMPTS = 32
+"""Attention has a kernel for at most this many sequences, and another one for more."""
 _GREEDY = SamplingParams(temperature=0.0)
 _DRAWN = SamplingParams(temperature=1.0)
 _FILTERED = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=1)
@@ -67,3 +69,6 @@ def warm_steps(
             if prompt_len > 0 and max_num_seqs > 1:
                 decode, prompt = share(context_len, 1, _FILTERED), share(0, prompt_len, _GREEDY)
                 yield ScheduledBatch([decode, prompt])
+    num_prompts = min(_NUM_PROMPTS, max_num_seqs)
+    if prompt_len := most_tokens // num_prompts:
+        yield ScheduledBatch([share(0, prompt_len, _GREEDY) for _ in range(num_prompts)])
