@@ -79,6 +79,7 @@ class Cases:
         yield from self._by_token()
         yield self._rope_store_kv()
         yield from (self._decode(num_seqs) for num_seqs in self._scale.batches[1:])
+        yield from self._unequal_attention()
         yield self._prefill()
         yield from (self._projection(num_tokens) for num_tokens in self._scale.batches)
         yield from (self._awq_linear(num_tokens) for num_tokens in self._scale.batches)
@@ -132,34 +133,51 @@ class Cases:
             num_bytes=2 * (query.nbytes + key.nbytes + value.nbytes),
         )
 
-    def _attention(self, num_seqs: int, num_tokens: int, context_len: int) -> Case:
-        """Attention of ``num_tokens`` new tokens for each sequence, after a context of the given
-        length."""
-        model = self._model
-        num_blocks = -(-context_len // self._scale.block_size)
-        query = self._normal(num_seqs * num_tokens, model.num_heads, model.head_dim)
-        tables = torch.randperm(num_seqs * num_blocks, device=self._device).int()
-        starts = num_tokens * torch.arange(num_seqs + 1, device=self._device).int()
-        lens = torch.full((num_seqs,), context_len, dtype=torch.int32, device=self._device)
-        kv_elements = 2 * num_seqs * context_len * model.num_kv_heads * model.head_dim
+    def _attention(self, name: str, context_lens: list[int], query_lens: list[int]) -> Case:
+        """Attention of the last ``query_lens[s]`` tokens of ``context_lens[s]``."""
+        model, block_size = self._model, self._scale.block_size
+        num_blocks = [-(-length // block_size) for length in context_lens]
+        query = self._normal(sum(query_lens), model.num_heads, model.head_dim)
+        blocks = torch.randperm(sum(num_blocks), device=self._device).int()
+        tables = torch.nn.utils.rnn.pad_sequence(
+            list(torch.split(blocks, num_blocks)), batch_first=True
+        )
+        lens = torch.tensor([0, *query_lens], device=self._device)
+        kv_elements = 2 * sum(context_lens) * model.num_kv_heads * model.head_dim
         options = {
-            "num_decodes": num_seqs if num_tokens == 1 else 0,
-            "max_query_len": num_tokens,
+            "num_decodes": query_lens.count(1),
+            "max_query_len": max(query_lens),
             "scale": model.head_dim**-0.5,
         }
         return Case(
-            name=f"attention, {num_seqs} x {num_tokens} in {context_len}",
+            name=f"attention, {name}",
             call=lambda ops, *tensors: ops.paged_attention(*tensors, **options),
             tensors=(
                 query,
-                *self._cache(num_seqs * num_blocks),
-                tables.view(num_seqs, num_blocks),
-                starts,
-                lens,
+                *self._cache(sum(num_blocks)),
+                tables,
+                lens.cumsum(0).int(),
+                torch.tensor(context_lens, dtype=torch.int32, device=self._device),
             ),
             num_bytes=kv_elements * self._dtype.itemsize + 2 * query.nbytes,
-            library=self._library_attention(num_seqs, num_tokens, context_len),
         )
+
+    def _equal_attention(self, num_seqs: int, num_tokens: int, context_len: int) -> Case:
+        name = f"{num_seqs} x {num_tokens} in {context_len}"
+        case = self._attention(name, [context_len] * num_seqs, [num_tokens] * num_seqs)
+        return replace(case, library=self._library_attention(num_seqs, num_tokens, context_len))
+
+    def _unequal_attention(self) -> Iterator[Case]:
+        """A long context beside many short ones, and after a long one few tokens, as in the next
+        turn of a chat."""
+        context_len, num_seqs = self._scale.context_len, self._scale.batches[-1]
+        long_len = 30 * context_len
+        yield self._attention(
+            f"1 in {long_len} beside {num_seqs - 1} in {context_len // 4}",
+            [long_len] + [context_len // 4] * (num_seqs - 1),
+            [1] * num_seqs,
+        )
+        yield self._attention(f"1 x 32 in {long_len}", [long_len], [32])
 
     def _library_attention(self, num_seqs: int, num_tokens: int, context_len: int) -> Work:
         """torch's attention over contiguous keys and values, which need no block table."""
@@ -173,11 +191,11 @@ class Cases:
         )
 
     def _decode(self, num_seqs: int) -> Case:
-        return replace(self._attention(num_seqs, 1, self._scale.context_len), goal=0.85)
+        return replace(self._equal_attention(num_seqs, 1, self._scale.context_len), goal=0.85)
 
     def _prefill(self) -> Case:
         length = self._scale.prefill_len
-        case = self._attention(1, length, length)
+        case = self._equal_attention(1, length, length)
         # Half of all pairs of tokens, and two products with 2 FLOPs for each element of a head.
         return replace(case, num_flops=2 * length * case.tensors[0].numel(), goal_tflops=450)
 
