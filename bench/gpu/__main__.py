@@ -141,7 +141,8 @@ class Bench:
             if figure.value is not None:
                 self.decode_ms[size] = figure.value
             yield figure
-        yield steps.drawn(self.scale, stepped)
+        for size in (self.scale.batches[0], self.scale.batches[-1]):
+            yield steps.drawn(stepped, size)
         longest = min(self.scale.max_num_batched_tokens, runner.max_seq_len)
         yield from steps.prefills(self.scale, stepped, self.ceilings, (longest // 4, longest))
 

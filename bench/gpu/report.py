@@ -60,9 +60,21 @@ def describe(device: torch.device, scale: str, dtype: torch.dtype) -> dict[str, 
 
 
 def write(path: Path, about: dict[str, Any], figures: Iterable[Figure]) -> None:
+    """One line per figure."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [dataclasses.asdict(figure) | {"is_met": figure.is_met} for figure in figures]
-    path.write_text(json.dumps({**about, "figures": lines}, indent=1) + "\n")
+    head = json.dumps(about, indent=1).removesuffix("\n}")
+    lines = ",\n".join("  " + json.dumps(_fields(figure)) for figure in figures)
+    path.write_text(f'{head},\n "figures": [\n{lines}\n ]\n}}\n')
+
+
+def _fields(figure: Figure) -> dict[str, Any]:
+    """What is known of a figure, in five digits."""
+    known = dataclasses.asdict(figure) | {"is_met": figure.is_met}
+    return {
+        name: float(f"{field:.5g}") if isinstance(field, float) else field
+        for name, field in known.items()
+        if field not in (None, "")
+    }
 
 
 def draw(path: Path, points: Sequence[tuple[int, float, float]]) -> bool:

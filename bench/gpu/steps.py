@@ -123,9 +123,8 @@ def decodes(scale: Scale, steps: Steps, ceilings: Ceilings, dtype: torch.dtype) 
         )
 
 
-def drawn(scale: Scale, steps: Steps) -> Figure:
+def drawn(steps: Steps, num_seqs: int) -> Figure:
     """The cost of drawing instead of taking the most likely token."""
-    num_seqs = scale.batches[-1]
     greedy_ms, drawn_ms = steps.decode_ms(num_seqs), steps.decode_ms(num_seqs, DRAWN)
     return Figure(
         section="decode",
