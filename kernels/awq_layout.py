@@ -3,8 +3,8 @@
 A checkpoint's word holds 8 outputs of one input. Here a word holds 8 inputs of one output, in the
 order in which a matrix instruction takes them from one thread's registers. Inputs are grouped in
 chunks of 128, and a chunk has 16 words for each output. Word 4 t + b holds the inputs
-32 b + 8 j + 2 t + s, for j in 0..3 and s in 0..1: in nibble j, counted from the lowest, those with
-s = 1, and in nibble 4 + j those with s = 0. A thread reads the four words of one t at once.
+32 b + 8 j + 2 t + s, for j in 0..3 and s in 0..1, in nibble 4 s + j, counted from the lowest. A
+thread reads the four words of one t at once.
 """
 
 import torch
@@ -36,7 +36,7 @@ def repack_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor,
     chunks = _nibbles(qweight).view(-1, 4, 4, 4, 2, outputs)
     words = torch.zeros(chunks.shape[0], outputs, 4, 4, dtype=torch.int32, device=qweight.device)
     for place in range(NIBBLES):
-        nibbles = chunks[:, :, place % 4, :, 1 - place // 4]
+        nibbles = chunks[:, :, place % 4, :, place // 4]
         words |= nibbles.permute(0, 3, 2, 1).int() << 4 * place
     return words.flatten(2), scales, _nibbles(qzeros)
 
@@ -45,9 +45,9 @@ def dequantize_awq(qweight: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
     """Return [inputs, outputs] float32: (nibble - zero) * scale."""
     outputs = qweight.shape[1]
     shifts = torch.arange(0, 4 * NIBBLES, 4, dtype=torch.int32, device=qweight.device)
-    # [chunks, outputs, t, b, 1 - s, j], then [chunks, b, j, t, s, outputs].
+    # [chunks, outputs, t, b, s, j], then [chunks, b, j, t, s, outputs].
     nibbles = (qweight.unsqueeze(-1) >> shifts & 15).view(-1, outputs, 4, 4, 2, 4)
-    inputs = nibbles.flip(4).permute(0, 3, 5, 2, 4, 1)
+    inputs = nibbles.permute(0, 3, 5, 2, 4, 1)
     grouped = inputs.reshape(scales.shape[0], -1, outputs)
     weight = (grouped - zeros.unsqueeze(1)).float() * scales.unsqueeze(1).float()
     return weight.view(-1, outputs)
@@ -61,12 +61,15 @@ def check_awq(
     bias: Tensor | None,
     group_size: int,
 ) -> None:
-    """Raise `ValueError` if shapes do not match, or the inputs cannot be grouped like this."""
+    """Raise `ValueError` if shapes do not match, the inputs cannot be grouped like this, or the
+    outputs were not in words of a checkpoint."""
     inputs, outputs = hidden.shape[-1], qweight.shape[1]
     check_shape("qweight", qweight, (inputs // CHUNK_INPUTS, None, CHUNK_WORDS))
     check_shape("scales", scales, (inputs // group_size, outputs))
     check_shape("zeros", zeros, scales.shape)
     _check_groups(inputs, scales.shape[0])
+    if outputs % NIBBLES:
+        raise ValueError(f"{outputs} outputs are not a multiple of {NIBBLES}")
     if bias is not None:
         check_shape("bias", bias, (outputs,))
 

@@ -8,14 +8,15 @@ mantissas of 2**7 (bfloat16) or 2**10 (float16), from which one subtraction, whi
 the offset and the zero point.
 
 For few tokens the limit is reading the weight. Inputs are split over programs until there are
-enough of them, and the last program of a tile to finish adds up the parts, in order. For many
+enough of them, and the last program of a tile to finish adds up the parts, in order. Each program
+prefetches its first words before it waits for the kernel that computes the tokens. For many
 tokens, reading and unpacking each weight once for each tile of tokens costs more than unpacking the
 weight to memory and multiplying it like any other.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 import triton
@@ -23,7 +24,13 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.awq_layout import CHUNK_INPUTS, CHUNK_WORDS, check_awq
-from kernels.triton.configurations import POINTER_TYPES, Configuration, launch
+from kernels.triton.configurations import (
+    POINTER_TYPES,
+    Configuration,
+    has_pdl,
+    launch,
+    pdl_targets,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +52,24 @@ class _Tile:
 
 
 _TILES = (
-    _Tile(16, 64, num_warps=4, num_stages=4, num_programs=768, has_unrolled_sum=True),
-    _Tile(64, 128, num_warps=8, num_stages=3, num_programs=264, has_unrolled_sum=False),
+    _Tile(16, 64, num_warps=4, num_stages=3, num_programs=512, has_unrolled_sum=True),
+    _Tile(64, 64, num_warps=4, num_stages=3, num_programs=396, has_unrolled_sum=False),
     _Tile(
         128,
         128,
         num_warps=8,
         num_stages=3,
-        num_programs=264,
+        num_programs=132,
         has_unrolled_sum=False,
         scales_weights=True,
     ),
 )
 _INVARIANT_TILE = _TILES[1]
 _FLOAT32_TILE = _Tile(16, 64, num_warps=4, num_stages=2, num_programs=512, has_unrolled_sum=False)
+_MAX_SPLITS = 8
+"""The parts of more at once would take more registers than everything else."""
+_PREFETCHED_CHUNKS = 4
+"""By each program: the L2 cache has room for them, whatever the matrix."""
 _MAX_TILED_TOKENS = 256
 """For more tokens the weight is unpacked to memory."""
 _MAX_INVARIANT_TOKENS = 256
@@ -130,7 +141,13 @@ def _multiply(
     unrolled = num_splits if tile.has_unrolled_sum or not is_split else 0
     launch(
         _configuration(
-            hidden.dtype, scales.dtype, group_size, tile, unrolled, has_bias=bias is not None
+            hidden.dtype,
+            scales.dtype,
+            group_size,
+            tile,
+            unrolled,
+            has_bias=bias is not None,
+            is_early=has_pdl(hidden.device),
         ),
         (triton.cdiv(num_tokens, tile.tokens), out_tiles, num_splits),
         out,
@@ -153,7 +170,7 @@ def _multiply(
 
 def _num_splits(num_chunks: int, num_tiles: int, num_programs: int) -> int:
     """No split is empty."""
-    wanted = min(num_chunks, max(1, round(num_programs / num_tiles)))
+    wanted = min(num_chunks, _MAX_SPLITS, max(1, round(num_programs / num_tiles)))
     return int(triton.cdiv(num_chunks, triton.cdiv(num_chunks, wanted)))
 
 
@@ -164,47 +181,112 @@ def _counters(device: torch.device) -> Tensor:
 
 
 @triton.jit
-def _unpack(words, base_bits, dtype: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr):
-    """Nibbles of ``words`` [outputs, 16], plus 128 or 1024 unless they are float32:
-    [outputs, 128]."""
+def _unpack(
+    words, zeros, base_bits, dtype: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, HAS_PDL: tl.constexpr
+):
+    """Nibbles of ``words`` [outputs, 16] minus ``zeros`` [outputs, 1 or 128]: [outputs, 128]."""
+    # GPUs with programmatic dependent launch also have instructions for pairs.
+    IS_PAIRED: tl.constexpr = HAS_PDL and zeros.shape[1] == 1 and dtype != tl.float32
     low_bytes = tl.join(words, words >> 8)
     # [outputs, 16, 2, 2], the last two dimensions being j.
     pairs = (tl.join(low_bytes, low_bytes >> 4) & 0x000F000F) | base_bits
+    if IS_PAIRED:
+        # The compiler would take the pairs apart, subtract, and join them again.
+        offsets = (zeros.to(tl.int32) * 0x10001 | base_bits)[:, :, None, None]
+        pairs = tl.inline_asm_elementwise(
+            "sub.bf16x2 $0, $1, $2;" if dtype == tl.bfloat16 else "sub.f16x2 $0, $1, $2;",
+            "=r,r,r",
+            [pairs, offsets],
+            dtype=tl.int32,
+            is_pure=True,
+            pack=1,
+        )
     if dtype == tl.float32:
-        nibbles = tl.join(pairs >> 16, pairs & 0xFFFF).to(tl.float32)
+        nibbles = tl.join(pairs & 0xFFFF, pairs >> 16).to(tl.float32)
+        offset = zeros.to(tl.float32)
     else:
         lows = pairs.to(tl.int16).to(dtype, bitcast=True)
         highs = (pairs >> 16).to(tl.int16).to(dtype, bitcast=True)
-        nibbles = tl.join(highs, lows)
+        nibbles = tl.join(lows, highs)
+        offset = (zeros.to(tl.int32) | base_bits).to(tl.int16).to(dtype, bitcast=True)
     # From [outputs, t, b, j, s].
     ordered = nibbles.reshape(BLOCK_OUTPUTS, 4, 4, 4, 2).permute(0, 2, 3, 1, 4)
-    return ordered.reshape(BLOCK_OUTPUTS, 128)
+    weights = ordered.reshape(BLOCK_OUTPUTS, 128)
+    if not IS_PAIRED:
+        weights -= offset
+    return weights
 
 
 @triton.jit
-def _offset(zeros, base_bits, dtype: tl.constexpr):
-    """What `_unpack` returns for the zero points."""
-    if dtype == tl.float32:
-        offset = zeros.to(tl.float32)
-    else:
-        offset = (zeros.to(tl.int32) | base_bits).to(tl.int16).to(dtype, bitcast=True)
-    return offset
+def _load_words(ptr, outputs, outs, chunk, GROUP_SIZE: tl.constexpr, CHUNK_INPUTS: tl.constexpr):
+    """Words with the chunk's values of each output and group: [outputs, groups].
+
+    A load of less than a word waits, because it can neither be copied to shared memory in advance
+    nor stay in its register until the next iteration. Rows of groups consist of whole words.
+    """
+    PER_WORD: tl.constexpr = 32 // ptr.dtype.element_ty.primitive_bitwidth
+    NUM_GROUPS: tl.constexpr = max(1, CHUNK_INPUTS // GROUP_SIZE)
+    first = chunk * CHUNK_INPUTS // GROUP_SIZE * outputs.to(tl.int64) // PER_WORD
+    groups = tl.arange(0, NUM_GROUPS)[None, :] * (outputs // PER_WORD)
+    words_ptr = ptr.to(tl.pointer_type(tl.int32)) + first
+    return tl.load(words_ptr + (groups + (outs // PER_WORD)[:, None]))
 
 
 @triton.jit
-def _load_groups(ptr, outputs, outs, chunk, GROUP_SIZE: tl.constexpr, CHUNK_INPUTS: tl.constexpr):
-    """The chunk's values for each group and output: [outputs, 1] if it has only one group, or else
-    [outputs, inputs]."""
-    first = chunk * CHUNK_INPUTS // GROUP_SIZE * outputs.to(tl.int64)
-    if GROUP_SIZE >= CHUNK_INPUTS:
-        values = tl.load(ptr + first + outs)[:, None]
-    else:
-        NUM_GROUPS: tl.constexpr = CHUNK_INPUTS // GROUP_SIZE
-        groups = tl.arange(0, NUM_GROUPS)
-        values = tl.load(ptr + first + groups[None, :] * outputs + outs[:, None])
+def _values(words, outs, dtype: tl.constexpr, CHUNK_INPUTS: tl.constexpr):
+    """The values of type ``dtype`` in the words of `_load_words`: [outputs, 1] if the chunk has one
+    group, or else [outputs, inputs]."""
+    BITS: tl.constexpr = dtype.primitive_bitwidth
+    bits = words >> (outs % (32 // BITS) * BITS)[:, None]
+    if BITS < 32:
+        bits = bits.to(tl.int8 if BITS == 8 else tl.int16)
+    values = bits.to(dtype, bitcast=True)
+    NUM_GROUPS: tl.constexpr = words.shape[1]
+    if NUM_GROUPS > 1:
+        GROUP_SIZE: tl.constexpr = CHUNK_INPUTS // NUM_GROUPS
         values = values[:, :, None].broadcast_to(outs.shape[0], NUM_GROUPS, GROUP_SIZE)
         values = values.reshape(outs.shape[0], CHUNK_INPUTS)
     return values
+
+
+@triton.jit
+def _prefetch(
+    qweight_ptr,
+    outputs,
+    first_out,
+    first_chunk,
+    num_chunks,
+    BLOCK_OUTPUTS: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr,
+    CHUNK_WORDS: tl.constexpr,
+):
+    """Read the words of a tile's first chunks into the L2 cache, without waiting for them."""
+    ROWS: tl.constexpr = 32 // CHUNK_WORDS
+    lines = tl.arange(0, NUM_CHUNKS * (BLOCK_OUTPUTS // ROWS))
+    chunks = tl.minimum(first_chunk + lines // (BLOCK_OUTPUTS // ROWS), num_chunks - 1)
+    outs = tl.minimum(first_out + lines % (BLOCK_OUTPUTS // ROWS) * ROWS, outputs - 1)
+    line_ptr = qweight_ptr + (chunks * outputs.to(tl.int64) + outs) * CHUNK_WORDS
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; // $0",
+        "=r,l",
+        [line_ptr.to(tl.int64)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit
+def _sum_parts(part_ptrs, size, num_splits, is_there, NUM_SPLITS: tl.constexpr):
+    """In order. ``part_ptrs`` points to the first of parts that are ``size`` apart."""
+    sums = tl.zeros(is_there.shape, tl.float32)
+    if NUM_SPLITS:
+        for part in tl.static_range(NUM_SPLITS):
+            sums += tl.load(part_ptrs + part * size, mask=is_there, other=0.0, cache_modifier=".cg")
+    else:
+        for part in tl.range(num_splits):
+            sums += tl.load(part_ptrs + part * size, mask=is_there, other=0.0, cache_modifier=".cg")
+    return sums
 
 
 @triton.jit(do_not_specialize=["num_tokens", "num_chunks", "split_chunks", "num_splits"])
@@ -231,7 +313,9 @@ def awq_linear_kernel(
     WARP_ROWS: tl.constexpr,
     SCALES_WEIGHTS: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
+    PREFETCHED_CHUNKS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    HAS_PDL: tl.constexpr,
 ):
     """One split of a tile of outputs and of tokens; the last split to finish adds up the parts.
 
@@ -243,6 +327,7 @@ def awq_linear_kernel(
     out_tile = tl.program_id(1)
     split = tl.program_id(2)
     dtype: tl.constexpr = hidden_ptr.dtype.element_ty
+    scale_dtype: tl.constexpr = scales_ptr.dtype.element_ty
     rows = tl.arange(0, BLOCK_OUTPUTS)
     memory_outs = out_tile * BLOCK_OUTPUTS + rows
     # Arithmetic, so that the compiler sees that 8 of them are adjacent.
@@ -255,38 +340,47 @@ def awq_linear_kernel(
     is_token = tokens < num_tokens
     starts = tokens.to(tl.int64) * num_chunks * CHUNK_INPUTS
     hidden_ptr += starts[None, :] + tl.arange(0, CHUNK_INPUTS)[:, None]
-    qweight_ptr += (
+    words_ptr = qweight_ptr + (
         tl.minimum(memory_outs, outputs - 1)[:, None] * CHUNK_WORDS
         + tl.arange(0, CHUNK_WORDS)[None, :]
     )
     total = tl.zeros([BLOCK_OUTPUTS, BLOCK_TOKENS], tl.float32)
     first = split * split_chunks
-    zeros = _load_groups(zeros_ptr, outputs, loaded_outs, first, GROUP_SIZE, CHUNK_INPUTS)
-    scales = _load_groups(scales_ptr, outputs, loaded_outs, first, GROUP_SIZE, CHUNK_INPUTS)
+    if HAS_PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+        _prefetch(
+            qweight_ptr,
+            outputs,
+            out_tile * BLOCK_OUTPUTS,
+            first,
+            num_chunks,
+            BLOCK_OUTPUTS,
+            PREFETCHED_CHUNKS,
+            CHUNK_WORDS,
+        )
+        tl.extra.cuda.gdc_wait()
+    # Only operands of products are copied in advance.
+    scale_words = _load_words(scales_ptr, outputs, loaded_outs, first, GROUP_SIZE, CHUNK_INPUTS)
     for chunk in tl.range(first, tl.minimum(first + split_chunks, num_chunks)):
         hidden = tl.load(hidden_ptr + chunk * CHUNK_INPUTS, mask=is_token[None, :], other=0.0)
-        words = tl.load(qweight_ptr + chunk * outputs.to(tl.int64) * CHUNK_WORDS)
-        # Values of 1 and 2 bytes cannot be copied to shared memory in advance, so they are loaded
-        # one iteration early.
+        words = tl.load(words_ptr + chunk * outputs.to(tl.int64) * CHUNK_WORDS)
+        zero_words = _load_words(zeros_ptr, outputs, loaded_outs, chunk, GROUP_SIZE, CHUNK_INPUTS)
         next_chunk = tl.minimum(chunk + 1, num_chunks - 1)
-        next_zeros = _load_groups(
-            zeros_ptr, outputs, loaded_outs, next_chunk, GROUP_SIZE, CHUNK_INPUTS
-        )
-        next_scales = _load_groups(
+        next_words = _load_words(
             scales_ptr, outputs, loaded_outs, next_chunk, GROUP_SIZE, CHUNK_INPUTS
         )
         words = words.reshape(BLOCK_OUTPUTS // (2 * WARP_ROWS), 2, WARP_ROWS // 8, 8, CHUNK_WORDS)
         words = words.permute(0, 2, 1, 3, 4).reshape(BLOCK_OUTPUTS, CHUNK_WORDS)
-        weights = _unpack(words, base_bits, dtype, BLOCK_OUTPUTS)
-        weights -= _offset(zeros, base_bits, dtype)
+        zeros = _values(zero_words, loaded_outs, tl.uint8, CHUNK_INPUTS)
+        scales = _values(scale_words, loaded_outs, scale_dtype, CHUNK_INPUTS)
+        weights = _unpack(words, zeros, base_bits, dtype, BLOCK_OUTPUTS, HAS_PDL)
         if SCALES_WEIGHTS:
             weights *= scales.to(dtype)
             total = tl.dot(weights, hidden, total, input_precision="ieee")
         else:
             product = tl.dot(weights, hidden, input_precision="ieee")
             total += product * scales.to(tl.float32)
-        zeros = next_zeros
-        scales = next_scales
+        scale_words = next_words
     is_there = is_token[None, :] & is_out[:, None]
     places = tokens.to(tl.int64)[None, :] * outputs + outs[:, None]
     if NUM_SPLITS == 1:
@@ -300,15 +394,7 @@ def awq_linear_kernel(
         tl.debug_barrier()
         counter_ptr = counters_ptr + token_tile * tl.num_programs(1) + out_tile
         if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == num_splits - 1:
-            sums = tl.zeros_like(total)
-            if NUM_SPLITS:
-                for part in tl.static_range(NUM_SPLITS):
-                    part_ptr = parts_ptr + part * size + places
-                    sums += tl.load(part_ptr, mask=is_there, other=0.0, cache_modifier=".cg")
-            else:
-                for part in tl.range(num_splits):
-                    part_ptr = parts_ptr + part * size + places
-                    sums += tl.load(part_ptr, mask=is_there, other=0.0, cache_modifier=".cg")
+            sums = _sum_parts(parts_ptr + places, size, num_splits, is_there, NUM_SPLITS)
             if HAS_BIAS:
                 sums += tl.load(bias_ptr + loaded_outs).to(tl.float32)[:, None]
             tl.store(out_ptr + places, sums.to(dtype), mask=is_there)
@@ -351,9 +437,11 @@ def awq_dequantize_kernel(
     loaded_outs = tl.minimum(outs, outputs - 1)
     rows = chunk.to(tl.int64) * outputs + loaded_outs
     words = tl.load(qweight_ptr + rows[:, None] * CHUNK_WORDS + tl.arange(0, CHUNK_WORDS)[None, :])
-    zeros = _load_groups(zeros_ptr, outputs, loaded_outs, chunk, GROUP_SIZE, CHUNK_INPUTS)
-    scales = _load_groups(scales_ptr, outputs, loaded_outs, chunk, GROUP_SIZE, CHUNK_INPUTS)
-    weights = _unpack(words, base_bits, dtype, BLOCK_OUTPUTS) - _offset(zeros, base_bits, dtype)
+    zero_words = _load_words(zeros_ptr, outputs, loaded_outs, chunk, GROUP_SIZE, CHUNK_INPUTS)
+    scale_words = _load_words(scales_ptr, outputs, loaded_outs, chunk, GROUP_SIZE, CHUNK_INPUTS)
+    zeros = _values(zero_words, loaded_outs, tl.uint8, CHUNK_INPUTS)
+    scales = _values(scale_words, loaded_outs, scales_ptr.dtype.element_ty, CHUNK_INPUTS)
+    weights = _unpack(words, zeros, base_bits, dtype, BLOCK_OUTPUTS, HAS_PDL=False)
     scaled = (weights.to(tl.float32) * scales.to(tl.float32)).to(dtype)
     inputs = chunk * CHUNK_INPUTS + tl.arange(0, CHUNK_INPUTS)
     places = outs.to(tl.int64)[:, None] * tl.num_programs(0) * CHUNK_INPUTS + inputs[None, :]
@@ -369,6 +457,7 @@ def _configuration(
     num_splits: int,
     *,
     has_bias: bool,
+    is_early: bool,
 ) -> Configuration:
     return Configuration(
         kernel=awq_linear_kernel,
@@ -391,10 +480,14 @@ def _configuration(
             "WARP_ROWS": 8 * tile.num_warps,
             "SCALES_WEIGHTS": tile.scales_weights or group_size < CHUNK_INPUTS,
             "NUM_SPLITS": num_splits,
+            "PREFETCHED_CHUNKS": _PREFETCHED_CHUNKS,
             "HAS_BIAS": has_bias,
+            "HAS_PDL": is_early,
         },
         num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        # Compute capability 8.0 has less shared memory.
+        num_stages=2 if tile.tokens == 128 and not is_early else tile.num_stages,
+        targets=pdl_targets(is_early),
     )
 
 
@@ -424,13 +517,14 @@ def _weight_pointers(scale_dtype: torch.dtype) -> dict[str, str]:
 
 
 def _configurations() -> Iterator[Configuration]:
-    dtype, scale_dtype = torch.bfloat16, torch.float16
-    for tile in _TILES:
-        for num_splits in (1, 12 if tile.has_unrolled_sum else 0):
-            yield _configuration(dtype, scale_dtype, CHUNK_INPUTS, tile, num_splits, has_bias=True)
-    small_groups = CHUNK_INPUTS // 4
-    yield _configuration(dtype, scale_dtype, small_groups, _TILES[0], 4, has_bias=False)
-    yield _configuration(torch.float32, scale_dtype, CHUNK_INPUTS, _FLOAT32_TILE, 0, has_bias=False)
+    dtype, scale_dtype, small_groups = torch.bfloat16, torch.float16, CHUNK_INPUTS // 4
+    for is_early in (False, True):
+        configuration = partial(_configuration, has_bias=True, is_early=is_early)
+        for tile in _TILES:
+            for num_splits in (1, _MAX_SPLITS if tile.has_unrolled_sum else 0):
+                yield configuration(dtype, scale_dtype, CHUNK_INPUTS, tile, num_splits)
+        yield configuration(dtype, scale_dtype, small_groups, _TILES[0], 4)
+        yield configuration(torch.float32, scale_dtype, CHUNK_INPUTS, _FLOAT32_TILE, 0)
     yield _dequantize_configuration(dtype, scale_dtype, CHUNK_INPUTS)
 
 
