@@ -43,11 +43,12 @@ INVARIANT_SPLIT_LEN = 512
 """Tokens per split in batch-invariant mode, in which splits must not depend on the batch."""
 _MIN_SPLIT_LEN = 128
 _UNSPLIT = 1 << 30
-_MERGED_SPLITS = 16
+_MERGED_SPLITS = 32
 _BLOCK_SEQS = (32, 1024)
 """Each is a case of its own, which has to be compiled before the first request."""
 _DECODES_A_MULTIPROCESSOR = 4
 _CHUNKS_A_MULTIPROCESSOR = 1
+_MERGES_A_MULTIPROCESSOR = 4
 """Programs that run at a time."""
 
 
@@ -169,7 +170,7 @@ def attention_kernel(
     else:
         stored = tl.arange(0, BLOCK_M)
         is_stored = is_row & (stored < STORED_ROWS)
-        parts = _parts(item, kv_head, tl.num_programs(0), stored, STORED_ROWS)
+        parts = (item.to(tl.int64) * tl.num_programs(0) + kv_head) * STORED_ROWS + stored
         tl.store(highest_ptr + parts, highest, mask=is_stored)
         tl.store(total_ptr + parts, total, mask=is_stored)
         part_places = parts[:, None] * HEAD_DIM + columns[None, :]
@@ -177,7 +178,17 @@ def attention_kernel(
         tl.store(weighted_ptr + part_places, weighted, mask=is_part)
 
 
-@triton.jit(do_not_specialize=["first_seq", "num_seqs", "num_wanted", "split_len", "window"])
+@triton.jit(
+    do_not_specialize=[
+        "first_seq",
+        "num_seqs",
+        "num_wanted",
+        "split_len",
+        "num_kv_heads",
+        "rows_a_program",
+        "window",
+    ]
+)
 def merge_splits_kernel(
     out_ptr,
     weighted_ptr,
@@ -189,6 +200,8 @@ def merge_splits_kernel(
     num_seqs,
     num_wanted,
     split_len,
+    num_kv_heads,
+    rows_a_program,
     out_stride,
     window,
     HEAD_DIM: tl.constexpr,
@@ -204,13 +217,12 @@ def merge_splits_kernel(
     BLOCK_S: tl.constexpr,
     HAS_PDL: tl.constexpr,
 ):
-    """Program (row of a tile, key head, tile): merge the splits of the row, if there are several,
-    from the first to the last, BLOCK_K at a time."""
+    """Program (part of the rows of all key heads, tile): merge the splits of each row, if there are
+    several, from the first to the last, BLOCK_K at a time."""
     if HAS_PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    stored, kv_head = tl.program_id(0), tl.program_id(1)
     index, tile, item, num_splits, split_len, base = tile_of(
-        tl.program_id(2),
+        tl.program_id(1),
         starts_ptr + first_seq,
         lens_ptr + first_seq,
         num_seqs,
@@ -231,9 +243,6 @@ def merge_splits_kernel(
     seq = first_seq + index
     start = tl.load(starts_ptr + seq)
     num_tokens = tl.load(starts_ptr + seq + 1) - start
-    row = tile * BLOCK_M + stored
-    if row >= num_tokens * GROUP:
-        return
     begin, end, _ = tile_span(
         tile,
         tl.load(lens_ptr + seq),
@@ -244,29 +253,35 @@ def merge_splits_kernel(
         BLOCK_M,
         BLOCK_N,
     )
+    first, last = tl.maximum(begin - base, 0) // split_len, tl.cdiv(end - base, split_len)
     columns = tl.arange(0, BLOCK_D)[None, :]
-    highest = tl.full([1], float("-inf"), tl.float32)
-    total = tl.zeros([1], tl.float32)
-    weighted = tl.zeros([1, BLOCK_D], tl.float32)
-    last = tl.cdiv(end - base, split_len)
-    for first in tl.range(tl.maximum(begin - base, 0) // split_len, last, BLOCK_K):
-        others = first + tl.arange(0, BLOCK_K)
-        is_split = others < last
-        parts = _parts(item + others, kv_head, tl.num_programs(1), stored, STORED_ROWS)
-        split_highest = tl.load(highest_ptr + parts, mask=is_split, other=float("-inf"))
-        split_total = tl.load(total_ptr + parts, mask=is_split, other=0.0)
-        split_weighted = tl.load(
-            weighted_ptr + parts[:, None] * HEAD_DIM + columns,
-            mask=is_split[:, None] & (columns < HEAD_DIM),
-            other=0.0,
-        )
-        highest, total, weighted = merge_spans(
-            highest, total, weighted, *_merged(split_highest, split_total, split_weighted)
-        )
-    out = normalised(total, weighted).to(out_ptr.dtype.element_ty)
-    head = kv_head * GROUP + row % GROUP
-    place = (start + row // GROUP).to(tl.int64) * out_stride + head * HEAD_DIM
-    tl.store(out_ptr + place + columns, out, mask=columns < HEAD_DIM)
+    is_column = columns < HEAD_DIM
+    first_row = tl.program_id(0) * rows_a_program
+    last_row = tl.minimum(first_row + rows_a_program, num_kv_heads * STORED_ROWS)
+    for stored in tl.range(first_row, last_row):
+        kv_head, row = stored // STORED_ROWS, tile * BLOCK_M + stored % STORED_ROWS
+        is_row = row < num_tokens * GROUP
+        highest = tl.full([1], float("-inf"), tl.float32)
+        total = tl.zeros([1], tl.float32)
+        weighted = tl.zeros([1, BLOCK_D], tl.float32)
+        for split in tl.range(first, tl.where(is_row, last, first), BLOCK_K):
+            others = split + tl.arange(0, BLOCK_K)
+            is_split = others < last
+            parts = (item + others).to(tl.int64) * (num_kv_heads * STORED_ROWS) + stored
+            split_highest = tl.load(highest_ptr + parts, mask=is_split, other=float("-inf"))
+            split_total = tl.load(total_ptr + parts, mask=is_split, other=0.0)
+            split_weighted = tl.load(
+                weighted_ptr + parts[:, None] * HEAD_DIM + columns,
+                mask=is_split[:, None] & is_column,
+                other=0.0,
+            )
+            highest, total, weighted = merge_spans(
+                highest, total, weighted, *_merged(split_highest, split_total, split_weighted)
+            )
+        out = normalised(total, weighted).to(out_ptr.dtype.element_ty)
+        place = (start + row // GROUP).to(tl.int64) * out_stride
+        place += (kv_head * GROUP + row % GROUP) * HEAD_DIM
+        tl.store(out_ptr + place + columns, out, mask=is_row & is_column)
 
 
 @triton.jit
@@ -279,12 +294,6 @@ def _merged(highest, total, weighted):
         tl.sum(total * shares, 0, keep_dims=True),
         tl.sum(weighted * shares[:, None], 0, keep_dims=True),
     )
-
-
-@triton.jit
-def _parts(item, kv_head, num_kv_heads, stored, STORED_ROWS: tl.constexpr):
-    """The places of the rows of an item's result."""
-    return (item.to(tl.int64) * num_kv_heads + kv_head) * STORED_ROWS + stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,9 +440,12 @@ def attend(
         sliding_window or 0,
     )
     if not variant.is_whole:
+        num_rows = num_kv_heads * stored_rows
+        num_programs = _MERGES_A_MULTIPROCESSOR * num_multiprocessors(query.device)
+        rows_a_program = -(-num_rows * schedule.num_tiles // num_programs)
         launch(
             merge_configuration(kind, variant, block_seqs),
-            (stored_rows, num_kv_heads, schedule.num_tiles),
+            (-(-num_rows // rows_a_program), schedule.num_tiles),
             out,
             weighted,
             highest,
@@ -441,6 +453,8 @@ def attend(
             query_starts,
             context_lens,
             *work,
+            num_kv_heads,
+            rows_a_program,
             out.stride(0),
             sliding_window or 0,
         )
@@ -468,7 +482,11 @@ def attend_configuration(kind: AttentionKind, variant: Variant, block_seqs: int)
 def merge_configuration(kind: AttentionKind, variant: Variant, block_seqs: int) -> Configuration:
     return Configuration(
         kernel=merge_splits_kernel,
-        signature={**_splits_signature(kind), "lens_ptr": "*i32:16", "window": "i32"},
+        signature={
+            **_splits_signature(kind),
+            "lens_ptr": "*i32:16",
+            **dict.fromkeys(("num_kv_heads", "rows_a_program", "window"), "i32"),
+        },
         constexprs={
             **_schedule_constexprs(kind, variant, block_seqs),
             # Those of chunks are merged one after the other.
