@@ -83,6 +83,7 @@ class Tile:
     """The number of tiles of keys and values that are loaded ahead."""
 
 
+@cache
 def decode_tile(kind: AttentionKind) -> Tile:
     """One group of heads. Memory bandwidth is the limit, so the tile maximizes loads in flight."""
     rows = max(MIN_ROWS, int(triton.next_power_of_2(kind.group)))
@@ -90,6 +91,7 @@ def decode_tile(kind: AttentionKind) -> Tile:
     return Tile(rows, max(MIN_ROWS, keys), num_warps=4 if kind.width <= 128 else 8, num_stages=2)
 
 
+@cache
 def prefill_tile(kind: AttentionKind) -> Tile:
     """Tokens times the heads of one group. Arithmetic is the limit, so tiles fill the registers."""
     if kind.dtype == torch.float32:

@@ -416,8 +416,7 @@ def attend(
     total = torch.empty_like(highest)
     weighted = query.new_empty(num_parts, head_dim, dtype=torch.float32)
     work = (sequences.first, len(sequences), schedule.num_wanted, schedule.split_len)
-    fitting = (size for size in _BLOCK_SEQS if size >= len(sequences))
-    block_seqs = next(fitting, int(triton.next_power_of_2(len(sequences))))
+    block_seqs = _block_seqs(len(sequences))
     launch(
         attend_configuration(kind, variant, block_seqs),
         (num_kv_heads, schedule.num_items),
@@ -458,6 +457,12 @@ def attend(
             out.stride(0),
             sliding_window or 0,
         )
+
+
+@cache
+def _block_seqs(num_seqs: int) -> int:
+    fitting = (size for size in _BLOCK_SEQS if size >= num_seqs)
+    return next(fitting, int(triton.next_power_of_2(num_seqs)))
 
 
 @cache
