@@ -61,15 +61,12 @@ def check_awq(
     bias: Tensor | None,
     group_size: int,
 ) -> None:
-    """Raise `ValueError` if shapes do not match, the inputs cannot be grouped like this, or the
-    outputs were not in words of a checkpoint."""
+    """Raise `ValueError` if shapes do not match, or the inputs cannot be grouped like this."""
     inputs, outputs = hidden.shape[-1], qweight.shape[1]
     check_shape("qweight", qweight, (inputs // CHUNK_INPUTS, None, CHUNK_WORDS))
     check_shape("scales", scales, (inputs // group_size, outputs))
     check_shape("zeros", zeros, scales.shape)
     _check_groups(inputs, scales.shape[0])
-    if outputs % NIBBLES:
-        raise ValueError(f"{outputs} outputs are not a multiple of {NIBBLES}")
     if bias is not None:
         check_shape("bias", bias, (outputs,))
 

@@ -8,8 +8,7 @@ mantissas of 2**7 (bfloat16) or 2**10 (float16), from which one subtraction, whi
 the offset and the zero point.
 
 For few tokens the limit is reading the weight. Inputs are split over programs until there are
-enough of them, and the last program of a tile to finish adds up the parts, in order. Each program
-prefetches its first words before it waits for the kernel that computes the tokens. For many
+enough of them, and the last program of a tile to finish adds up the parts, in order. For many
 tokens, reading and unpacking each weight once for each tile of tokens costs more than unpacking the
 weight to memory and multiplying it like any other.
 """
@@ -49,10 +48,13 @@ class _Tile:
     scales_weights: bool = False
     """Whether weights are scaled, and rounded, before they are multiplied, instead of the sums of
     each group. It costs less if there are many tokens."""
+    has_pdl: bool = True
+    """Whether programs start before the previous kernel ends, on GPUs that can do so. The tile for
+    the most tokens was measured without."""
 
 
 _TILES = (
-    _Tile(16, 64, num_warps=4, num_stages=3, num_programs=512, has_unrolled_sum=True),
+    _Tile(16, 64, num_warps=4, num_stages=3, num_programs=768, has_unrolled_sum=True),
     _Tile(64, 64, num_warps=4, num_stages=3, num_programs=396, has_unrolled_sum=False),
     _Tile(
         128,
@@ -62,14 +64,12 @@ _TILES = (
         num_programs=132,
         has_unrolled_sum=False,
         scales_weights=True,
+        has_pdl=False,
     ),
 )
+"""The fastest of about 20 variants measured on an H100 with the matrices of Llama 3.1 8B."""
 _INVARIANT_TILE = _TILES[1]
 _FLOAT32_TILE = _Tile(16, 64, num_warps=4, num_stages=2, num_programs=512, has_unrolled_sum=False)
-_MAX_SPLITS = 8
-"""The parts of more at once would take more registers than everything else."""
-_PREFETCHED_CHUNKS = 4
-"""By each program: the L2 cache has room for them, whatever the matrix."""
 _MAX_TILED_TOKENS = 256
 """For more tokens the weight is unpacked to memory."""
 _MAX_INVARIANT_TOKENS = 256
@@ -77,9 +77,8 @@ _MAX_INVARIANT_TOKENS = 256
 _NUM_COUNTERS = 16 * max(tile.num_programs for tile in (*_TILES, _FLOAT32_TILE))
 """Inputs are only split if there are fewer tiles than programs wanted. In batch-invariant mode only
 one tile of tokens counts as such, and there are up to 16."""
-_BASE_BITS = {torch.bfloat16: 0x43004300, torch.float16: 0x64006400, torch.float32: 0}
-"""Twice the bits of the power of two whose mantissa takes a nibble as an integer; an argument,
-because one instruction masks and merges only one constant."""
+_BASE_BITS = {torch.bfloat16: 0x4300, torch.float16: 0x6400, torch.float32: 0}
+"""Of the power of two whose mantissa takes a nibble as an integer."""
 
 
 def awq_linear(
@@ -147,7 +146,7 @@ def _multiply(
             tile,
             unrolled,
             has_bias=bias is not None,
-            is_early=has_pdl(hidden.device),
+            is_sm90=has_pdl(hidden.device),
         ),
         (triton.cdiv(num_tokens, tile.tokens), out_tiles, num_splits),
         out,
@@ -163,14 +162,14 @@ def _multiply(
         num_chunks,
         triton.cdiv(num_chunks, num_splits),
         num_splits,
-        _BASE_BITS[hidden.dtype],
+        _base_pair(hidden.dtype),
     )
     return out
 
 
 def _num_splits(num_chunks: int, num_tiles: int, num_programs: int) -> int:
     """No split is empty."""
-    wanted = min(num_chunks, _MAX_SPLITS, max(1, round(num_programs / num_tiles)))
+    wanted = min(num_chunks, max(1, round(num_programs / num_tiles)))
     return int(triton.cdiv(num_chunks, triton.cdiv(num_chunks, wanted)))
 
 
@@ -180,19 +179,29 @@ def _counters(device: torch.device) -> Tensor:
     return torch.zeros(_NUM_COUNTERS, dtype=torch.int32, device=device)
 
 
+def _base_pair(dtype: torch.dtype) -> int:
+    """Twice the base's bits: an argument, because one instruction masks and merges only one
+    constant."""
+    return _BASE_BITS[dtype] * 0x10001
+
+
 @triton.jit
 def _unpack(
-    words, zeros, base_bits, dtype: tl.constexpr, BLOCK_OUTPUTS: tl.constexpr, HAS_PDL: tl.constexpr
+    words,
+    zeros,
+    base_pair,
+    BASE_BITS: tl.constexpr,
+    dtype: tl.constexpr,
+    BLOCK_OUTPUTS: tl.constexpr,
+    SUBTRACTS_PAIRS: tl.constexpr,
 ):
     """Nibbles of ``words`` [outputs, 16] minus ``zeros`` [outputs, 1 or 128]: [outputs, 128]."""
-    # GPUs with programmatic dependent launch also have instructions for pairs.
-    IS_PAIRED: tl.constexpr = HAS_PDL and zeros.shape[1] == 1 and dtype != tl.float32
     low_bytes = tl.join(words, words >> 8)
     # [outputs, 16, 2, 2], the last two dimensions being j.
-    pairs = (tl.join(low_bytes, low_bytes >> 4) & 0x000F000F) | base_bits
-    if IS_PAIRED:
+    pairs = (tl.join(low_bytes, low_bytes >> 4) & 0x000F000F) | base_pair
+    if SUBTRACTS_PAIRS:
         # The compiler would take the pairs apart, subtract, and join them again.
-        offsets = (zeros.to(tl.int32) * 0x10001 | base_bits)[:, :, None, None]
+        offsets = ((zeros.to(tl.int32) | BASE_BITS) * 0x10001)[:, :, None, None]
         pairs = tl.inline_asm_elementwise(
             "sub.bf16x2 $0, $1, $2;" if dtype == tl.bfloat16 else "sub.f16x2 $0, $1, $2;",
             "=r,r,r",
@@ -208,84 +217,42 @@ def _unpack(
         lows = pairs.to(tl.int16).to(dtype, bitcast=True)
         highs = (pairs >> 16).to(tl.int16).to(dtype, bitcast=True)
         nibbles = tl.join(lows, highs)
-        offset = (zeros.to(tl.int32) | base_bits).to(tl.int16).to(dtype, bitcast=True)
+        offset = (zeros.to(tl.int16) | BASE_BITS).to(dtype, bitcast=True)
     # From [outputs, t, b, j, s].
     ordered = nibbles.reshape(BLOCK_OUTPUTS, 4, 4, 4, 2).permute(0, 2, 3, 1, 4)
     weights = ordered.reshape(BLOCK_OUTPUTS, 128)
-    if not IS_PAIRED:
+    if not SUBTRACTS_PAIRS:
         weights -= offset
     return weights
 
 
 @triton.jit
-def _load_words(ptr, outputs, outs, chunk, GROUP_SIZE: tl.constexpr, CHUNK_INPUTS: tl.constexpr):
-    """Words with the chunk's values of each output and group: [outputs, groups].
-
-    A load of less than a word waits, because it can neither be copied to shared memory in advance
-    nor stay in its register until the next iteration. Rows of groups consist of whole words.
-    """
-    PER_WORD: tl.constexpr = 32 // ptr.dtype.element_ty.primitive_bitwidth
-    NUM_GROUPS: tl.constexpr = max(1, CHUNK_INPUTS // GROUP_SIZE)
-    first = chunk * CHUNK_INPUTS // GROUP_SIZE * outputs.to(tl.int64) // PER_WORD
-    groups = tl.arange(0, NUM_GROUPS)[None, :] * (outputs // PER_WORD)
-    words_ptr = ptr.to(tl.pointer_type(tl.int32)) + first
-    return tl.load(words_ptr + (groups + (outs // PER_WORD)[:, None]))
-
-
-@triton.jit
-def _values(words, outs, dtype: tl.constexpr, CHUNK_INPUTS: tl.constexpr):
-    """The values of type ``dtype`` in the words of `_load_words`: [outputs, 1] if the chunk has one
-    group, or else [outputs, inputs]."""
-    BITS: tl.constexpr = dtype.primitive_bitwidth
-    bits = words >> (outs % (32 // BITS) * BITS)[:, None]
-    if BITS < 32:
-        bits = bits.to(tl.int8 if BITS == 8 else tl.int16)
-    values = bits.to(dtype, bitcast=True)
-    NUM_GROUPS: tl.constexpr = words.shape[1]
-    if NUM_GROUPS > 1:
-        GROUP_SIZE: tl.constexpr = CHUNK_INPUTS // NUM_GROUPS
-        values = values[:, :, None].broadcast_to(outs.shape[0], NUM_GROUPS, GROUP_SIZE)
-        values = values.reshape(outs.shape[0], CHUNK_INPUTS)
+def _load_groups(ptrs, outputs, chunk, GROUP_SIZE: tl.constexpr, CHUNK_INPUTS: tl.constexpr):
+    """The chunk's values for each group and output, to whose first groups ``ptrs`` point:
+    [outputs, 1] if the chunk has only one group, or else [outputs, inputs]."""
+    ptrs += chunk * CHUNK_INPUTS // GROUP_SIZE * outputs
+    if GROUP_SIZE >= CHUNK_INPUTS:
+        values = tl.load(ptrs)[:, None]
+    else:
+        NUM_GROUPS: tl.constexpr = CHUNK_INPUTS // GROUP_SIZE
+        values = tl.load(ptrs[:, None] + tl.arange(0, NUM_GROUPS)[None, :] * outputs)
+        values = values[:, :, None].broadcast_to(ptrs.shape[0], NUM_GROUPS, GROUP_SIZE)
+        values = values.reshape(ptrs.shape[0], CHUNK_INPUTS)
     return values
 
 
 @triton.jit
-def _prefetch(
-    qweight_ptr,
-    outputs,
-    first_out,
-    first_chunk,
-    num_chunks,
-    BLOCK_OUTPUTS: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr,
-    CHUNK_WORDS: tl.constexpr,
-):
-    """Read the words of a tile's first chunks into the L2 cache, without waiting for them."""
-    ROWS: tl.constexpr = 32 // CHUNK_WORDS
-    lines = tl.arange(0, NUM_CHUNKS * (BLOCK_OUTPUTS // ROWS))
-    chunks = tl.minimum(first_chunk + lines // (BLOCK_OUTPUTS // ROWS), num_chunks - 1)
-    outs = tl.minimum(first_out + lines % (BLOCK_OUTPUTS // ROWS) * ROWS, outputs - 1)
-    line_ptr = qweight_ptr + (chunks * outputs.to(tl.int64) + outs) * CHUNK_WORDS
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; // $0",
-        "=r,l",
-        [line_ptr.to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
-def _sum_parts(part_ptrs, size, num_splits, is_there, NUM_SPLITS: tl.constexpr):
-    """In order. ``part_ptrs`` points to the first of parts that are ``size`` apart."""
-    sums = tl.zeros(is_there.shape, tl.float32)
+def _sum_parts(parts_ptr, size, places, num_splits, is_there, NUM_SPLITS: tl.constexpr):
+    """In order, the values at ``places`` in parts of ``size`` values."""
+    sums = tl.zeros(places.shape, tl.float32)
     if NUM_SPLITS:
         for part in tl.static_range(NUM_SPLITS):
-            sums += tl.load(part_ptrs + part * size, mask=is_there, other=0.0, cache_modifier=".cg")
+            part_ptrs = parts_ptr + part * size + places
+            sums += tl.load(part_ptrs, mask=is_there, other=0.0, cache_modifier=".cg")
     else:
         for part in tl.range(num_splits):
-            sums += tl.load(part_ptrs + part * size, mask=is_there, other=0.0, cache_modifier=".cg")
+            part_ptrs = parts_ptr + part * size + places
+            sums += tl.load(part_ptrs, mask=is_there, other=0.0, cache_modifier=".cg")
     return sums
 
 
@@ -304,7 +271,8 @@ def awq_linear_kernel(
     num_chunks,
     split_chunks,
     num_splits,
-    base_bits,
+    base_pair,
+    BASE_BITS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     CHUNK_INPUTS: tl.constexpr,
     CHUNK_WORDS: tl.constexpr,
@@ -313,7 +281,7 @@ def awq_linear_kernel(
     WARP_ROWS: tl.constexpr,
     SCALES_WEIGHTS: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
-    PREFETCHED_CHUNKS: tl.constexpr,
+    SUBTRACTS_PAIRS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_PDL: tl.constexpr,
 ):
@@ -321,67 +289,58 @@ def awq_linear_kernel(
 
     A load gives 8 adjacent rows to each of the warps in turn, WARP_ROWS to all; a matrix
     instruction takes 16 adjacent rows from a warp. Rows are therefore loaded in memory's order and
-    renumbered. NUM_SPLITS is 0 if it is only known at run time.
+    renumbered. NUM_SPLITS is 0 if it is only known at run time. The order of the statements is the
+    one that was measured; the machine code depends on it.
     """
     token_tile = tl.program_id(0)
     out_tile = tl.program_id(1)
     split = tl.program_id(2)
     dtype: tl.constexpr = hidden_ptr.dtype.element_ty
-    scale_dtype: tl.constexpr = scales_ptr.dtype.element_ty
+    first_out = out_tile * BLOCK_OUTPUTS
     rows = tl.arange(0, BLOCK_OUTPUTS)
-    memory_outs = out_tile * BLOCK_OUTPUTS + rows
     # Arithmetic, so that the compiler sees that 8 of them are adjacent.
-    eights = rows // 16 % (WARP_ROWS // 8) + rows // 8 % 2 * (WARP_ROWS // 8)
-    outs = memory_outs // (2 * WARP_ROWS) * (2 * WARP_ROWS) + eights * 8 + rows % 8
-    is_out = outs < outputs
+    eights = rows // 8 % 2 * WARP_ROWS + rows % (2 * WARP_ROWS) // 16 * 8
+    outs = first_out + rows // (2 * WARP_ROWS) * (2 * WARP_ROWS) + eights + rows % 8
     # Outputs beyond the last one repeat it; their results are not stored.
     loaded_outs = tl.minimum(outs, outputs - 1)
     tokens = token_tile * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
     is_token = tokens < num_tokens
-    starts = tokens.to(tl.int64) * num_chunks * CHUNK_INPUTS
-    hidden_ptr += starts[None, :] + tl.arange(0, CHUNK_INPUTS)[:, None]
-    words_ptr = qweight_ptr + (
-        tl.minimum(memory_outs, outputs - 1)[:, None] * CHUNK_WORDS
-        + tl.arange(0, CHUNK_WORDS)[None, :]
-    )
+    inputs = num_chunks * CHUNK_INPUTS
+    chunk_inputs = tl.arange(0, CHUNK_INPUTS)
+    hidden_ptrs = hidden_ptr + tokens.to(tl.int64)[None, :] * inputs + chunk_inputs[:, None]
+    loaded_rows = tl.minimum(first_out + rows, outputs - 1)
+    chunk_words = tl.arange(0, CHUNK_WORDS)
+    words_ptrs = qweight_ptr + loaded_rows[:, None] * CHUNK_WORDS + chunk_words[None, :]
     total = tl.zeros([BLOCK_OUTPUTS, BLOCK_TOKENS], tl.float32)
     first = split * split_chunks
+    last = tl.minimum(first + split_chunks, num_chunks)
     if HAS_PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        _prefetch(
-            qweight_ptr,
-            outputs,
-            out_tile * BLOCK_OUTPUTS,
-            first,
-            num_chunks,
-            BLOCK_OUTPUTS,
-            PREFETCHED_CHUNKS,
-            CHUNK_WORDS,
-        )
         tl.extra.cuda.gdc_wait()
-    # Only operands of products are copied in advance.
-    scale_words = _load_words(scales_ptr, outputs, loaded_outs, first, GROUP_SIZE, CHUNK_INPUTS)
-    for chunk in tl.range(first, tl.minimum(first + split_chunks, num_chunks)):
-        hidden = tl.load(hidden_ptr + chunk * CHUNK_INPUTS, mask=is_token[None, :], other=0.0)
-        words = tl.load(words_ptr + chunk * outputs.to(tl.int64) * CHUNK_WORDS)
-        zero_words = _load_words(zeros_ptr, outputs, loaded_outs, chunk, GROUP_SIZE, CHUNK_INPUTS)
+        tl.extra.cuda.gdc_launch_dependents()
+    zeros_ptrs = zeros_ptr + loaded_outs
+    scales_ptrs = scales_ptr + loaded_outs
+    zeros = _load_groups(zeros_ptrs, outputs, first, GROUP_SIZE, CHUNK_INPUTS)
+    scales = _load_groups(scales_ptrs, outputs, first, GROUP_SIZE, CHUNK_INPUTS)
+    for chunk in tl.range(first, last):
+        # Values of 1 and 2 bytes cannot be copied to shared memory in advance, so they are loaded
+        # one iteration early.
         next_chunk = tl.minimum(chunk + 1, num_chunks - 1)
-        next_words = _load_words(
-            scales_ptr, outputs, loaded_outs, next_chunk, GROUP_SIZE, CHUNK_INPUTS
-        )
+        next_zeros = _load_groups(zeros_ptrs, outputs, next_chunk, GROUP_SIZE, CHUNK_INPUTS)
+        next_scales = _load_groups(scales_ptrs, outputs, next_chunk, GROUP_SIZE, CHUNK_INPUTS)
+        hidden = tl.load(hidden_ptrs + chunk * CHUNK_INPUTS, mask=is_token[None, :], other=0.0)
+        words = tl.load(words_ptrs + chunk * outputs.to(tl.int64) * CHUNK_WORDS)
         words = words.reshape(BLOCK_OUTPUTS // (2 * WARP_ROWS), 2, WARP_ROWS // 8, 8, CHUNK_WORDS)
         words = words.permute(0, 2, 1, 3, 4).reshape(BLOCK_OUTPUTS, CHUNK_WORDS)
-        zeros = _values(zero_words, loaded_outs, tl.uint8, CHUNK_INPUTS)
-        scales = _values(scale_words, loaded_outs, scale_dtype, CHUNK_INPUTS)
-        weights = _unpack(words, zeros, base_bits, dtype, BLOCK_OUTPUTS, HAS_PDL)
+        weights = _unpack(words, zeros, base_pair, BASE_BITS, dtype, BLOCK_OUTPUTS, SUBTRACTS_PAIRS)
         if SCALES_WEIGHTS:
             weights *= scales.to(dtype)
             total = tl.dot(weights, hidden, total, input_precision="ieee")
         else:
             product = tl.dot(weights, hidden, input_precision="ieee")
             total += product * scales.to(tl.float32)
-        scale_words = next_words
-    is_there = is_token[None, :] & is_out[:, None]
+        zeros = next_zeros
+        scales = next_scales
+    is_there = is_token[None, :] & (outs < outputs)[:, None]
     places = tokens.to(tl.int64)[None, :] * outputs + outs[:, None]
     if NUM_SPLITS == 1:
         if HAS_BIAS:
@@ -394,7 +353,7 @@ def awq_linear_kernel(
         tl.debug_barrier()
         counter_ptr = counters_ptr + token_tile * tl.num_programs(1) + out_tile
         if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == num_splits - 1:
-            sums = _sum_parts(parts_ptr + places, size, num_splits, is_there, NUM_SPLITS)
+            sums = _sum_parts(parts_ptr, size, places, num_splits, is_there, NUM_SPLITS)
             if HAS_BIAS:
                 sums += tl.load(bias_ptr + loaded_outs).to(tl.float32)[:, None]
             tl.store(out_ptr + places, sums.to(dtype), mask=is_there)
@@ -409,7 +368,7 @@ def _dequantize(
     weight = torch.empty(outputs, num_chunks * CHUNK_INPUTS, dtype=dtype, device=qweight.device)
     configuration = _dequantize_configuration(dtype, scales.dtype, group_size)
     grid = (num_chunks, triton.cdiv(outputs, _DEQUANTIZED_OUTPUTS))
-    launch(configuration, grid, weight, qweight, scales, zeros, outputs, _BASE_BITS[dtype])
+    launch(configuration, grid, weight, qweight, scales, zeros, outputs, _base_pair(dtype))
     return weight
 
 
@@ -423,7 +382,8 @@ def awq_dequantize_kernel(
     scales_ptr,
     zeros_ptr,
     outputs,
-    base_bits,
+    base_pair,
+    BASE_BITS: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     CHUNK_INPUTS: tl.constexpr,
     CHUNK_WORDS: tl.constexpr,
@@ -437,11 +397,11 @@ def awq_dequantize_kernel(
     loaded_outs = tl.minimum(outs, outputs - 1)
     rows = chunk.to(tl.int64) * outputs + loaded_outs
     words = tl.load(qweight_ptr + rows[:, None] * CHUNK_WORDS + tl.arange(0, CHUNK_WORDS)[None, :])
-    zero_words = _load_words(zeros_ptr, outputs, loaded_outs, chunk, GROUP_SIZE, CHUNK_INPUTS)
-    scale_words = _load_words(scales_ptr, outputs, loaded_outs, chunk, GROUP_SIZE, CHUNK_INPUTS)
-    zeros = _values(zero_words, loaded_outs, tl.uint8, CHUNK_INPUTS)
-    scales = _values(scale_words, loaded_outs, scales_ptr.dtype.element_ty, CHUNK_INPUTS)
-    weights = _unpack(words, zeros, base_bits, dtype, BLOCK_OUTPUTS, HAS_PDL=False)
+    zeros = _load_groups(zeros_ptr + loaded_outs, outputs, chunk, GROUP_SIZE, CHUNK_INPUTS)
+    scales = _load_groups(scales_ptr + loaded_outs, outputs, chunk, GROUP_SIZE, CHUNK_INPUTS)
+    weights = _unpack(
+        words, zeros, base_pair, BASE_BITS, dtype, BLOCK_OUTPUTS, SUBTRACTS_PAIRS=False
+    )
     scaled = (weights.to(tl.float32) * scales.to(tl.float32)).to(dtype)
     inputs = chunk * CHUNK_INPUTS + tl.arange(0, CHUNK_INPUTS)
     places = outs.to(tl.int64)[:, None] * tl.num_programs(0) * CHUNK_INPUTS + inputs[None, :]
@@ -457,8 +417,10 @@ def _configuration(
     num_splits: int,
     *,
     has_bias: bool,
-    is_early: bool,
+    is_sm90: bool,
 ) -> Configuration:
+    """``is_sm90`` is for compute capability 9.0 or higher, which has programmatic dependent launch
+    and instructions for pairs of bfloat16."""
     return Configuration(
         kernel=awq_linear_kernel,
         signature={
@@ -469,9 +431,10 @@ def _configuration(
             **_weight_pointers(scale_dtype),
             "bias_ptr": POINTER_TYPES[dtype],
             **dict.fromkeys(("num_tokens", "num_chunks", "split_chunks", "num_splits"), "i32"),
-            **dict.fromkeys(("outputs", "base_bits"), "i32:16"),
+            **dict.fromkeys(("outputs", "base_pair"), "i32:16"),
         },
         constexprs={
+            "BASE_BITS": _BASE_BITS[dtype],
             "GROUP_SIZE": group_size,
             "CHUNK_INPUTS": CHUNK_INPUTS,
             "CHUNK_WORDS": CHUNK_WORDS,
@@ -480,14 +443,14 @@ def _configuration(
             "WARP_ROWS": 8 * tile.num_warps,
             "SCALES_WEIGHTS": tile.scales_weights or group_size < CHUNK_INPUTS,
             "NUM_SPLITS": num_splits,
-            "PREFETCHED_CHUNKS": _PREFETCHED_CHUNKS,
+            "SUBTRACTS_PAIRS": is_sm90 and group_size >= CHUNK_INPUTS and dtype != torch.float32,
             "HAS_BIAS": has_bias,
-            "HAS_PDL": is_early,
+            "HAS_PDL": is_sm90 and tile.has_pdl,
         },
         num_warps=tile.num_warps,
         # Compute capability 8.0 has less shared memory.
-        num_stages=2 if tile.tokens == 128 and not is_early else tile.num_stages,
-        targets=pdl_targets(is_early),
+        num_stages=2 if tile.tokens == 128 and not is_sm90 else tile.num_stages,
+        targets=pdl_targets(is_sm90),
     )
 
 
@@ -500,9 +463,10 @@ def _dequantize_configuration(
         signature={
             "weight_ptr": POINTER_TYPES[dtype],
             **_weight_pointers(scale_dtype),
-            **dict.fromkeys(("outputs", "base_bits"), "i32:16"),
+            **dict.fromkeys(("outputs", "base_pair"), "i32:16"),
         },
         constexprs={
+            "BASE_BITS": _BASE_BITS[dtype],
             "GROUP_SIZE": group_size,
             "CHUNK_INPUTS": CHUNK_INPUTS,
             "CHUNK_WORDS": CHUNK_WORDS,
@@ -518,10 +482,10 @@ def _weight_pointers(scale_dtype: torch.dtype) -> dict[str, str]:
 
 def _configurations() -> Iterator[Configuration]:
     dtype, scale_dtype, small_groups = torch.bfloat16, torch.float16, CHUNK_INPUTS // 4
-    for is_early in (False, True):
-        configuration = partial(_configuration, has_bias=True, is_early=is_early)
+    for is_sm90 in (False, True):
+        configuration = partial(_configuration, has_bias=True, is_sm90=is_sm90)
         for tile in _TILES:
-            for num_splits in (1, _MAX_SPLITS if tile.has_unrolled_sum else 0):
+            for num_splits in (1, 12 if tile.has_unrolled_sum else 0):
                 yield configuration(dtype, scale_dtype, CHUNK_INPUTS, tile, num_splits)
         yield configuration(dtype, scale_dtype, small_groups, _TILES[0], 4)
         yield configuration(torch.float32, scale_dtype, CHUNK_INPUTS, _FLOAT32_TILE, 0)
