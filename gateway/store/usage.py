@@ -20,6 +20,8 @@ GROUPS: tuple[Group, ...] = get_args(Group)
 MAX_ROWS = 10_000
 _MAX_DELETED = 10_000
 """Records that one transaction deletes. A statement over millions would exceed its time."""
+_MAX_COUNT = 2**31 - 1
+"""Of the database's smallest integers."""
 _WRITE_LOCK = 0x55534147
 """Two gateways that write two executions of one request would take both for the first."""
 _KEY = ("tenant", "request_id")
@@ -203,7 +205,10 @@ def _row(record: UsageRecord) -> dict[str, Any]:
         day = datetime.fromtimestamp(record.ended_at, UTC).strftime("%Y-%m-%d")
     except (ValueError, OverflowError, OSError):
         raise InvalidRequest(f"ended_at: {record.ended_at} is not a date.") from None
-    return {**msgspec.structs.asdict(record), "day": day}
+    fields = msgspec.structs.asdict(record)
+    # Both grow with a number that publishers choose.
+    counts = {name: min(fields[name], _MAX_COUNT) for name in ("attempt", "num_takeovers")}
+    return {**fields, **counts, "day": day}
 
 
 def _sum(groups: Sequence[Group], row: Any) -> UsageSum:

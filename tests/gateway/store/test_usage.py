@@ -49,6 +49,13 @@ async def test_a_request_counts_once_however_often_it_is_recorded(usage: UsageRe
     ]
 
 
+async def test_numbers_that_a_publisher_has_chosen_fit(usage: UsageRecords) -> None:
+    await usage.write([a_record(attempt=3_000_000_001, num_takeovers=3_000_000_000)])
+
+    (found,) = await all_sums(usage)
+    assert found.used.num_takeovers == 2**31 - 1
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize(
     ("lesser", "counting"),
