@@ -24,8 +24,8 @@ def repack_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor,
 
     ``qweight`` is [inputs, outputs / 8] int32, ``qzeros`` [num_groups, outputs / 8] int32,
     ``scales`` [num_groups, outputs]. Returns ``qweight`` [inputs / 128, outputs, 16] int32,
-    ``scales`` unchanged and ``zeros`` [num_groups, outputs] uint8. Raises
-    `ValueError` if shapes do not match or the number of inputs is not a multiple of 128.
+    ``scales`` unchanged and ``zeros`` [num_groups, outputs] uint8. Raises `ValueError` if shapes do
+    not match or the number of inputs is not a multiple of 128.
     """
     inputs, outputs = qweight.shape[0], qweight.shape[1] * NIBBLES
     num_groups = scales.shape[0]

@@ -47,8 +47,8 @@ run() {
     # An empty environment, in which no package is found that was not named.
     mkdir -p "$FOLDER/out/$1"
     env --ignore-environment HOME="$FOLDER" PATH="$FOLDER/venv/bin:/usr/bin:/bin" OUT="$FOLDER/out/$1" \
-        SITE="$FOLDER/site" BROKER="$FOLDER/rabbitmq" WARREN_DEVICE=cpu TRITON_CACHE_DIR="$FOLDER/triton" NUM_PROCESSES=2 PIP_NO_INDEX=1 HTTPS_PROXY=http://127.0.0.1:9 \
-        LIMIT_S=1800 "${interpreter[@]}" bench/gpu/on_device.sh "$@" || failed+=("$1")
+        SITE="$FOLDER/site" BROKER="$FOLDER/rabbitmq" TRITON_CACHE_DIR="$FOLDER/triton" WARREN_DEVICE=cpu \
+        NUM_PROCESSES=2 PIP_NO_INDEX=1 HTTPS_PROXY=http://127.0.0.1:9 LIMIT_S=1800 "${interpreter[@]}" bench/gpu/on_device.sh "$@" || failed+=("$1")
 }
 run tests --collect-only --quiet
 run chaos --callers 4 --only 'worker killed' --only 'gateway killed' --only 'broker restarted'

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.gpu.figures import Ceilings, Figure, Work, device_ms, failure
+from bench.gpu.figures import Ceilings, Figure, Work, device_ms, failure, synchronize
 from bench.gpu.model import AWQ_GROUP, RandomWeights
 from bench.gpu.scale import Scale
 from kernels.providers import Ops
@@ -51,6 +51,8 @@ class Case:
     def results(self, ops: Ops) -> list[Tensor]:
         """Run on copies of the tensors and return the results."""
         tensors = [tensor.clone() for tensor in self.tensors]
+        # A kernel may read a weight before the kernels that still run end.
+        synchronize(tensors[0].device)
         returned = self.call(ops, *tensors)
         outputs = returned if isinstance(returned, tuple) else (returned,)
         return [*outputs, *(tensors[index] for index in self.written)]
@@ -259,7 +261,7 @@ class Cases:
             tensors=(logits, ones, torch.full_like(rows, 50), 0.9 * ones, 0 * ones),
             num_bytes=logits.nbytes,
         )
-        # At this temperature few tokens are as unlikely as the error of a float32 sum is large.
+        # At this temperature, rounding of the sum decides few draws.
         yield Case(
             name=f"draw_rows, {num_rows}",
             call=lambda ops, *tensors: ops.draw_rows(*tensors),

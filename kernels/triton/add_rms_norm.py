@@ -65,19 +65,19 @@ def add_rms_norm_kernel(
 
 
 @cache
-def _configuration(dtype: torch.dtype, block_width: int, is_early: bool) -> Configuration:
+def _configuration(dtype: torch.dtype, block_width: int, uses_pdl: bool) -> Configuration:
     pointers = dict.fromkeys(("hidden_ptr", "residual_ptr", "weight_ptr"), POINTER_TYPES[dtype])
     return Configuration(
         kernel=add_rms_norm_kernel,
         signature={**pointers, "width": "i32:16", "eps": "fp32"},
-        constexprs={"BLOCK_WIDTH": block_width, "HAS_PDL": is_early},
+        constexprs={"BLOCK_WIDTH": block_width, "HAS_PDL": uses_pdl},
         num_warps=num_warps(block_width),
-        targets=pdl_targets(is_early),
+        targets=pdl_targets(uses_pdl),
     )
 
 
 CONFIGURATIONS = [
-    _configuration(torch.bfloat16, width, is_early)
+    _configuration(torch.bfloat16, width, uses_pdl)
     for width in _WIDTHS
-    for is_early in (False, True)
+    for uses_pdl in (False, True)
 ]

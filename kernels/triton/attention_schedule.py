@@ -35,7 +35,7 @@ def work_of(
     there is no work for the program. The splits of one tile are those of adjacent programs. The
     last tile has the longest context, so it starts first.
     """
-    num_tiles, num_splits, split_len = _shares(
+    num_tiles, num_splits, split_len = _all_shares(
         starts_ptr,
         lens_ptr,
         num_seqs,
@@ -50,7 +50,7 @@ def work_of(
         BLOCK_S,
     )
     seq, num_before = _sequence_at(item, num_tiles * num_splits, BLOCK_S)
-    own_tiles, own_splits, base = _share(
+    own_tiles, own_splits, base = _share_of(
         seq,
         starts_ptr,
         lens_ptr,
@@ -85,7 +85,7 @@ def tile_of(
 ):
     """Tile ``index`` of all sequences: (sequence, tile of rows, item of its first split, number of
     splits, their length, the first token of the first one); see `work_of`."""
-    num_tiles, num_splits, split_len = _shares(
+    num_tiles, num_splits, split_len = _all_shares(
         starts_ptr,
         lens_ptr,
         num_seqs,
@@ -100,7 +100,7 @@ def tile_of(
         BLOCK_S,
     )
     seq, num_before = _sequence_at(index, num_tiles, BLOCK_S)
-    own_tiles, own_splits, base = _share(
+    own_tiles, own_splits, base = _share_of(
         seq,
         starts_ptr,
         lens_ptr,
@@ -119,7 +119,7 @@ def tile_of(
 
 
 @triton.jit
-def _shares(
+def _all_shares(
     starts_ptr,
     lens_ptr,
     num_seqs,
@@ -149,7 +149,7 @@ def _shares(
 
 
 @triton.jit
-def _share(
+def _share_of(
     seq,
     starts_ptr,
     lens_ptr,
@@ -175,7 +175,7 @@ def _share(
 
 @triton.jit
 def _num_splits(num_visible, split_len):
-    """A sequence without tokens, used to pad graphs, has one split, which returns zeros."""
+    """A sequence without context, used to pad graphs, has one split, which returns zeros."""
     return tl.maximum(tl.cdiv(num_visible, split_len), 1)
 
 

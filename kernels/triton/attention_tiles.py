@@ -7,7 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.triton.configurations import POINTER_TYPES, has_pdl, pdl_targets
+from kernels.triton.configurations import POINTER_TYPES, has_pdl, pdl_targets, tile_target
 
 MIN_ROWS = 16
 """The minimum number of rows of a matrix instruction."""
@@ -39,7 +39,7 @@ class AttentionKind:
             group,
             block_size,
             has_window=sliding_window is not None,
-            target=_target(query.device),
+            target=tile_target(query.device),
             has_pdl=has_pdl(query.device),
         )
 
@@ -105,9 +105,11 @@ _PREFILL_TILES = {
     90: {64: Tile(128, 128, 8, 3), 128: Tile(128, 64, 4, 3), 256: Tile(128, 64, 8, 3)},
     100: {64: Tile(128, 128, 8, 3), 128: Tile(128, 128, 8, 3), 256: Tile(128, 32, 8, 3)},
 }
-"""By target and width: tiles that do not spill and, on 90 and 100, fill the wide instructions; but
-of width 128 on 90, the fastest of ten on an H100, although it spills: two programs run at a time,
-one of which computes the softmax while the other multiplies."""
+"""By target and width: tiles that do not spill and, on 90 and 100, fill the wide instructions.
+
+The tile of width 128 on 90 does spill, but was the fastest of ten on an H100: two programs run at a
+time, one of which computes the softmax while the other multiplies.
+"""
 
 
 @cache
@@ -116,12 +118,3 @@ def num_multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
         return 4
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-@cache
-def _target(device: torch.device) -> int:
-    """The target for a device. A device that is neither Hopper nor a data-centre Blackwell has at
-    least Ampere's instructions and 99 KiB of shared memory per thread block."""
-    if device.type != "cuda":
-        return 80
-    return {9: 90, 10: 100, 11: 100}.get(torch.cuda.get_device_capability(device)[0], 80)

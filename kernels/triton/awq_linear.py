@@ -25,10 +25,12 @@ from torch import Tensor
 from kernels.awq_layout import CHUNK_INPUTS, CHUNK_WORDS, check_awq
 from kernels.triton.configurations import (
     POINTER_TYPES,
+    TARGETS,
     Configuration,
     has_pdl,
     launch,
     pdl_targets,
+    tile_target,
 )
 
 
@@ -70,6 +72,8 @@ _TILES = (
 """The fastest of about 20 variants measured on an H100 with the matrices of Llama 3.1 8B."""
 _INVARIANT_TILE = _TILES[1]
 _FLOAT32_TILE = _Tile(16, 64, num_warps=4, num_stages=2, num_programs=512, has_unrolled_sum=False)
+_MAX_UNROLLED = 16
+"""Splits whose parts are loaded at once."""
 _MAX_TILED_TOKENS = 256
 """For more tokens the weight is unpacked to memory."""
 _MAX_INVARIANT_TOKENS = 256
@@ -94,8 +98,8 @@ def awq_linear(
     """See `kernels.reference.awq_linear`.
 
     With ``is_batch_invariant`` a row's result is bit-identical whatever else is in the batch: one
-    tile and one order of summation are used for any number of tokens. Calls that may run at the
-    same time on one device share counters, and have to be on the same stream.
+    tile and one order of summation are used for any number of tokens. All calls on a device share
+    counters, so they must be on one stream.
     """
     check_awq(hidden, qweight, scales, zeros, bias, group_size)
     weight = (qweight.contiguous(), scales.contiguous(), zeros.contiguous())
@@ -137,7 +141,8 @@ def _multiply(
     is_split = num_splits > 1
     size = (num_splits, *out.shape) if is_split else 1
     parts = torch.empty(size, dtype=torch.float32, device=hidden.device)
-    unrolled = num_splits if tile.has_unrolled_sum or not is_split else 0
+    is_unrolled = tile.has_unrolled_sum and num_splits <= _MAX_UNROLLED
+    unrolled = num_splits if is_unrolled or not is_split else 0
     launch(
         _configuration(
             hidden.dtype,
@@ -146,7 +151,8 @@ def _multiply(
             tile,
             unrolled,
             has_bias=bias is not None,
-            is_sm90=has_pdl(hidden.device),
+            uses_pdl=has_pdl(hidden.device),
+            target=tile_target(hidden.device),
         ),
         (triton.cdiv(num_tokens, tile.tokens), out_tiles, num_splits),
         out,
@@ -417,10 +423,10 @@ def _configuration(
     num_splits: int,
     *,
     has_bias: bool,
-    is_sm90: bool,
+    uses_pdl: bool,
+    target: int,
 ) -> Configuration:
-    """``is_sm90`` is for compute capability 9.0 or higher, which has programmatic dependent launch
-    and instructions for pairs of bfloat16."""
+    """What has programmatic dependent launch has instructions for pairs of bfloat16, too."""
     return Configuration(
         kernel=awq_linear_kernel,
         signature={
@@ -443,14 +449,14 @@ def _configuration(
             "WARP_ROWS": 8 * tile.num_warps,
             "SCALES_WEIGHTS": tile.scales_weights or group_size < CHUNK_INPUTS,
             "NUM_SPLITS": num_splits,
-            "SUBTRACTS_PAIRS": is_sm90 and group_size >= CHUNK_INPUTS and dtype != torch.float32,
+            "SUBTRACTS_PAIRS": uses_pdl and group_size >= CHUNK_INPUTS and dtype != torch.float32,
             "HAS_BIAS": has_bias,
-            "HAS_PDL": is_sm90 and tile.has_pdl,
+            "HAS_PDL": uses_pdl and tile.has_pdl,
         },
         num_warps=tile.num_warps,
-        # Compute capability 8.0 has less shared memory.
-        num_stages=2 if tile.tokens == 128 and not is_sm90 else tile.num_stages,
-        targets=pdl_targets(is_sm90),
+        # Devices like those of compute capability 8.0 have less shared memory.
+        num_stages=2 if tile.tokens == 128 and target == TARGETS[0] else tile.num_stages,
+        targets=pdl_targets(uses_pdl),
     )
 
 
@@ -482,10 +488,11 @@ def _weight_pointers(scale_dtype: torch.dtype) -> dict[str, str]:
 
 def _configurations() -> Iterator[Configuration]:
     dtype, scale_dtype, small_groups = torch.bfloat16, torch.float16, CHUNK_INPUTS // 4
-    for is_sm90 in (False, True):
-        configuration = partial(_configuration, has_bias=True, is_sm90=is_sm90)
+    for target in TARGETS[:2]:
+        uses_pdl = target > TARGETS[0]
+        configuration = partial(_configuration, has_bias=True, uses_pdl=uses_pdl, target=target)
         for tile in _TILES:
-            for num_splits in (1, 12 if tile.has_unrolled_sum else 0):
+            for num_splits in (1, _MAX_UNROLLED if tile.has_unrolled_sum else 0):
                 yield configuration(dtype, scale_dtype, CHUNK_INPUTS, tile, num_splits)
         yield configuration(dtype, scale_dtype, small_groups, _TILES[0], 4)
         yield configuration(torch.float32, scale_dtype, CHUNK_INPUTS, _FLOAT32_TILE, 0)

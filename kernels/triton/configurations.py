@@ -51,6 +51,18 @@ def has_pdl(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+@cache
+def tile_target(device: torch.device) -> int:
+    """The entry of `TARGETS` whose tiles suit the device.
+
+    A device that is neither Hopper nor a data-centre Blackwell has at least Ampere's instructions
+    and 99 KiB of shared memory per thread block.
+    """
+    if device.type != "cuda":
+        return 80
+    return {9: 90, 10: 100, 11: 100}.get(torch.cuda.get_device_capability(device)[0], 80)
+
+
 def pdl_targets(is_used: bool) -> tuple[int, ...]:
     """The targets of a configuration with or without HAS_PDL."""
     return tuple(target for target in TARGETS if (target >= 90) == is_used)

@@ -147,7 +147,7 @@ def turn_heads(turned_ptr, heads_ptr, angles_ptr, HEAD_DIM: tl.constexpr, NUM_HE
 
 
 @cache
-def _configuration(dtype: torch.dtype, head_dim: int, group: int, is_early: bool) -> Configuration:
+def _configuration(dtype: torch.dtype, head_dim: int, group: int, uses_pdl: bool) -> Configuration:
     pointers = (
         "turned_ptr",
         "key_cache_ptr",
@@ -167,14 +167,14 @@ def _configuration(dtype: torch.dtype, head_dim: int, group: int, is_early: bool
             "key_stride": "i32:16",
             "value_stride": "i32:16",
         },
-        constexprs={"HEAD_DIM": head_dim, "GROUP": group, "HAS_PDL": is_early},
+        constexprs={"HEAD_DIM": head_dim, "GROUP": group, "HAS_PDL": uses_pdl},
         num_warps=1,
-        targets=pdl_targets(is_early),
+        targets=pdl_targets(uses_pdl),
     )
 
 
 CONFIGURATIONS = tuple(
-    _configuration(torch.bfloat16, head_dim, group, is_early)
+    _configuration(torch.bfloat16, head_dim, group, uses_pdl)
     for head_dim, group in ((64, 3), (128, 4))
-    for is_early in (False, True)
+    for uses_pdl in (False, True)
 )

@@ -44,12 +44,13 @@ INVARIANT_SPLIT_LEN = 512
 _MIN_SPLIT_LEN = 128
 _UNSPLIT = 1 << 30
 _MERGED_SPLITS = 32
-_BLOCK_SEQS = (32, 1024)
-"""Each is a case of its own, which has to be compiled before the first request."""
-_DECODES_A_MULTIPROCESSOR = 4
-_CHUNKS_A_MULTIPROCESSOR = 1
-_MERGES_A_MULTIPROCESSOR = 4
-"""Programs that run at a time."""
+_MAX_GRID = 32768
+"""CUDA allows 65,535 programs in the second dimension of a grid."""
+BLOCK_SEQS = (32, 1024)
+"""The most sequences that a kernel is compiled for; see `worker.model.warm_up`."""
+
+# Programs that run at a time on a multiprocessor.
+_NUM_DECODES, _NUM_CHUNKS, _NUM_MERGES = 4, 1, 4
 
 
 @triton.jit(
@@ -100,7 +101,8 @@ def attention_kernel(
     """
     if HAS_PDL:
         tl.extra.cuda.gdc_launch_dependents()
-    kv_head, item = tl.program_id(0), tl.program_id(1)
+    kv_head = tl.program_id(0)
+    item = tl.program_id(1) + tl.program_id(2) * tl.num_programs(1)
     index, tile, split, num_splits, split_len, base = work_of(
         item,
         starts_ptr + first_seq,
@@ -357,10 +359,11 @@ def schedule_of(
     *,
     is_batch_invariant: bool,
 ) -> Schedule:
+    """``max_context_len`` is that of the block table."""
     is_decode = sequences.max_query_len == 1
     # In batch-invariant mode sums depend on the tile.
     tile = decode_tile(kind) if is_decode or is_batch_invariant else prefill_tile(kind)
-    a_multiprocessor = _DECODES_A_MULTIPROCESSOR if is_decode else _CHUNKS_A_MULTIPROCESSOR
+    a_multiprocessor = _NUM_DECODES if is_decode else _NUM_CHUNKS
     num_wanted = -(-a_multiprocessor * num_multiprocessors(device) // num_kv_heads)
     num_tiles = len(sequences)
     if not is_decode:
@@ -419,7 +422,7 @@ def attend(
     block_seqs = _block_seqs(len(sequences))
     launch(
         attend_configuration(kind, variant, block_seqs),
-        (num_kv_heads, schedule.num_items),
+        (num_kv_heads, min(schedule.num_items, _MAX_GRID), -(-schedule.num_items // _MAX_GRID)),
         out,
         weighted,
         highest,
@@ -440,7 +443,7 @@ def attend(
     )
     if not variant.is_whole:
         num_rows = num_kv_heads * stored_rows
-        num_programs = _MERGES_A_MULTIPROCESSOR * num_multiprocessors(query.device)
+        num_programs = _NUM_MERGES * num_multiprocessors(query.device)
         rows_a_program = -(-num_rows * schedule.num_tiles // num_programs)
         launch(
             merge_configuration(kind, variant, block_seqs),
@@ -461,7 +464,7 @@ def attend(
 
 @cache
 def _block_seqs(num_seqs: int) -> int:
-    fitting = (size for size in _BLOCK_SEQS if size >= num_seqs)
+    fitting = (size for size in BLOCK_SEQS if size >= num_seqs)
     return next(fitting, int(triton.next_power_of_2(num_seqs)))
 
 
@@ -536,19 +539,19 @@ def _configurations() -> Iterator[Configuration]:
             has_pdl = target > TARGETS[0]
             kind = AttentionKind(torch.bfloat16, head_dim, group, 16, has_window, target, has_pdl)
             chunks = Variant(prefill_tile(kind), False, False, False)
-            yield attend_configuration(kind, replace(chunks, is_whole=True), _BLOCK_SEQS[-1])
+            yield attend_configuration(kind, replace(chunks, is_whole=True), BLOCK_SEQS[-1])
             # The tile of decodes is the same for all targets.
             decodes = Variant(decode_tile(kind), True, False, False)
             for variant in (chunks, decodes) if target < TARGETS[-1] else (chunks,):
-                yield attend_configuration(kind, variant, _BLOCK_SEQS[-1])
-                yield merge_configuration(kind, variant, _BLOCK_SEQS[-1])
+                yield attend_configuration(kind, variant, BLOCK_SEQS[-1])
+                yield merge_configuration(kind, variant, BLOCK_SEQS[-1])
     single = AttentionKind(torch.float32, 128, 1, 32, False, 90, has_pdl=True)
     chunk = Variant(prefill_tile(single), False, True, False)
-    yield attend_configuration(single, chunk, _BLOCK_SEQS[-1])
+    yield attend_configuration(single, chunk, BLOCK_SEQS[-1])
     half = AttentionKind(torch.float16, 128, 4, 16, False, 90, has_pdl=True)
     for kind, is_decode in ((half, False), (single, True)):
         variant = Variant(decode_tile(kind), is_decode, not is_decode, True)
-        yield attend_configuration(kind, variant, _BLOCK_SEQS[-1])
+        yield attend_configuration(kind, variant, BLOCK_SEQS[-1])
 
 
 CONFIGURATIONS = tuple(_configurations())

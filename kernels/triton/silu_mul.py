@@ -54,16 +54,16 @@ def silu_mul_kernel(
 
 
 @cache
-def _configuration(dtype: torch.dtype, is_early: bool) -> Configuration:
+def _configuration(dtype: torch.dtype, uses_pdl: bool) -> Configuration:
     pointers = dict.fromkeys(("product_ptr", "gate_up_ptr"), POINTER_TYPES[dtype])
     return Configuration(
         kernel=silu_mul_kernel,
         signature={**pointers, "width": "i32:16", "stride": "i32:16"},
-        constexprs={"BLOCK": _BLOCK, "HAS_PDL": is_early},
-        targets=pdl_targets(is_early),
+        constexprs={"BLOCK": _BLOCK, "HAS_PDL": uses_pdl},
+        targets=pdl_targets(uses_pdl),
     )
 
 
 CONFIGURATIONS = [
-    _configuration(dtype, is_early) for dtype in COMPILED_DTYPES for is_early in (False, True)
+    _configuration(dtype, uses_pdl) for dtype in COMPILED_DTYPES for uses_pdl in (False, True)
 ]

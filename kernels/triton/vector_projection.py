@@ -52,8 +52,8 @@ def project_vector(
     """``hidden @ weight.T + bias`` for ``hidden`` [1, inputs]: [1, outputs], summed in float32 and
     rounded once, to ``dtype``.
 
-    ``weight`` must be contiguous, and not be written by the kernel launched last: it may be read
-    before that ends.
+    ``weight`` must be contiguous, and not be written by any kernel that may still run, because it
+    is read before those end; see `kernels.triton.configurations.has_pdl`.
     """
     check_shape("hidden", hidden, (1, None))
     check_shape("weight", weight, (None, hidden.shape[1]))
@@ -61,9 +61,9 @@ def project_vector(
     if bias is not None:
         check_shape("bias", bias, (outputs,))
     out = torch.empty(1, outputs, dtype=dtype, device=hidden.device)
-    block, is_early = _block(inputs), has_pdl(hidden.device)
+    block, uses_pdl = _block(inputs), has_pdl(hidden.device)
     launch(
-        _configuration(weight.dtype, dtype, block, bias is not None, is_early),
+        _configuration(weight.dtype, dtype, block, bias is not None, uses_pdl),
         (triton.cdiv(outputs, block.outputs),),
         out,
         hidden.contiguous(),
@@ -140,7 +140,7 @@ def _configuration(
     out_dtype: torch.dtype,
     block: _Block,
     has_bias: bool,
-    is_early: bool,
+    uses_pdl: bool,
 ) -> Configuration:
     vector = 16 // dtype.itemsize
     return Configuration(
@@ -153,7 +153,7 @@ def _configuration(
         },
         constexprs={
             "HAS_BIAS": has_bias,
-            "HAS_PDL": is_early,
+            "HAS_PDL": uses_pdl,
             "IS_WHOLE": block.is_whole,
             "VECTOR": min(vector, block.inputs),
             "BLOCK_OUTPUTS": block.outputs,
@@ -161,17 +161,17 @@ def _configuration(
         },
         # More stages would copy weights to shared memory, of which there is less than registers.
         num_stages=1,
-        targets=pdl_targets(is_early),
+        targets=pdl_targets(uses_pdl),
     )
 
 
 def _configurations() -> Iterator[Configuration]:
-    for is_early in (False, True):
+    for uses_pdl in (False, True):
         for inputs in (_MAX_WHOLE, _MAX_WHOLE + 1):
             block = _block(inputs)
             for dtype in COMPILED_DTYPES:
-                yield _configuration(dtype, dtype, block, has_bias=True, is_early=is_early)
-            yield _configuration(torch.bfloat16, torch.float32, block, False, is_early)
+                yield _configuration(dtype, dtype, block, has_bias=True, uses_pdl=uses_pdl)
+            yield _configuration(torch.bfloat16, torch.float32, block, False, uses_pdl)
 
 
 CONFIGURATIONS = tuple(_configurations())

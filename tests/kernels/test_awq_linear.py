@@ -14,7 +14,7 @@ from tests.support.models.numerics import assert_close
 
 INPUTS, OUTPUTS = 384, 40
 GROUP_SIZES = (32, 128, 384)
-MAX_RELATIVE_ERROR = {torch.float32: 2e-6, torch.float16: 2e-3}
+MAX_RELATIVE_ERROR = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 OUTPUT_OF_NIBBLE = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
@@ -80,7 +80,12 @@ def check(ops: Ops, checkpoint: Checkpoint, num_tokens: int, dtype: torch.dtype)
         assert_close(actual, expected, MAX_RELATIVE_ERROR[dtype])
 
 
-@pytest.mark.parametrize("dtype", MAX_RELATIVE_ERROR)
+@pytest.mark.parametrize(
+    "dtype",
+    # Triton's interpreter rounds bfloat16 differently.
+    [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)],
+    ids=str,
+)
 @pytest.mark.parametrize("num_tokens", [1, 3, 17, 70, 257])
 def test_agrees_with_float64(
     ops: Ops, checkpoint: Checkpoint, num_tokens: int, dtype: torch.dtype

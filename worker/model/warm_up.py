@@ -1,8 +1,9 @@
 """Small steps that together launch every kernel that a step can, so that all are compiled before
 the first request.
 
-The largest step (see `worker.model.gpu_memory`) has neither decodes nor edited logits, and short
-and long contexts, few and many tokens, take different kernels.
+The largest step (see `worker.model.gpu_memory`) has neither decodes nor edited logits. Few and many
+tokens take different kernels of AWQ, few and many sequences, decodes and chunks different ones of
+attention.
 """
 
 from array import array
@@ -17,10 +18,10 @@ from worker.engine.interface import (
     TokenPenalties,
 )
 
-PROMPT_LENS = (2, 12, 48, 96, 200)
-"""Chunks of a prompt that are computed beside a decode: AWQ has one kernel for each."""
-_NUM_PROMPTS = 32
-"""Attention has a kernel for at most this many sequences, and another one for more."""
+PROMPT_LENS = (12, 48, 100, 200)
+"""Chunks of a prompt, for each of which AWQ has a kernel of its own."""
+NUM_SEQS = (32, 33, 1025)
+"""Attention has kernels for up to 32 sequences, for up to 1,024, and for up to 2,048."""
 _GREEDY = SamplingParams(temperature=0.0)
 _DRAWN = SamplingParams(temperature=1.0)
 _FILTERED = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=1)
@@ -61,14 +62,16 @@ def warm_steps(
             edits=edits,
         )
 
-    most_tokens = min(max_num_batched_tokens - 2, max_seq_len)
     for context_len in (0, max_seq_len - 1):
         for sampling in (_GREEDY, _DRAWN, _FILTERED):
             yield ScheduledBatch([share(context_len, 1, sampling, edits)])
+        beside = [share(context_len, 1, _FILTERED)] if max_num_seqs > 1 else []
+        most_tokens = min(max_num_batched_tokens - len(beside), max_seq_len)
         for prompt_len in sorted({min(prompt_len, most_tokens) for prompt_len in PROMPT_LENS}):
-            if prompt_len > 0 and max_num_seqs > 1:
-                decode, prompt = share(context_len, 1, _FILTERED), share(0, prompt_len, _GREEDY)
-                yield ScheduledBatch([decode, prompt])
-    num_prompts = min(_NUM_PROMPTS, max_num_seqs)
-    if prompt_len := most_tokens // num_prompts:
-        yield ScheduledBatch([share(0, prompt_len, _GREEDY) for _ in range(num_prompts)])
+            if prompt_len:
+                yield ScheduledBatch([*beside, share(0, prompt_len, _GREEDY)])
+    for num_seqs in sorted({min(num_seqs, max_num_seqs) for num_seqs in NUM_SEQS}):
+        longest = min(max_num_batched_tokens // num_seqs, max_seq_len)
+        for num_tokens in sorted({1, 2, longest}):
+            if num_tokens <= longest:
+                yield ScheduledBatch([share(0, num_tokens, _GREEDY)] * num_seqs)

@@ -1,12 +1,14 @@
 """Every tile of rows attends to every split of its context once, in few programs of equal work."""
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.triton.attention_schedule import work_of
+from kernels.triton.attention_schedule import tile_of, work_of
 
 GROUP, ALIGNMENT, MIN_SPLIT, BLOCK_M, BLOCK_S = 3, 16, 32, 16, 32
 
@@ -26,10 +28,11 @@ def record_kernel(
     MIN_SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_S: tl.constexpr,
+    FIND: tl.constexpr,
 ):
-    item = tl.program_id(0)
-    seq, tile, split, num_splits, split_len, base = work_of(
-        item,
+    place = tl.program_id(0)
+    seq, tile, split_or_item, num_splits, split_len, base = FIND(
+        place,
         starts_ptr,
         lens_ptr,
         num_seqs,
@@ -43,10 +46,10 @@ def record_kernel(
         BLOCK_M,
         BLOCK_S,
     )
-    row = found_ptr + 6 * item
+    row = found_ptr + 6 * place
     tl.store(row, seq)
     tl.store(row + 1, tile)
-    tl.store(row + 2, split)
+    tl.store(row + 2, split_or_item)
     tl.store(row + 3, num_splits)
     tl.store(row + 4, split_len)
     tl.store(row + 5, base)
@@ -60,16 +63,17 @@ def schedule(
     device: torch.device,
     sequences: list[Sequence],
     *,
-    num_items: int,
+    num_programs: int,
     num_wanted: int,
     split_len: int = 0,
     window: int | None = None,
+    find: Any = work_of,
 ) -> list[list[int]]:
-    """The work of each program that has any."""
+    """What each program finds that has work."""
     ends = torch.tensor([0] + [new for _, new in sequences]).cumsum(0).int()
     lens = torch.tensor([old + new for old, new in sequences]).int()
-    found = torch.empty(num_items, 6, dtype=torch.int32, device=device)
-    record_kernel[(num_items,)](
+    found = torch.empty(num_programs, 6, dtype=torch.int32, device=device)
+    record_kernel[(num_programs,)](
         found,
         ends.to(device),
         lens.to(device),
@@ -83,6 +87,7 @@ def schedule(
         MIN_SPLIT=MIN_SPLIT,
         BLOCK_M=BLOCK_M,
         BLOCK_S=BLOCK_S,
+        FIND=find,
     )
     return [work for work in found.tolist() if work[0] < len(sequences)]
 
@@ -103,7 +108,9 @@ def test_the_splits_of_every_tile_cover_its_context_once(
     tiles = num_tiles(sequences)
     # One program more than there may be, so that a schedule that is too long is found.
     bound = sum(tiles) + num_wanted
-    works = schedule(device, sequences, num_items=bound + 1, num_wanted=num_wanted, window=window)
+    works = schedule(
+        device, sequences, num_programs=bound + 1, num_wanted=num_wanted, window=window
+    )
     assert len(works) <= bound
     expected = []
     for seq, (old, new) in enumerate(sequences):
@@ -118,15 +125,28 @@ def test_the_splits_of_every_tile_cover_its_context_once(
             for split in range(num_splits)
         ]
     assert works == expected
+    first_items = {(work[0], work[1]): item for item, work in enumerate(works) if work[2] == 0}
+    found = schedule(
+        device,
+        sequences,
+        num_programs=sum(tiles) + 1,
+        num_wanted=num_wanted,
+        window=window,
+        find=tile_of,
+    )
+    assert {(seq, tile): item for seq, tile, item, *_ in found} == first_items
+    assert len(found) == sum(tiles)
 
 
 def test_one_long_context_among_short_ones_has_many_programs(device: torch.device) -> None:
     sequences = [(20, 1)] * 10 + [(3000, 1)]
-    works = schedule(device, sequences, num_items=51, num_wanted=40)
+    works = schedule(device, sequences, num_programs=52, num_wanted=40)
     assert sum(work[0] == 10 for work in works) > 30
     assert len(works) <= 51
 
 
-def test_a_sequence_without_tokens_has_one_program(device: torch.device) -> None:
-    works = schedule(device, [(-1, 1), (99, 1), (-1, 1)], num_items=20, num_wanted=4, split_len=50)
+def test_a_sequence_without_context_has_one_program(device: torch.device) -> None:
+    works = schedule(
+        device, [(-1, 1), (99, 1), (-1, 1)], num_programs=20, num_wanted=4, split_len=50
+    )
     assert [work[:4] for work in works] == [[0, 0, 0, 1], [1, 0, 0, 2], [1, 0, 1, 2], [2, 0, 0, 1]]

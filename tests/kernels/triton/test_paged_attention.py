@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from kernels.providers import PagedAttention
+from kernels.triton.attention_tiles import AttentionKind
 from kernels.triton.paged_attention import paged_attention
+from kernels.triton.scheduled_attention import Sequences, schedule_of
 from tests.kernels.attention import CASES, FAULTS, Case, alone, attend, build, check
 from tests.kernels.attention import MAX_RELATIVE_ERROR as INTERPRETED_ERROR
 
@@ -23,10 +25,10 @@ INTERPRETED = {
     **{name: case for name, case in CASES.items() if case.dtype != torch.bfloat16},
     "splits": SPLIT,
     "splits behind a window": replace(SPLIT, sliding_window=700),
-    "chunks over several splits": Case((1100, 530), (12, 5), 2, 1, sliding_window=600),
+    "chunks over several splits": Case((1100, 530), (6, 5), 2, 1, sliding_window=600),
     "splits of one long context": Case((1100, *[9] * 7), (1,) * 8, 4, 2),
-    "splits of a chunk": Case((300, 900), (1, 40), 4, 2),
-    "splits of a chunk behind a window": Case((30, 900), (2, 40), 4, 2, sliding_window=400),
+    "splits of a chunk": Case((300, 900), (1, 9), 2, 1),
+    "splits of a chunk behind a window": Case((30, 900), (2, 9), 2, 1, sliding_window=400),
     "heads of 96 in float16": Case((40, 33), (1, 9), head_dim=96, dtype=torch.float16),
     "splits in float16": replace(SPLIT, dtype=torch.float16, block_size=16),
     "more heads a key than a tile has rows": Case((9, 5), (1, 3), 20, 1),
@@ -73,6 +75,22 @@ def test_agrees_with_float64_where_splits_are_fixed(
     check(invariant, INTERPRETED[name], max_relative_error=max_error)
 
 
+@pytest.mark.parametrize(("query_len", "is_whole"), [(9, False), (90, True)])
+def test_few_chunks_after_long_contexts_are_split(query_len: int, is_whole: bool) -> None:
+    """In the interpreter, which passes for a device with four multiprocessors."""
+    query, cache = torch.ones(query_len, 2, 16), torch.ones(1, 8, 1, 16)
+    schedule = schedule_of(
+        AttentionKind.of(query, cache, None),
+        Sequences(0, 1, query_len, query_len),
+        num_kv_heads=1,
+        max_context_len=900,
+        sliding_window=None,
+        device=query.device,
+        is_batch_invariant=False,
+    )
+    assert schedule.variant.is_whole == is_whole
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(fast: PagedAttention, fault: str) -> None:
     case, plant = FAULTS[fault]
@@ -107,10 +125,10 @@ def test_a_tokens_bits_do_not_depend_on_its_company_nor_on_its_chunk(
 
 
 @pytest.mark.parametrize("num_blocks", [3, 300])
-def test_a_sequence_without_tokens_gets_zeros_and_reads_no_block(
+def test_a_sequence_without_context_gets_zeros_and_reads_no_block(
     fast: PagedAttention, num_blocks: int
 ) -> None:
-    """With a table so wide that contexts are split, and with a narrow one."""
+    """In a narrow table of blocks, and in a wide one."""
     case = Case((5, 7), (1, 1))
     tensors = build(case)
     expected = attend(fast, case, tensors)

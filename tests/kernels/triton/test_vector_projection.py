@@ -33,13 +33,13 @@ def inputs(
     sizes = ((1, width), (outputs, width), (outputs,))
     hidden, weight, bias = (torch.randn(size, device=device).to(dtype) for size in sizes)
     if HAS_GPU:
-        # A weight may be read before the kernel launched last ends.
+        # A weight is read before the kernels that still run end.
         torch.cuda.synchronize()
     return hidden, weight, bias
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_the_result_is_the_reference(
+def test_agrees_with_float64(
     shape: tuple[int, int], device: torch.device, dtype: torch.dtype
 ) -> None:
     hidden, weight, bias = inputs(shape, device, dtype)
@@ -83,9 +83,13 @@ def test_each_kernel_of_a_graph_waits_for_what_it_reads(device: torch.device) ->
 @pytest.mark.gpu
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_single_token_takes_this_kernel(device: torch.device, bias: bool) -> None:
-    hidden, weight, added = inputs((64, 96), device, torch.bfloat16)
-    own = project_vector(hidden, weight, added if bias else None, torch.bfloat16)
-    assert torch.equal(load_ops("triton").projection(hidden, weight, added if bias else None), own)
+    hidden, weight, added = inputs((64, 4096), device, torch.float32)
+    ops, chosen = load_ops("triton"), added if bias else None
+    own = project_vector(hidden, weight, chosen, torch.float32)
+    assert torch.equal(ops.projection(hidden, weight, chosen), own)
+    assert not torch.equal(torch.nn.functional.linear(hidden, weight, chosen), own)
+    if not bias:
+        assert torch.equal(ops.logits(hidden, weight), own)
 
 
 def test_shapes_that_differ_are_refused(device: torch.device) -> None:

@@ -9,7 +9,11 @@ from bench.gpu import model
 from bench.gpu.scale import SCALES
 from kernels.providers import load_ops
 from kernels.triton.compilations import compilations
-from kernels.triton.scheduled_attention import attend_configuration, merge_configuration
+from kernels.triton.scheduled_attention import (
+    BLOCK_SEQS,
+    attend_configuration,
+    merge_configuration,
+)
 from shared.messages import SamplingParams
 from tests.support.models.engine import new_submit
 from worker.engine.engine import Engine
@@ -18,7 +22,7 @@ from worker.engine.scheduler import SchedulerLimits
 from worker.model.gpu_memory import run_step
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.runner import TorchRunner
-from worker.model.warm_up import PROMPT_LENS, warm_steps
+from worker.model.warm_up import NUM_SEQS, PROMPT_LENS, warm_steps
 
 ATTENTION = (attend_configuration, merge_configuration)
 MAX_SEQ_LEN = 160
@@ -68,9 +72,10 @@ def test_a_warm_runner_finds_all_kernels_of_attention() -> None:
 
 
 @pytest.mark.gpu
-def test_a_started_runner_compiles_nothing_more() -> None:
+@pytest.mark.parametrize("max_num_seqs", [1, 8, 40])
+def test_a_started_runner_compiles_nothing_more(max_num_seqs: int) -> None:
     ops = load_ops("triton")
-    scale = SCALES["tiny"]
+    scale = replace(SCALES["tiny"], max_num_seqs=max_num_seqs, max_num_batched_tokens=256)
     decoder = model.decoder(scale, ops, torch.device("cuda"), torch.bfloat16)
     runner = model.runner(scale, decoder, ops)
     engine = Engine(runner, SchedulerLimits(scale.max_num_seqs, scale.max_num_batched_tokens))
@@ -83,10 +88,20 @@ def test_a_started_runner_compiles_nothing_more() -> None:
         for k, num_prompt in enumerate((1, 7, 20, 50, 3)):
             submit = new_submit(str(k), num_prompt=num_prompt, max_tokens=5)
             engine.step([replace(submit, sampling=samplings[k % 3])])
+        engine.step([new_submit(f"more {k}", num_prompt=4) for k in range(max_num_seqs)])
         while engine.has_work:
             engine.step()
     engine.close()
     assert compiled == []
+
+
+def test_there_are_steps_for_each_kernel_of_attention() -> None:
+    few, many = BLOCK_SEQS
+    assert list(NUM_SEQS) == [few, few + 1, many + 1]
+    found = steps(max_num_seqs=40, max_num_batched_tokens=512)
+    sizes = {(len(batch.sequences), batch.sequences[0].num_tokens) for batch in found}
+    assert sizes >= {(num_seqs, length) for num_seqs in (32, 33) for length in (1, 2)}
+    assert sizes >= {(32, 16), (33, 15)}
 
 
 def test_the_steps_edit_and_draw_in_every_way() -> None:
