@@ -16,10 +16,7 @@ def work_of(
     item,
     starts_ptr,
     lens_ptr,
-    num_seqs,
-    num_wanted,
-    split_len,
-    window,
+    schedule,
     GROUP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     ALIGNMENT: tl.constexpr,
@@ -30,37 +27,18 @@ def work_of(
     """The work of program ``item``: (sequence, tile of rows, split, number of splits, their length,
     the first token of the first one).
 
-    Splits have ``split_len`` tokens; if that is 0, at least MIN_SPLIT and as many as make
-    ``num_wanted`` programs, and one more for each tile. The sequence is at least ``num_seqs`` if
-    there is no work for the program. The splits of one tile are those of adjacent programs. The
-    last tile has the longest context, so it starts first.
+    ``schedule`` is (num_seqs, num_wanted, split_len, window). Splits have ``split_len`` tokens; if
+    that is 0, at least MIN_SPLIT and as many as make ``num_wanted`` programs, and one more for each
+    tile. The sequence is at least ``num_seqs`` if there is no work for the program. The splits of
+    one tile are those of adjacent programs. The last tile has the longest context, so it starts
+    first.
     """
     num_tiles, num_splits, split_len = _all_shares(
-        starts_ptr,
-        lens_ptr,
-        num_seqs,
-        num_wanted,
-        split_len,
-        window,
-        GROUP,
-        HAS_WINDOW,
-        ALIGNMENT,
-        MIN_SPLIT,
-        BLOCK_M,
-        BLOCK_S,
+        starts_ptr, lens_ptr, schedule, BLOCK_S, BLOCK_M, GROUP, HAS_WINDOW, ALIGNMENT, MIN_SPLIT
     )
     seq, num_before = _sequence_at(item, num_tiles * num_splits, BLOCK_S)
     own_tiles, own_splits, base = _share_of(
-        seq,
-        starts_ptr,
-        lens_ptr,
-        num_seqs,
-        split_len,
-        window,
-        GROUP,
-        HAS_WINDOW,
-        ALIGNMENT,
-        BLOCK_M,
+        seq, starts_ptr, lens_ptr, schedule, split_len, BLOCK_M, GROUP, HAS_WINDOW, ALIGNMENT
     )
     place = item - num_before
     tile = own_tiles - 1 - place // own_splits
@@ -72,10 +50,7 @@ def tile_of(
     index,
     starts_ptr,
     lens_ptr,
-    num_seqs,
-    num_wanted,
-    split_len,
-    window,
+    schedule,
     GROUP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     ALIGNMENT: tl.constexpr,
@@ -86,31 +61,11 @@ def tile_of(
     """Tile ``index`` of all sequences: (sequence, tile of rows, item of its first split, number of
     splits, their length, the first token of the first one); see `work_of`."""
     num_tiles, num_splits, split_len = _all_shares(
-        starts_ptr,
-        lens_ptr,
-        num_seqs,
-        num_wanted,
-        split_len,
-        window,
-        GROUP,
-        HAS_WINDOW,
-        ALIGNMENT,
-        MIN_SPLIT,
-        BLOCK_M,
-        BLOCK_S,
+        starts_ptr, lens_ptr, schedule, BLOCK_S, BLOCK_M, GROUP, HAS_WINDOW, ALIGNMENT, MIN_SPLIT
     )
     seq, num_before = _sequence_at(index, num_tiles, BLOCK_S)
     own_tiles, own_splits, base = _share_of(
-        seq,
-        starts_ptr,
-        lens_ptr,
-        num_seqs,
-        split_len,
-        window,
-        GROUP,
-        HAS_WINDOW,
-        ALIGNMENT,
-        BLOCK_M,
+        seq, starts_ptr, lens_ptr, schedule, split_len, BLOCK_M, GROUP, HAS_WINDOW, ALIGNMENT
     )
     is_before = tl.arange(0, BLOCK_S) < seq
     first_item = tl.sum(tl.where(is_before, num_tiles * num_splits, 0))
@@ -122,18 +77,16 @@ def tile_of(
 def _all_shares(
     starts_ptr,
     lens_ptr,
-    num_seqs,
-    num_wanted,
-    split_len,
-    window,
+    schedule,
+    BLOCK_S: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_S: tl.constexpr,
 ):
     """The numbers of tiles and of splits of each sequence [BLOCK_S], and the length of a split."""
+    num_seqs, num_wanted, split_len, window = schedule
     seqs = tl.arange(0, BLOCK_S)
     is_seq = seqs < num_seqs
     starts = tl.load(starts_ptr + seqs, mask=is_seq, other=0)
@@ -153,15 +106,15 @@ def _share_of(
     seq,
     starts_ptr,
     lens_ptr,
-    num_seqs,
+    schedule,
     split_len,
-    window,
+    BLOCK_M: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     ALIGNMENT: tl.constexpr,
-    BLOCK_M: tl.constexpr,
 ):
     """The numbers of tiles and of splits of one sequence, and where its splits begin."""
+    num_seqs, _, _, window = schedule
     seq = tl.minimum(seq, num_seqs - 1)
     num_tokens = tl.load(starts_ptr + seq + 1) - tl.load(starts_ptr + seq)
     context_len = tl.load(lens_ptr + seq)

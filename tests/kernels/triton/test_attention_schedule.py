@@ -35,16 +35,13 @@ def record_kernel(
         place,
         starts_ptr,
         lens_ptr,
-        num_seqs,
-        num_wanted,
-        split_len,
-        window,
-        GROUP,
-        HAS_WINDOW,
-        ALIGNMENT,
-        MIN_SPLIT,
-        BLOCK_M,
-        BLOCK_S,
+        (num_seqs, num_wanted, split_len, window),
+        GROUP=GROUP,
+        HAS_WINDOW=HAS_WINDOW,
+        ALIGNMENT=ALIGNMENT,
+        MIN_SPLIT=MIN_SPLIT,
+        BLOCK_M=BLOCK_M,
+        BLOCK_S=BLOCK_S,
     )
     row = found_ptr + 6 * place
     tl.store(row, seq)
