@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from gateway.batches.checking import Checked, check
 from gateway.batches.key_limits import key_of
-from gateway.batches.lines import LINE_DECODER, InputLine, LineOutcome, input_lines, unexecuted_line
+from gateway.batches.lines import InputLine, LineOutcome, input_lines, unexecuted_line
 from gateway.batches.serving import LineServer
 from gateway.intake.body import BYTES_OF_VALUE, count_values
 from gateway.store.batches import BatchRecord, Ending, LeaseLost, LineAnswer
@@ -256,27 +256,22 @@ class _BatchRun:
                 num_left = self._gateway.settings.batch_window
                 async with aclosing(self._unanswered(model)) as lines:
                     async for line in lines:
-                        assert line.text is not None
-                        request = LINE_DECODER.decode(line.text)
-                        request_id = self._lines.request_id(line.number, request)
+                        request_id = self._lines.request_id(line.number)
                         tasks.create_task(self._lines.stop(request_id))
                         num_left -= 1
                         if not num_left:
                             break
 
     async def _answer(self, line: InputLine, window: "_Window", size: int) -> None:
-        assert line.text is not None
-        request = LINE_DECODER.decode(line.text)
-
         async def record(outcome: LineOutcome) -> None:
-            text = outcome.line(self.batch.id, line.number, request.custom_id)
+            text = outcome.line(self.batch.id, line.number, line.custom_id)
             written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             answer = LineAnswer(line.number, outcome.is_error, text, outcome.used)
             self._answers.put_nowait((answer, written))
             await written
 
         try:
-            await self._lines.answer(line.number, request, record)
+            await self._lines.answer(line, record)
         finally:
             await window.leave(size)
 
@@ -293,7 +288,7 @@ class _BatchRun:
                 # The gateway that checked the file may have had another limit.
                 async with aclosing(self._input(sys.maxsize)) as lines:
                     async for line in lines:
-                        if line.number <= last or model not in (None, line.model):
+                        if line.number <= last or not self._is_of(line, model):
                             continue
                         if line.number > known_until:
                             known_until = line.number + _LINES_AT_ONCE
@@ -311,6 +306,15 @@ class _BatchRun:
                 return
             else:
                 return
+
+    def _is_of(self, line: InputLine, model: str | None) -> bool:
+        """Whether a line is of one model, or any if that is None. The lines of no model of the
+        batch are of its first: every line is answered, if only with an error."""
+        if model is None:
+            return True
+        models = self.batch.models or ()
+        of = line.model
+        return of == model or (model == models[0] and of not in models)
 
     async def _end(self) -> None:
         """Write the files, and end the batch."""

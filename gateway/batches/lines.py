@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from functools import partial
-from typing import Annotated, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -72,18 +72,13 @@ class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Model(msgspec.Struct, frozen=True):
-    model: str
-
-
-class _Named(msgspec.Struct, frozen=True):
-    """The fields of a checked line with which it is found."""
-
-    custom_id: str
-    body: _Model
+    model: Any = None
+    """The last of several that have this name, as in the check. The others may be of any type."""
 
 
 LINE_DECODER = msgspec.json.Decoder(RequestLine)
-_NAMED_DECODER = msgspec.json.Decoder(_Named)
+_MODEL_DECODER = msgspec.json.Decoder(_Model)
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class InputLine(NamedTuple):
@@ -93,16 +88,24 @@ class InputLine(NamedTuple):
     """None if the line is too long to be read."""
 
     @property
-    def model(self) -> str:
-        """The model of a checked line."""
+    def model(self) -> object:
+        """The model of a checked line. None if the line cannot be parsed here, for example because
+        the stack is deeper than it was during the check."""
         assert self.text is not None
-        return _NAMED_DECODER.decode(self.text).body.model
+        try:
+            model: object = _MODEL_DECODER.decode(LINE_DECODER.decode(self.text).body).model
+        except _UNREADABLE:
+            return None
+        return model
 
     @property
     def custom_id(self) -> str:
-        """The ``custom_id`` of a checked line."""
+        """The ``custom_id`` of a checked line. Empty if the line cannot be parsed here."""
         assert self.text is not None
-        return _NAMED_DECODER.decode(self.text).custom_id
+        try:
+            return LINE_DECODER.decode(self.text).custom_id
+        except _UNREADABLE:
+            return ""
 
 
 async def input_lines(

@@ -17,7 +17,13 @@ from gateway.api.bodies.submission import submission
 from gateway.api.observation import Observation
 from gateway.api.routes.generation import Reading, gather
 from gateway.batches.key_limits import LineLimits, LinePlace
-from gateway.batches.lines import ENDPOINTS, LineOutcome, RequestLine, request_id_of
+from gateway.batches.lines import (
+    ENDPOINTS,
+    LINE_DECODER,
+    InputLine,
+    LineOutcome,
+    request_id_of,
+)
 from gateway.intake.body import parsed
 from gateway.intake.limits import tokens_of, tokens_of_quick
 from gateway.intake.signer import hash_body
@@ -71,19 +77,19 @@ class LineServer:
         continues the batch."""
         self._limits = LineLimits(batch, gateway.keys, gateway.limits)
 
-    async def answer(self, number: int, line: RequestLine, record: Record) -> None:
+    async def answer(self, line: InputLine, record: Record) -> None:
         """Answer a line and ``record`` its outcome, which may be an error. The job's log is deleted
         only after that."""
-        request_id = self.request_id(number, line)
+        request_id = self.request_id(line.number)
         facts: dict[str, str | int] = {
             "warren.request_id": request_id,
             "warren.batch": self.batch.id,
-            "warren.line": number,
+            "warren.line": line.number,
         }
         # A line has no parent: the request that created its batch may have been days ago.
         with tracing.request_span("gateway.batch_line", SpanKind.INTERNAL, facts, {}):
             async with self._limits.place() as place:
-                await self._answer(request_id, number, line, place, record)
+                await self._answer(request_id, line, place, record)
 
     async def stop(self, request_id: str) -> None:
         """End the job of a line, if a gateway has published one, and delete its log."""
@@ -95,11 +101,11 @@ class LineServer:
             facts = {"batch": self.batch.id, "request_id": request_id, "code": error.code}
             logger.warning("job of a batch line not stopped", extra=facts)
 
-    def request_id(self, number: int, line: RequestLine) -> str:
-        return request_id_of(self.batch.id, number, ENDPOINTS[line.url].id_prefix)
+    def request_id(self, number: int) -> str:
+        return request_id_of(self.batch.id, number, ENDPOINTS[self.batch.endpoint].id_prefix)
 
     async def _answer(
-        self, request_id: str, number: int, line: RequestLine, place: LinePlace, record: Record
+        self, request_id: str, line: InputLine, place: LinePlace, record: Record
     ) -> None:
         pause_s = _FIRST_PAUSE_S
         while True:
@@ -109,12 +115,12 @@ class LineServer:
             except MessageTooLarge as error:
                 return await record(LineOutcome(request_id, error))
             except _PASSING as error:
-                facts = {"batch": self.batch.id, "line": number, "code": error.code}
+                facts = {"batch": self.batch.id, "line": line.number, "code": error.code}
                 logger.debug("batch line retried", extra=facts)
             except WarrenError as error:
                 return await record(LineOutcome(request_id, error))
             except Exception as error:  # noqa: BLE001 (one line's bug is one line's failure)
-                facts = {"batch": self.batch.id, "line": number}
+                facts = {"batch": self.batch.id, "line": line.number}
                 incidents.report("request", "batch line failed", error, **facts)
                 failure = InternalError("The gateway failed on this request.")
                 return await record(LineOutcome(request_id, failure))
@@ -123,10 +129,11 @@ class LineServer:
 
     @asynccontextmanager
     async def _answered(
-        self, request_id: str, line: RequestLine, place: LinePlace
+        self, request_id: str, line: InputLine, place: LinePlace
     ) -> AsyncIterator[object]:
-        raw_body = bytes(line.body)
-        request = await parsed(ENDPOINTS[line.url].read, raw_body)
+        assert line.text is not None
+        raw_body = bytes(LINE_DECODER.decode(line.text).body)
+        request = await parsed(ENDPOINTS[self.batch.endpoint].read, raw_body)
         body = request if isinstance(request, EmbeddingRequest) else request.body
         trace.get_current_span().set_attribute("model", body.model or "")
         if isinstance(request, EmbeddingRequest):

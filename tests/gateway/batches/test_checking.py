@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.api.bodies.quick import EmbeddingRequest
 from gateway.batches import checking
+from gateway.batches.bad_lines import read_line
+from gateway.batches.lines import ENDPOINTS, InputLine
 from shared.bus.memory import MemoryBus
 from tests.support.gateway.batches import chat, ended, order
 from tests.support.gateway.http import live_gateway
@@ -60,3 +63,21 @@ async def test_the_models_of_a_file_are_limited(
     errors = await errors_of(bus, tmp_path, [*lines, chat("again", model=MODELS[0])])
 
     assert errors == [(3, "too_many_models", "The file has more than 2 models.")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"custom_id":"a","url":"/v1/embeddings","body":{"model":null,"model":"m","input":"x"}}',
+        b'{"custom_id":"a","url":"/v1/embeddings","body":5,"body":{"model":"m","input":"x"}}',
+        b'{"custom_id":"b","url":"/v1/embeddings","body":{"model":"m","input":"x"},"custom_id":"a"}',
+    ],
+)
+def test_the_last_of_two_equal_names_counts_during_the_check_and_after_it(text: bytes) -> None:
+    line = InputLine(1, text)
+
+    checked = read_line(text)
+    request = ENDPOINTS[checked.url].read(bytes(checked.body))
+
+    assert isinstance(request, EmbeddingRequest)
+    assert (line.custom_id, line.model) == (checked.custom_id, request.model) == ("a", "m")

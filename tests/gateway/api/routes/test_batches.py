@@ -1,4 +1,5 @@
 import asyncio
+import json
 import sqlite3
 import time
 from contextlib import closing
@@ -570,6 +571,68 @@ async def test_another_tenant_cannot_cancel_a_batch(
 
         assert await a.openai.batches.retrieve(batch.id) == batch
         assert not any(isinstance(command, Cancel) for command in worker.commands)
+
+
+_TWICE = (
+    json.dumps(chat("model", "x")).replace('"model":', '"model": null, "model":'),
+    json.dumps(chat("body", "x")).replace('"body":', '"body": 5, "body":'),
+)
+"""Lines in which a name occurs twice, the first time with a value that is not valid."""
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_batch_ends_if_a_name_occurs_twice_in_a_line(
+    storing: LiveGateway, worker: ScriptedWorker, is_cancelled: bool
+) -> None:
+    worker.script = start_only if is_cancelled else repeat_the_prompt
+
+    batch = await order(storing, _TWICE)
+    if is_cancelled:
+        await worker.wait_until(lambda: worker.num_running == 2)
+        await storing.openai.batches.cancel(batch.id)
+    batch = await ended(storing, batch)
+
+    if is_cancelled:
+        errors = await output(storing, batch.error_file_id)
+        assert [line["custom_id"] for line in errors] == ["model", "body"]
+    else:
+        assert texts(await output(storing, batch.output_file_id)) == {"model": "x", "body": "x"}
+    assert batch.status == ("cancelled" if is_cancelled else "completed")
+    await storing.openai.files.delete(batch.input_file_id)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_line_that_cannot_be_read_after_the_check_does_not_hold_up_its_batch(
+    broker: MemoryBroker, worker: ScriptedWorker, tmp_path: Path, is_cancelled: bool
+) -> None:
+    may_finish = asyncio.Event()
+
+    async def wait_and_repeat(job: ScriptedJob) -> None:
+        await may_finish.wait()
+        await repeat_the_prompt(job)
+
+    worker.script = wait_and_repeat
+    async with MemoryBus(broker) as one, MemoryBus(broker) as other:
+        async with live_gateway(one, data_dir=tmp_path) as first:
+            batch = await order(first, [chat("bad"), chat("good")])
+            await worker.wait_until(lambda: worker.num_running == 2)
+        (tmp_path / "files" / batch.input_file_id).write_bytes(jsonl(["not JSON", chat("good")]))
+        if is_cancelled:
+            store = Store(settings.load(GatewaySettings, data_dir=tmp_path))
+            await (await store.open()).batches.cancel("", batch.id)
+            await store.close()
+        else:
+            may_finish.set()
+        async with live_gateway(other, data_dir=tmp_path) as second:
+            batch = await ended(second, batch)
+            errors = await output(second, batch.error_file_id)
+
+    if is_cancelled:
+        assert batch.status == "cancelled"
+        assert [line["custom_id"] for line in errors] == ["", "good"]
+    else:
+        assert batch.status == "completed"
+        assert [line["response"]["status_code"] for line in errors] == [500]
 
 
 async def test_a_cancelled_batch_stops_the_jobs_of_a_gateway_that_is_gone(
