@@ -21,6 +21,7 @@ from shared.messages import Announcement
 
 _MAX_ERRORS = 1000
 _MAX_MESSAGE_CHARS = 500
+_MAX_PARAM_CHARS = 200
 _MAX_MODELS = 64
 _PAUSE_S = 0.5
 _DIGEST_BYTES = 8
@@ -48,7 +49,8 @@ class Checked:
         self.num_errors += 1
         if len(self.errors) < _MAX_ERRORS:
             text = " ".join(message.split())[:_MAX_MESSAGE_CHARS]
-            self.errors.append({"code": code, "line": line, "message": text, "param": param})
+            place = None if param is None else param[:_MAX_PARAM_CHARS]
+            self.errors.append({"code": code, "line": line, "message": text, "param": place})
 
     def add_problem(self, problem: Problem, line: int) -> None:
         self.add_error(problem.code, problem.message, line, problem.param)

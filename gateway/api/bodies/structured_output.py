@@ -18,6 +18,7 @@ from shared.messages import MAX_GRAMMAR_CHARS, Constraint
 
 _MAX_ALTERNATIVES = 1024
 _MAX_REASON_CHARS = 500
+_MAX_SHOWN_CHARS = 64
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 PARAMETERS = ("response_format", "structured_outputs", *(f"guided_{kind}" for kind in _KINDS))
 """What a constraint is asked for with."""
@@ -119,7 +120,7 @@ def _all_wanted(fields: Mapping[str, Any]) -> Iterator[Wanted]:
         yield from _from_response_format(response_format)
     if outputs := fields.get("structured_outputs"):
         for kind, value in outputs.items():
-            param = f"structured_outputs.{kind}"
+            param = f"structured_outputs.{kind[:_MAX_SHOWN_CHARS]}"  # the client's own
             if kind in _KINDS:
                 yield from _of_kind(kind, value, param)
             elif value and not kind.startswith("disable_"):

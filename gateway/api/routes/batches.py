@@ -19,6 +19,7 @@ from gateway.api.bodies.parsing import Body, parse
 from gateway.api.openapi import IDEMPOTENCY_KEY, answered, documented
 from gateway.api.render.responses import OutputTokensDetails
 from gateway.api.routes.files import ExpiresAfter
+from gateway.api.routes.generation import admitted
 from gateway.intake.body import parsed, read_body
 from gateway.intake.key_file import ApiKey
 from gateway.intake.signer import KEY_HEADER, check_key, hash_body
@@ -168,28 +169,35 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("/v1/batches", openapi_extra={"responses": {"200": answered(BatchList)}})
     async def list_batches(
-        request: Request,
         after: str | None = Query(None, description="The id after which the page begins."),
         limit: int = Query(20, ge=1, le=_MAX_LISTED, description="The size of a page."),
     ) -> Response:
         """List batches, newest first."""
-        state = await gateway.store.open()
-        found = await state.batches.page(request.state.tenant, after=after, limit=limit + 1)
-        page = [_described(batch) for batch in found[:limit]]
-        return _json(
-            BatchList(
-                data=page,
-                first_id=page[0].id if page else None,
-                last_id=page[-1].id if page else None,
-                has_more=len(found) > limit,
+
+        async def answer(request: Request) -> Response:
+            state = await gateway.store.open()
+            found = await state.batches.page(request.state.tenant, after=after, limit=limit + 1)
+            page = [_described(batch) for batch in found[:limit]]
+            return _json(
+                BatchList(
+                    data=page,
+                    first_id=page[0].id if page else None,
+                    last_id=page[-1].id if page else None,
+                    has_more=len(found) > limit,
+                )
             )
-        )
+
+        return admitted(gateway, answer)
 
     @routes.get("/v1/batches/{batch_id}", openapi_extra=documents)
-    async def get_batch(request: Request, batch_id: str = _BATCH_ID) -> Response:
+    async def get_batch(batch_id: str = _BATCH_ID) -> Response:
         """Describe a batch as it is at the moment."""
-        state = await gateway.store.open()
-        return _json(_described(await state.batches.get(request.state.tenant, batch_id)))
+
+        async def answer(request: Request) -> Response:
+            state = await gateway.store.open()
+            return _json(_described(await state.batches.get(request.state.tenant, batch_id)))
+
+        return admitted(gateway, answer)
 
     @routes.post("/v1/batches/{batch_id}/cancel", openapi_extra=documents)
     async def cancel_batch(request: Request, batch_id: str = _BATCH_ID) -> Response:

@@ -54,6 +54,26 @@ async def test_errors_beyond_the_limit_are_counted(
     assert errors[-1][2] == "There are 3 more errors."
 
 
+def test_what_an_error_contains_is_limited() -> None:
+    checked = checking.Checked()
+
+    checked.add_error("invalid_request", "m" * 9999, 1, "p" * 9999)
+
+    (error,) = checked.errors
+    assert (error["message"], error["param"]) == ("m" * 500, "p" * 200)
+
+
+async def test_a_name_of_the_client_is_cut_in_an_error(
+    bus: MemoryBus, workers: None, tmp_path: Path
+) -> None:
+    line = chat("a", model=MODELS[0], structured_outputs={"k" * 9999: 1})
+
+    ((_, code, message),) = await errors_of(bus, tmp_path, [line])
+
+    name = f"structured_outputs.{'k' * 64}"
+    assert (code, message) == ("invalid_request", f"{name} is not supported.")
+
+
 async def test_the_models_of_a_file_are_limited(
     bus: MemoryBus, workers: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

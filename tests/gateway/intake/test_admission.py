@@ -170,6 +170,8 @@ async def test_the_official_client_sees_a_rate_limit(bus: MemoryBus) -> None:
         f"/v1/responses/resp_{UNKNOWN}/input_items",
         "/v1/files",
         f"/v1/files/file-{UNKNOWN}/content",
+        "/v1/batches",
+        f"/v1/batches/batch_{UNKNOWN}",
         f"/v1/conversations/conv_{UNKNOWN}/items",
         "/v1/usage",
     ],

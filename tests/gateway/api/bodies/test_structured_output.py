@@ -120,6 +120,7 @@ def test_one_grammar_may_have_two_names() -> None:
         ({"guided_grammar": "start: nothing"}, "guided_grammar"),
         ({"guided_grammar": 'root ::= "a'}, "guided_grammar"),
         ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+        ({"structured_outputs": {"k" * 9999: 1}}, f"structured_outputs.{'k' * 64}"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_choice"),
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "guided_regex"),
     ],
