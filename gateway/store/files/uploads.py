@@ -9,6 +9,7 @@ file; then one transaction, which requires a pending upload, makes the file exis
 parts. Whatever dies before it leaves a pending upload, and `Files.sweep` removes the copy.
 """
 
+import asyncio
 import hashlib
 import secrets
 import time
@@ -16,6 +17,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
+from weakref import WeakValueDictionary
 
 from sqlalchemy import and_, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -67,6 +69,7 @@ class Uploads:
         self._database = database
         self._files = files
         self._max_bytes = max_bytes
+        self._completing: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     @uncancelled
     async def create(
@@ -125,11 +128,43 @@ class Uploads:
         md5: str | None = None,
     ) -> UploadRecord:
         """Make a file of these parts, in this order. ``md5`` is the hexadecimal digest of its
-        bytes. A repetition, which has the same ``body_hash``, returns the same upload.
+        bytes. A repetition, which has the same ``body_hash``, returns the same upload. One that
+        comes meanwhile waits.
 
         Raises `NotFound`, and `InvalidRequest` if the upload is not pending, a part is unknown or
         repeated, or size or digest are not as announced; the upload is then as before.
         """
+        # Copies do not count towards the tenant's limit: without the lock, any number of them could
+        # fill the storage at once.
+        lock = self._completing.setdefault((tenant, upload_id), asyncio.Lock())
+        async with lock:
+            return await self._complete(tenant, upload_id, part_ids, body_hash, md5)
+
+    async def cancel(self, tenant: str, upload_id: str) -> UploadRecord:
+        """Raises `NotFound`, and `InvalidRequest` if the upload is not pending."""
+        upload = await self.get(tenant, upload_id)
+        if upload.status == "pending":
+            await self._end(upload, state="cancelled")
+            upload = await self.get(tenant, upload_id)
+        if upload.status != "cancelled":
+            raise _not_pending(upload)
+        return upload
+
+    @uncancelled
+    async def sweep(self) -> None:
+        """Forget uploads that ended long ago. `Files.sweep` removes their parts."""
+        is_old = UPLOADS.c.expires_at < time.time() - _KEPT_S
+        async with self._database.begin() as connection:
+            await connection.execute(delete(UPLOADS).where(is_old))
+
+    async def _complete(
+        self,
+        tenant: str,
+        upload_id: str,
+        part_ids: Sequence[str],
+        body_hash: str,
+        md5: str | None,
+    ) -> UploadRecord:
         upload = await self.get(tenant, upload_id)
         if upload.body_hash == body_hash:
             return upload
@@ -148,23 +183,6 @@ class Uploads:
         if upload.body_hash != body_hash:
             raise _not_pending(upload)
         return upload
-
-    async def cancel(self, tenant: str, upload_id: str) -> UploadRecord:
-        """Raises `NotFound`, and `InvalidRequest` if the upload is not pending."""
-        upload = await self.get(tenant, upload_id)
-        if upload.status == "pending":
-            await self._end(upload, state="cancelled")
-            upload = await self.get(tenant, upload_id)
-        if upload.status != "cancelled":
-            raise _not_pending(upload)
-        return upload
-
-    @uncancelled
-    async def sweep(self) -> None:
-        """Forget uploads that ended long ago. `Files.sweep` removes their parts."""
-        is_old = UPLOADS.c.expires_at < time.time() - _KEPT_S
-        async with self._database.begin() as connection:
-            await connection.execute(delete(UPLOADS).where(is_old))
 
     @uncancelled
     async def _add(self, upload: UploadRecord, draft: Draft) -> None:

@@ -1,6 +1,7 @@
 import asyncio
 import hashlib
 import time
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -109,6 +110,40 @@ async def test_a_repeated_completion_returns_the_same_file(files: Files, uploads
     assert len(await files.page("a", purpose=None, after=None, limit=9, newest_first=True)) == 1
     with pytest.raises(InvalidRequest, match="completed"):
         await complete(uploads, upload, part, md5="0" * 32)
+
+
+class _SlowBlobs(Blobs):
+    """Counts those that are read at once."""
+
+    num_reading = most_reading = 0
+
+    async def parts(
+        self, name: str, start: int = 0, end: int | None = None
+    ) -> AsyncIterator[bytes]:
+        self.num_reading += 1
+        self.most_reading = max(self.most_reading, self.num_reading)
+        await asyncio.sleep(0.1)
+        async for part in super().parts(name, start, end):
+            yield part
+        self.num_reading -= 1
+
+
+async def test_one_copy_of_an_upload_is_made_at_a_time(database: Database, tmp_path: Path) -> None:
+    blobs = _SlowBlobs.in_directory(tmp_path / "files")
+    files = Files(database, blobs)
+    uploads = Uploads(database, files, max_bytes=1000)
+    upload, other = await create(uploads, 4), await create(uploads, 4)
+    part, other_part = [await add(uploads, one, b"part") for one in (upload, other)]
+    digests = [str(k) * 32 for k in range(4)]
+
+    done = await asyncio.gather(
+        *(complete(uploads, upload, part, md5=md5) for md5 in digests), return_exceptions=True
+    )
+
+    assert [type(error) for error in done] == [InvalidRequest] * 4
+    assert blobs.most_reading == 1
+    await asyncio.gather(complete(uploads, upload, part), complete(uploads, other, other_part))
+    assert blobs.most_reading == 2
 
 
 async def test_a_tenant_sees_its_own_uploads_only(uploads: Uploads) -> None:
