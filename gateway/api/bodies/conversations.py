@@ -7,11 +7,10 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from gateway.api.bodies.custom_tools import INPUT, CalledCustom, CustomDefinition
-from gateway.api.bodies.parameters import check_json, refused
+from gateway.api.bodies.parameters import check_json, check_length, refused
 from gateway.text.tools.delimited import kimi_call_id
 from shared.messages import (
     MAX_MESSAGES,
-    MAX_TEXT_CHARS,
     MAX_TOOLS,
     ChatMessage,
     ChatPrompt,
@@ -61,9 +60,11 @@ class ToolCallParam(Struct, frozen=True, kw_only=True):
     def call(self, path: str) -> ToolCall:
         """Raises `InvalidRequest`."""
         if self.type == "custom" and self.custom is not None:
-            return tool_call(self.id, self.custom.name, {INPUT: self.custom.input})
+            given = {INPUT: self.custom.input}
+            return tool_call(self.id, self.custom.name, given, f"{path}.custom.input")
         if self.type == "function" and self.function is not None:
-            return tool_call(self.id, self.function.name, self.function.arguments)
+            called, param = self.function, f"{path}.function.arguments"
+            return tool_call(self.id, called.name, called.arguments, param)
         raise refused(f"{path}.{self.type}", "required, but missing.")
 
 
@@ -159,11 +160,21 @@ def offered_tools(
     return OfferedTools(tuple(functions.values()), tuple(functions), others, frozenset(custom))
 
 
-def tool_call(call_id: str | None, name: str, arguments: str | dict[str, Any] | None) -> ToolCall:
-    """``arguments``: JSON, or the object itself."""
+def tool_call(
+    call_id: str | None, name: str, arguments: str | dict[str, Any] | None, param: str
+) -> ToolCall:
+    """``arguments`` are those of `json_arguments`. Raises `InvalidRequest`."""
+    return ToolCall(id=call_id or "", name=name, arguments=json_arguments(arguments, param))
+
+
+def json_arguments(arguments: str | dict[str, Any] | None, param: str) -> str:
+    """``arguments``: JSON, or the object itself, which is at ``param`` in the body. Raises
+    `InvalidRequest`."""
     if isinstance(arguments, dict):
         arguments = msgspec.json.encode(arguments).decode()
-    return ToolCall(id=call_id or "", name=name, arguments=arguments or "{}")
+    arguments = arguments or "{}"
+    check_length(len(arguments), param)
+    return arguments
 
 
 def template_kwargs(
@@ -226,8 +237,7 @@ def joined_text(parts: Sequence[ContentPart], path: str, kinds: Sequence[str]) -
             name = "refusal" if part.type == "refusal" else "text"
             raise refused(f"{path}[{k}].{name}", "expected a string.")
     text = "\n".join(part.said for part in parts)
-    if len(text) > MAX_TEXT_CHARS:
-        raise refused(path, f"longer than {MAX_TEXT_CHARS} characters.")
+    check_length(len(text), path)
     return text
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from gateway.api.bodies.parameters import refused
+from gateway.api.bodies.parameters import check_length, refused
 from shared.messages import Tool
 from shared.messages.fields import Name, Text
 
@@ -58,9 +58,11 @@ class CustomDefinition(Struct, frozen=True, kw_only=True):
                 schema["pattern"] = f"^(?:{grammar.definition})$"
             else:
                 described.append(f"The input matches this Lark grammar:\n{grammar.definition}")
+        description = "\n\n".join(described)
+        check_length(len(description), path)
         return Tool(
             name=self.name,
-            description="\n\n".join(described) or None,
+            description=description or None,
             parameters={"type": "object", "properties": {INPUT: schema}, "required": [INPUT]},
         )
 

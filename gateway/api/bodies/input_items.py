@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from msgspec import Struct, structs
 
-from gateway.api.bodies.conversations import ContentPart, joined_text, tool_call
+from gateway.api.bodies.conversations import ContentPart, joined_text, json_arguments, tool_call
 from gateway.api.bodies.parameters import read, refused
 from shared.messages import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Role
 from shared.messages.fields import Name, Text
@@ -43,8 +43,10 @@ class CustomToolCall(Struct, frozen=True, kw_only=True):
     name: Name
     input: Text
 
-    def function_call(self) -> FunctionCall:
-        return FunctionCall(call_id=self.call_id, name=self.name, arguments={"input": self.input})
+    def function_call(self, path: str) -> FunctionCall:
+        """``path`` is the item's. Raises `InvalidRequest`."""
+        arguments = json_arguments({"input": self.input}, f"{path}.input")
+        return FunctionCall(call_id=self.call_id, name=self.name, arguments=arguments)
 
 
 class CustomToolCallOutput(FunctionCallOutput, frozen=True, kw_only=True):
@@ -95,7 +97,7 @@ def conversation_of(
             thought = _text(item.content or "", f"{path}.content") or thought
             continue
         if isinstance(item, CustomToolCall):
-            item = item.function_call()
+            item = item.function_call(path)
         last = messages[-1] if messages else None
         if isinstance(item, FunctionCall) and last is not None and last.role == "assistant":
             messages[-1] = _with_call(last, item, path)
@@ -126,10 +128,11 @@ def _stored(value: Any, path: str) -> dict[str, Any]:
             item = {"role": role, "content": parts, "status": "completed"}
             return {"id": _new_id("msg"), "type": "message", **item}
         case FunctionCall() as called:
-            call = tool_call(called.call_id, called.name, called.arguments)
+            call = tool_call(called.call_id, called.name, called.arguments, f"{path}.arguments")
             item = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
             return {"id": _new_id("fc"), "type": "function_call", **item, "status": "completed"}
-        case CustomToolCall(call_id=call_id, name=name, input=text):
+        case CustomToolCall(call_id=call_id, name=name, input=text) as given:
+            given.function_call(path)
             item = {"call_id": call_id or "", "name": name, "input": text}
             return {"id": _new_id("ctc"), "type": "custom_tool_call", **item, "status": "completed"}
         case FunctionCallOutput(call_id=call_id, output=output) as made:
@@ -184,7 +187,7 @@ def _message(item: MessageItem | FunctionCall | FunctionCallOutput, path: str) -
 def _with_call(message: ChatMessage, item: FunctionCall, path: str) -> ChatMessage:
     if len(message.tool_calls) == MAX_TOOLS:
         raise refused(path, f"more than {MAX_TOOLS} calls in a row.")
-    call = tool_call(item.call_id, item.name, item.arguments)
+    call = tool_call(item.call_id, item.name, item.arguments, f"{path}.arguments")
     return structs.replace(message, tool_calls=(*message.tool_calls, call))
 
 

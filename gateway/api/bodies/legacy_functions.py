@@ -14,6 +14,7 @@ from gateway.api.bodies.conversations import (
     FunctionDefinition,
     MessageParam,
     ToolCallParam,
+    json_arguments,
     offered_tools,
 )
 from gateway.api.bodies.parameters import read, refused
@@ -62,6 +63,8 @@ def with_tool_calls(messages: Sequence[MessageParam]) -> list[MessageParam]:
             if message.role != "assistant" or message.tool_calls:
                 raise refused(path, "only in a message of the assistant without tool_calls.")
             call = read(message.function_call, CalledFunction, path)
+            arguments = json_arguments(call.arguments, f"{path}.arguments")
+            call = structs.replace(call, arguments=arguments)
             last_id = hashlib.sha256(f"{k}".encode()).hexdigest()[:_ID_CHARS]
             calls = [ToolCallParam(id=last_id, function=call)]
             message = structs.replace(message, function_call=None, tool_calls=calls)

@@ -18,7 +18,7 @@ from gateway.api.bodies.conversations import (
     tool_call,
 )
 from gateway.api.bodies.generations import Detach, GenerationRequest, NumTokens, StopStrings
-from gateway.api.bodies.parameters import CHAT_NEUTRAL, check_json, refused
+from gateway.api.bodies.parameters import CHAT_NEUTRAL, check_json, check_length, refused
 from gateway.api.bodies.structured_output import TextFormat
 from gateway.api.bodies.tool_choice import (
     ChatFunctionChoice,
@@ -31,7 +31,6 @@ from gateway.api.rendering import Endpoint
 from shared.errors import InvalidRequest
 from shared.messages import (
     MAX_MESSAGES,
-    MAX_TEXT_CHARS,
     MAX_TOOLS,
     Announcement,
     ChatMessage,
@@ -299,8 +298,9 @@ def _assistant_message(blocks: Sequence[Block], path: str) -> ChatMessage:
             case ThinkingBlock(thinking):
                 thoughts.append(thinking)
             case ToolUseBlock(id=call_id, name=name, input=arguments):
-                check_json(arguments, f"{path}[{j}].input")
-                calls.append(tool_call(call_id, name, arguments))
+                param = f"{path}[{j}].input"
+                check_json(arguments, param)
+                calls.append(tool_call(call_id, name, arguments, param))
             case RedactedThinkingBlock():
                 pass
             case _:
@@ -331,8 +331,8 @@ def _append(messages: list[ChatMessage], message: ChatMessage, path: str) -> Non
             reasoning_content="\n".join(thoughts) or None,
         )
         messages.pop()
-    if len(message.content) > MAX_TEXT_CHARS:
-        raise refused(path, f"longer than {MAX_TEXT_CHARS} characters.")
+    check_length(len(message.content), path)
+    check_length(len(message.reasoning_content or ""), path)
     if len(message.tool_calls) > MAX_TOOLS:
         raise refused(path, f"more than {MAX_TOOLS} calls in a row.")
     if message.content or message.role != "system":

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from shared.errors import InvalidRequest
+from shared.messages import MAX_TEXT_CHARS
 
 MAX_DEPTH = 64
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
@@ -132,6 +133,13 @@ def check_json(value: Any, param: str, max_depth: int = MAX_DEPTH) -> None:
             if isinstance(outer, dict | list)
             for inner in (outer.values() if isinstance(outer, dict) else outer)
         ]
+
+
+def check_length(num_chars: int, param: str) -> None:
+    """Reject a text that is too long for a message of the broker, which nothing checks when a
+    struct is built. Raises `InvalidRequest`."""
+    if num_chars > MAX_TEXT_CHARS:
+        raise refused(param, f"longer than {MAX_TEXT_CHARS} characters.")
 
 
 def _misfit(complaint: str, place: str) -> InvalidRequest:

@@ -5,8 +5,11 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.api.bodies.input_items import stored_items
+from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.bodies.parsing import parse
 from gateway.api.bodies.responses import ResponsesRequest, in_own_words
+from gateway.api.bodies.schemas import ChatRequest
 from gateway.api.bodies.submission import submission
 from gateway.batches.lines import ENDPOINTS
 from shared.errors import InvalidRequest
@@ -18,6 +21,11 @@ TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "prope
 USER = {"role": "user", "content": "x"}
 ALIEN = {"role": "alien", "content": "x"}
 LONG = "x" * ((1 << 20) + 1)
+LARGE = "x" * 600_000
+QUOTES = '"' * 600_000
+"""Twice as long as JSON."""
+LARK = {"type": "grammar", "syntax": "lark", "definition": LARGE}
+THOUGHT = {"type": "thinking", "thinking": LARGE}
 FUNCTION_CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "1", "output": "x"}
 NAMELESS = {"type": "function_call", "call_id": "1", "arguments": "{}"}
@@ -153,6 +161,85 @@ async def test_what_only_the_worker_sees_bears_that_name_too(
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "input")
     assert (error["code"], error["message"]) == ("context_length_exceeded", "Too long.")
+
+
+def called(**call: Any) -> dict[str, Any]:
+    """The body of a chat whose assistant has made a call."""
+    return {"messages": [USER, {"role": "assistant", **call}]}
+
+
+def turns(*contents: Any) -> dict[str, Any]:
+    """The body of a message whose assistant has said this."""
+    said = [{"role": "assistant", "content": content} for content in contents]
+    return {"max_tokens": 1, "messages": [USER, *said]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "param"),
+    [
+        (MessagesRequest, turns([THOUGHT, THOUGHT]), "messages[1].content"),
+        (MessagesRequest, turns([THOUGHT], [THOUGHT]), "messages[2].content"),
+        (
+            MessagesRequest,
+            turns([{"type": "tool_use", "id": "1", "name": "f", "input": {"a": QUOTES}}]),
+            "messages[1].content[0].input",
+        ),
+        (
+            ChatRequest,
+            called(tool_calls=[{"function": {"name": "f", "arguments": {"a": QUOTES}}}]),
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+        (
+            ChatRequest,
+            called(tool_calls=[{"type": "custom", "custom": {"name": "f", "input": QUOTES}}]),
+            "messages[1].tool_calls[0].custom.input",
+        ),
+        (
+            ChatRequest,
+            called(function_call={"name": "f", "arguments": {"a": QUOTES}}),
+            "messages[1].function_call.arguments",
+        ),
+        (
+            ResponsesRequest,
+            {"input": [{**FUNCTION_CALL, "arguments": {"a": QUOTES}}]},
+            "input[0].arguments",
+        ),
+        (
+            ResponsesRequest,
+            {"input": [{"type": "custom_tool_call", "name": "f", "input": QUOTES}]},
+            "input[0].input",
+        ),
+        (
+            ResponsesRequest,
+            {
+                "input": "x",
+                "tools": [{"type": "custom", "name": "f", "description": LARGE, "format": LARK}],
+            },
+            "tools[0].format",
+        ),
+    ],
+)
+def test_a_text_that_becomes_too_long_for_a_job_is_refused(
+    kind: type[ChatRequest | MessagesRequest | ResponsesRequest], body: dict[str, Any], param: str
+) -> None:
+    request = parse(kind, msgspec.json.encode({"model": "m", **body}))
+
+    with pytest.raises(InvalidRequest, match="longer than 1048576 characters") as caught:
+        submission(request, request_id="r", created_at=1.0)
+
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {**FUNCTION_CALL, "arguments": {"a": QUOTES}},
+        {"type": "custom_tool_call", "name": "f", "input": QUOTES},
+    ],
+)
+def test_a_call_that_no_response_could_continue_is_not_stored(item: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="longer than 1048576 characters"):
+        stored_items([item])
 
 
 def test_other_errors_keep_their_names() -> None:
