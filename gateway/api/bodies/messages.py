@@ -248,7 +248,7 @@ def conversation_of(
     the start.
     """
     texts = [system] if isinstance(system, str) else [block.text for block in system]
-    messages: list[ChatMessage] = []
+    messages: list[_Joined] = []
     _append(messages, _message("system", filter(None, map(_without_billing, texts))), "system")
     for k, turn in enumerate(turns):
         path = f"messages[{k}].content"
@@ -257,7 +257,7 @@ def conversation_of(
             _append(messages, message, path)
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise refused("messages", f"expected 1 to {MAX_MESSAGES} messages.")
-    return tuple(messages)
+    return tuple(joined.message() for joined in messages)
 
 
 def _without_billing(text: str) -> str:
@@ -319,21 +319,57 @@ def _message(role: Role, texts: Iterable[str]) -> ChatMessage:
     return ChatMessage(role=role, content="\n".join(texts))
 
 
-def _append(messages: list[ChatMessage], message: ChatMessage, path: str) -> None:
-    """Append ``message``, or join it with the last one of the same role."""
-    last = messages[-1] if messages else None
-    if last is not None and last.role == message.role != "tool":
-        thoughts = filter(None, (last.reasoning_content, message.reasoning_content))
-        message = ChatMessage(
-            role=message.role,
-            content="\n".join(filter(None, (last.content, message.content))),
-            tool_calls=last.tool_calls + message.tool_calls,
-            reasoning_content="\n".join(thoughts) or None,
+def _append(messages: list["_Joined"], message: ChatMessage, path: str) -> None:
+    """Append ``message``, or join it with the last one of the same role. Raises
+    `InvalidRequest`."""
+    if message.role == "system" and not message.content:
+        return
+    if not (messages and messages[-1].role == message.role != "tool"):
+        messages.append(_Joined(message.role, message.tool_call_id))
+    messages[-1].add(message, path)
+
+
+class _Joined:
+    """One message of consecutive turns, whose texts are copied only once however many there
+    are."""
+
+    def __init__(self, role: Role, tool_call_id: str | None) -> None:
+        self.role = role
+        self._tool_call_id = tool_call_id
+        self._content, self._reasoning = _Lines(), _Lines()
+        self._calls: list[ToolCall] = []
+
+    def add(self, message: ChatMessage, path: str) -> None:
+        """Raises `InvalidRequest`."""
+        self._content.add(message.content, path)
+        self._reasoning.add(message.reasoning_content or "", path)
+        self._calls += message.tool_calls
+        if len(self._calls) > MAX_TOOLS:
+            raise refused(path, f"more than {MAX_TOOLS} calls in a row.")
+
+    def message(self) -> ChatMessage:
+        return ChatMessage(
+            role=self.role,
+            content=self._content.text(),
+            tool_calls=tuple(self._calls),
+            tool_call_id=self._tool_call_id,
+            reasoning_content=self._reasoning.text() or None,
         )
-        messages.pop()
-    check_length(len(message.content), path)
-    check_length(len(message.reasoning_content or ""), path)
-    if len(message.tool_calls) > MAX_TOOLS:
-        raise refused(path, f"more than {MAX_TOOLS} calls in a row.")
-    if message.content or message.role != "system":
-        messages.append(message)
+
+
+class _Lines:
+    """Texts that are joined with line feeds, without those that are empty."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._num_chars = 0
+
+    def add(self, text: str, path: str) -> None:
+        """Raises `InvalidRequest`."""
+        if text:
+            self._num_chars += len(text) + bool(self._texts)
+            self._texts.append(text)
+            check_length(self._num_chars, path)
+
+    def text(self) -> str:
+        return "\n".join(self._texts)

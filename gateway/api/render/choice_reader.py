@@ -2,7 +2,8 @@
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from itertools import accumulate
+from dataclasses import replace
+from itertools import accumulate, groupby
 from typing import TypeAlias
 
 from gateway.api.render.logprobs import shown_logprobs
@@ -136,19 +137,20 @@ class ChoiceReader:
 def merged(pieces: Iterable[Piece]) -> list[Piece]:
     """Join adjacent pieces of the same kind."""
     joined: list[Piece] = []
-    for piece in pieces:
-        match (joined[-1] if joined else None), piece:
-            case (Content(before), Content(text)):
-                joined[-1] = Content(before + text)
-            case (Reasoning(before), Reasoning(text)):
-                joined[-1] = Reasoning(before + text)
-            case (CallArguments(index, before), CallArguments(other, text)) if index == other:
-                joined[-1] = CallArguments(index, before + text)
-            case (CallInput(index, before), CallInput(other, text)) if index == other:
-                joined[-1] = CallInput(index, before + text)
-            case _:
-                joined.append(piece)
+    for _, group in groupby(pieces, _kind):
+        alike = list(group)
+        texts = [piece.text for piece in alike if not isinstance(piece, CallStart)]
+        first = alike[0]
+        if len(texts) > 1 and not isinstance(first, CallStart):
+            joined.append(replace(first, text="".join(texts)))
+        else:
+            joined += alike
     return joined
+
+
+def _kind(piece: Piece) -> tuple[type[Piece], int | None]:
+    """What adjacent pieces that are joined have in common."""
+    return type(piece), getattr(piece, "index", None)
 
 
 def _tool_parser(rendering: Rendering) -> Parser:

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gateway.api.render.choice_reader import ChoiceReader, merged
-from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
+from gateway.text.pieces import CallArguments, CallInput, CallStart, Content, Piece, Reasoning
 from gateway.text.reasoning import THOUGHTS
 from gateway.text.tools import TOOL_PARSERS
 from gateway.text.tools.harmony import HARMONY
@@ -39,6 +39,23 @@ def pieces_of(
 
 def call(index: int, name: str, arguments: str) -> list[Piece]:
     return [CallStart(index, name), CallArguments(index, arguments)]
+
+
+def test_adjacent_pieces_of_one_kind_are_joined() -> None:
+    one = [Content("c"), *call(0, "f", "{"), *call(1, "f", "{"), CallStart(2, "g")]
+    several: list[Piece] = [Reasoning("a"), Reasoning("b"), Content(""), *one, CallStart(2, "g")]
+    split = [CallArguments(0, "1"), CallArguments(0, "2"), CallArguments(1, "3")]
+    given = [CallInput(1, "4"), CallInput(1, "5"), CallInput(2, "6")]
+
+    assert merged([*several, *split, *given]) == [
+        Reasoning("ab"),
+        *one,
+        CallStart(2, "g"),
+        CallArguments(0, "12"),
+        CallArguments(1, "3"),
+        CallInput(1, "45"),
+        CallInput(2, "6"),
+    ]
 
 
 HERMES = [

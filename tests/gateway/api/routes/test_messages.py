@@ -183,6 +183,25 @@ async def test_a_conversation_reaches_the_template(
     ]
 
 
+async def test_many_turns_of_one_role_are_one_message(
+    client: anthropic.AsyncAnthropic, worker: ScriptedWorker
+) -> None:
+    """Empty texts leave no empty lines."""
+    thoughts = [{"type": "thinking", "thinking": text, "signature": ""} for text in ("a", "", "é")]
+    call = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
+    contents: list[Any] = ["", "one", [thoughts[0], call], [thoughts[1]], [thoughts[2]], "", "two"]
+    turns = [{"role": "assistant", "content": content} for content in contents * 50]
+    messages: Any = [*USER, *turns, {"role": "user", "content": ""}, *USER]
+
+    await client.messages.create(model=MODEL, max_tokens=9, messages=messages)
+
+    asked, said, answered = prompt_of(worker).messages
+    assert (asked.content, answered.content) == ("one two", "one two")
+    assert said.content == "\n".join(["one", "two"] * 50)
+    assert said.reasoning_content == "\n".join(["a", "é"] * 50)
+    assert said.tool_calls == (ToolCall(id="toolu_1", name="f", arguments="{}"),) * 50
+
+
 async def test_a_message_that_the_assistant_has_begun_is_continued(
     client: anthropic.AsyncAnthropic, worker: ScriptedWorker
 ) -> None:
