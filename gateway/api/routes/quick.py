@@ -173,7 +173,7 @@ async def _answer(
                 answered = await body.answer(gateway.quick, draft)
         except ClientGone:
             return
-        if isinstance(answered, Embeddings):
+        if isinstance(answered, Embeddings | Scores | Ranking):
             grant.settle(answered.usage.total_tokens)
     response = Response(msgspec.json.encode(answered), media_type="application/json")
     await response(request.scope, request.receive, send)

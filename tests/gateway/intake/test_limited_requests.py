@@ -11,6 +11,7 @@ import pytest
 
 from gateway.intake.key_file import KeyFile
 from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.messages import Embedded, EmbeddingJob, QuickAnswer, QuickJob
 from tests.support.gateway.http import (
     LiveGateway,
     chat_body,
@@ -19,6 +20,7 @@ from tests.support.gateway.http import (
     two_gateways,
 )
 from tests.support.workers.scripted_worker import (
+    MODEL,
     ScriptedWorker,
     start_only,
     wait_before_the_end,
@@ -99,6 +101,36 @@ async def test_tokens_that_were_not_generated_are_returned(
     assert [one.status_code for one in answers] == [200, 200]
     assert (large.status_code, large.json()["error"]["param"]) == (400, "max_tokens")
     assert (last.status_code, last.json()["error"]["type"]) == (429, "tokens")
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/embeddings", {"input": ["a", "b"]}),
+        ("/v1/score", {"text_1": "a", "text_2": "b"}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"]}),
+    ],
+)
+async def test_the_actual_tokens_of_texts_count(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile, path: str, body: dict[str, Any]
+) -> None:
+    def embed(job: QuickJob) -> QuickAnswer:
+        assert isinstance(job, EmbeddingJob)
+        vectors = ((1.0,),) * len(job.prompts)
+        tokens = (50,) * len(job.prompts)
+        return Embedded(request_id=job.request_id, vectors=vectors, num_prompt_tokens=tokens)
+
+    worker.quick_script = embed
+    headers = headers_of(file, tokens_per_minute=100)
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        answers = [
+            await gateway.http.post(path, json={"model": MODEL, **body}, headers=headers)
+            for _ in range(2)
+        ]
+
+    assert [one.status_code for one in answers] == [200, 429]
+    assert answers[0].json()["usage"]["total_tokens"] == 100
+    assert "Limit 100, Used 100, Requested 2" in answers[1].json()["error"]["message"]
 
 
 async def test_the_official_client_sees_a_limit_of_concurrent_requests(

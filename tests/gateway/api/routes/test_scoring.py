@@ -61,6 +61,8 @@ async def test_a_score_is_the_cosine_of_two_texts(
 ) -> None:
     answer = (await gateway.post("/v1/score", model=MODEL, text_1=first, text_2=second)).json()
 
+    num_texts = sum(1 if isinstance(texts, str) else len(texts) for texts in (first, second))
+    assert answer["usage"] == {"prompt_tokens": num_texts, "total_tokens": num_texts}
     assert [item["score"] for item in answer["data"]] == scores
     assert [item["index"] for item in answer["data"]] == list(range(len(scores)))
 
