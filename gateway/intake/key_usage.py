@@ -135,7 +135,7 @@ class UsageLedger:
         tally.num_running += 1
         if claim.detached is not None:
             request_id, job = claim.detached
-            self.detached[request_id] = job
+            self.detached.setdefault(request_id, job)
 
     def settle(self, claim: Claim, num_tokens: int, now: float) -> None:
         """Replace the estimate of an admitted claim. What was not used is returned where it was

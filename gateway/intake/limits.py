@@ -234,16 +234,24 @@ class Limits:
                 decided.set_exception(error)
                 self._retract(claim)
             else:
-                self._ledger.add(claim)
                 if claim.detached is not None:
-                    self._detached[claim.detached[0]] = claim
+                    if claim.detached[0] in self._ledger.detached:
+                        # The first claim of the job has its tokens, and hears of its end.
+                        claim.num_tokens = 0
+                    else:
+                        self._detached[claim.detached[0]] = claim
+                self._ledger.add(claim)
                 decided.set_result(True)
 
     def _retract(self, claim: Claim) -> None:
-        """Tell the others that a claim they may have heard of is not admitted."""
+        """Tell the others that a claim they may have heard of is not admitted. A job that was
+        claimed before, by the same request, goes on."""
         self._tell(claim.key.key_id)
         if claim.detached is not None:
-            self.end(claim.detached[0])
+            request_id = claim.detached[0]
+            is_first = self._detached.get(request_id) is claim
+            if is_first or request_id not in self._ledger.detached:
+                self.end(request_id)
 
     def _leave(self, claim: Claim, *, is_published: bool) -> None:
         self._ledger.leave(claim)

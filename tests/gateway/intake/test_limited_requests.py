@@ -232,6 +232,28 @@ async def test_a_detached_request_that_is_sent_again_takes_no_further_place(
     assert len(worker.jobs) == 2
 
 
+async def test_another_request_under_the_key_of_a_detached_one_frees_no_place(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    may_end = wait_before_the_end(worker)
+    headers = headers_of(file, max_detached=1)
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+
+        async def ask(key: str, prompt: str) -> httpx.Response:
+            body = {"model": MODEL, "prompt": prompt, "detach": True}
+            keyed = {**headers, "Idempotency-Key": key}
+            return await gateway.http.post("/v1/completions", json=body, headers=keyed)
+
+        first = asyncio.create_task(ask("one", "a"))
+        await worker.wait_until(lambda: bool(worker.jobs))
+        answers = [await ask("one", "b"), await ask("two", "a")]
+        may_end.set()
+        answers.append(await first)
+
+    assert [answer.status_code for answer in answers] == [422, 429, 200]
+    assert len(worker.jobs) == 1
+
+
 async def test_anonymous_tenants_have_a_limit_of_detached_work(
     bus: MemoryBus, worker: ScriptedWorker
 ) -> None:

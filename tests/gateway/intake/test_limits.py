@@ -255,6 +255,51 @@ async def test_a_detached_job_counts_until_its_worker_says_that_it_has_ended(
         grant.is_published = True
 
 
+@pytest.mark.parametrize("is_published", [True, False])
+@pytest.mark.parametrize("again", [0, 1])
+async def test_a_detached_job_that_is_claimed_again_counts_once_and_does_not_end(
+    gateways: list[Limits], clock: Clock, again: int, is_published: bool
+) -> None:
+    one = key(tokens_per_minute=1000, max_detached=1)
+    async with gateways[0].admit(one, 400, detached_job("req-0", clock)) as grant:
+        grant.publish(has_ended=False)
+    await heard()
+
+    async with gateways[again].admit(one, 500, detached_job("req-0", clock)) as grant:
+        grant.is_published = is_published
+    await heard()
+
+    for limits in gateways:
+        with pytest.raises(RateLimited, match="unfinished detached requests: Limit 1, Used 1"):
+            async with limits.admit(one, job=detached_job("req-1", clock)):
+                pass
+        limits.hear(Ended(request_id="req-0", num_tokens=100))
+    await heard()
+    use_now = gateways[2].use_of(one)
+    assert use_now is not None
+    assert use_now.num_tokens == 100
+
+
+async def test_a_claim_that_is_given_up_does_not_end_the_job_of_an_earlier_one(
+    clock: Clock,
+) -> None:
+    one = key(max_detached=1)
+    async with DeafBus() as bus, running_limits(Limits(bus, 1, clock), bus) as limits:
+        async with limits.admit(one, job=detached_job("req-0", clock)) as grant:
+            grant.publish(has_ended=False)
+        await heard()
+        bus.is_deaf = True
+        admission = limits.admit(one, job=detached_job("req-0", clock))
+        asking = asyncio.create_task(admission.__aenter__())
+        await heard()
+        asking.cancel()
+        await asyncio.wait([asking])
+
+        with pytest.raises(RateLimited, match="unfinished detached requests"):
+            async with limits.admit(one, job=detached_job("req-1", clock)):
+                pass
+
+
 async def test_a_detached_job_that_is_never_ended_counts_until_its_deadline(
     gateways: list[Limits], clock: Clock
 ) -> None:
