@@ -90,9 +90,10 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
         if len(facts.encode()) > MAX_CONTEXT_BYTES:
             repeated = msgspec.json.decode(self.echoed, type=dict[str, msgspec.Raw])
-            param = max(repeated, key=lambda name: len(repeated[name]))
+            # Apart from what is repeated, only the names of tools and of their parameters are long.
+            param = max(repeated, key=lambda name: len(repeated[name]), default="tools")
             raise InvalidRequest(
-                f"{param}: the part of the request that its response repeats is longer than "
+                f"{param}: the part of the request that its response needs is longer than "
                 f"{MAX_CONTEXT_BYTES} bytes.",
                 param=param,
             )

@@ -1,10 +1,13 @@
 """The rendering that a log carries."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from gateway.api.rendering import Rendering, decode_rendering, rendering_of
-from shared.errors import StreamNotFound
+from shared.errors import InvalidRequest, StreamNotFound
+from shared.messages import MAX_CONTEXT_BYTES
 
 RENDERING = Rendering(endpoint="chat", request_id="r", model="m", created=1, num_choices=3)
 FACTS = RENDERING.in_log(tenant="a", body_hash="", is_detached=False)
@@ -30,6 +33,22 @@ def test_a_rendering_that_no_gateway_wrote_is_not_found(changes: dict[str, objec
 
     with pytest.raises(StreamNotFound):
         decode_rendering(msgspec.structs.replace(FACTS, rendering=planted))
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"text_parameters": {"f": ("x" * MAX_CONTEXT_BYTES,)}}, "tools"),
+        ({"echoed": b'{"text":{},"metadata":"' + b"x" * MAX_CONTEXT_BYTES + b'"}'}, "metadata"),
+    ],
+)
+def test_what_is_too_long_for_a_log_is_named(changes: dict[str, Any], param: str) -> None:
+    rendering = msgspec.structs.replace(RENDERING, **changes)
+
+    with pytest.raises(InvalidRequest) as caught:
+        rendering.in_log(tenant="a", body_hash="", is_detached=False)
+
+    assert caught.value.param == param
 
 
 NESTED = b"\x81\xa7unknown" + b"\x91" * 100_000
