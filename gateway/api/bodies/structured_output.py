@@ -5,10 +5,12 @@ A check compiles the constraint in a separate process, with the worker's limits 
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
-from llguidance.gbnf_to_lark import gbnf_to_lark
+from llguidance.gbnf_to_lark import ASTNode, GrammarParser, RuleNode, RuleRefNode, resolve
 from msgspec import Struct
 
 from gateway.api.bodies.parameters import check_json, refused
@@ -175,9 +177,37 @@ def _lark(grammar: str, param: str) -> str:
     if len(grammar) > MAX_GRAMMAR_CHARS:
         return grammar
     try:
-        return gbnf_to_lark(grammar)
+        rules = GrammarParser().parse(grammar)
+        in_order = list(rules.values())
+        resolve(_needed_first(rules))
+        lines = [*map(str, in_order)]
     except Exception as error:  # noqa: BLE001 - whatever the translator trips on is the grammar's
         raise refused(param, str(error)) from None
+    return "\n".join(["%llguidance {}", *lines])
+
+
+def _needed_first(rules: Mapping[str, RuleNode]) -> dict[str, RuleNode]:
+    """The rules in an order in which those that a rule needs precede it, except in cycles.
+    `resolve` looks at all rules again for each one that precedes what it needs."""
+    needed = TopologicalSorter({name: _named_in(rule) for name, rule in rules.items()})
+    with suppress(CycleError):  # the rules without cycles are sorted nevertheless
+        needed.prepare()
+    names: list[str] = []
+    while ready := needed.get_ready():
+        names += ready
+        needed.done(*ready)
+    return {**{name: rules[name] for name in names if name in rules}, **rules}
+
+
+def _named_in(rule: ASTNode) -> set[str]:
+    names: set[str] = set()
+    waiting = [rule]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, RuleRefNode):
+            names.add(node.name)
+        waiting += node.children()
+    return names
 
 
 def _constraint(kind: Any, source: str, param: str) -> Constraint:

@@ -2,6 +2,8 @@
 
 import asyncio
 import time
+from itertools import islice, pairwise, product
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
@@ -150,6 +152,30 @@ async def test_one_is_checked_beside_the_event_loop() -> None:
 
     assert not checking.done()
     await checking
+
+
+def test_rules_that_precede_those_they_need_are_translated_soon() -> None:
+    names = ["".join(letters) for letters in islice(product(ascii_lowercase, repeat=3), 6_000)]
+    steps = (f"{name}::={needed}" for name, needed in pairwise(["root", *names]))
+    grammar = "\n".join([*steps, f'{names[-1]}::="x"'])
+    began = time.process_time()
+
+    wanted = wanted_constraint({"guided_grammar": grammar})
+
+    assert time.process_time() - began < 1
+    assert wanted is not None
+    assert f"{names[-2]}: {names[-1]}\n{names[-1]}: ".upper() in wanted.constraint.source
+
+
+def test_rules_of_a_translated_grammar_recur() -> None:
+    constraint = constraint_of(
+        guided_grammar='root ::= item-list "."\n'
+        'item-list ::= item (comma item)*\nitem ::= letter+ | "(" item-list ")"\n'
+        'comma ::= "," space?\nspace ::= " "\nletter ::= [a-z]'
+    )
+
+    assert matches(constraint, "a, (b,(cd)), e.")
+    assert not matches(constraint, "a, (b,(cd), e.")
 
 
 @pytest.mark.parametrize(
