@@ -1,6 +1,6 @@
 """JSON schemas as they constrain a model: with closed objects, and with little whitespace."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 _OPTIONS: Mapping[str, Any] = {
@@ -30,42 +30,62 @@ def for_generation(schema: Any) -> Any:
         return schema
     options = schema.get("x-guidance")
     options = {**options, **_OPTIONS} if isinstance(options, dict) else _OPTIONS
-    shared: set[str] = set()
-    while True:
-        num_shared = len(shared)
-        result = _closed(schema, "#", shared)
-        if len(shared) == num_shared:
-            return {**result, "x-guidance": options}
+    schemas: list[dict[str, Any]] = []
+    result = _copied(schema, schemas)
+    together = _described_together(schemas, result)
+    for part in schemas:
+        if id(part) not in together and _declares_all(part):
+            part["additionalProperties"] = False
+    return {**result, "x-guidance": options}
 
 
-def _closed(schema: Any, pointer: str, shared: set[str], *, is_shared: bool = False) -> Any:
-    """Close the schema at ``pointer``, unless it ``is_shared``: describes an object together with
-    others. The targets of such schemas' references are added to ``shared``."""
+def _copied(schema: Any, copies: list[dict[str, Any]]) -> Any:
+    """A copy of a schema. It and those within it are added to ``copies``."""
     if not isinstance(schema, dict):
         return schema
-    is_open = is_shared or pointer in shared or _num_descriptions(schema) > 1
-    if is_open and isinstance(target := schema.get("$ref"), str):
-        shared.add(target)
     result = dict(schema)
+    copies.append(result)
     for name in _BY_NAME:
         if isinstance(parts := schema.get(name), dict):
-            result[name] = {
-                key: _closed(part, f"{pointer}/{name}/{_escaped(key)}", shared)
-                for key, part in parts.items()
-            }
+            result[name] = {key: _copied(part, copies) for key, part in parts.items()}
     for name in _LISTS:
         if isinstance(parts := schema.get(name), list):
-            is_part = is_open and name in _COMBINING
-            result[name] = [
-                _closed(part, f"{pointer}/{name}/{k}", shared, is_shared=is_part)
-                for k, part in enumerate(parts)
-            ]
+            result[name] = [_copied(part, copies) for part in parts]
     for name in _SINGLE:
         if name in schema:
-            result[name] = _closed(schema[name], f"{pointer}/{name}", shared)
-    if not is_open and _declares_all(schema):
-        result["additionalProperties"] = False
+            result[name] = _copied(schema[name], copies)
     return result
+
+
+def _described_together(schemas: Iterable[dict[str, Any]], root: Any) -> set[int]:
+    """The identities of those of the ``schemas`` that describe an object together with others, and
+    of what they combine and refer to. References start at ``root``."""
+    found: set[int] = set()
+    waiting: list[Any] = [schema for schema in schemas if _num_descriptions(schema) > 1]
+    while waiting:
+        schema = waiting.pop()
+        if not isinstance(schema, dict) or id(schema) in found:
+            continue
+        found.add(id(schema))
+        for name in _COMBINING:
+            if isinstance(parts := schema.get(name), list):
+                waiting += parts
+        if isinstance(target := schema.get("$ref"), str):
+            waiting.append(_named(target, root))
+    return found
+
+
+def _named(target: str, root: Any) -> Any:
+    """What a reference names within ``root``, if anything."""
+    start, *names = target.split("/")
+    found: Any = root if start == "#" else None
+    try:
+        for name in names:
+            key = name.replace("~1", "/").replace("~0", "~")
+            found = found[int(key) if isinstance(found, list) else key]
+    except (LookupError, TypeError, ValueError):
+        return None
+    return found
 
 
 def _num_descriptions(schema: Mapping[str, Any]) -> int:
@@ -84,7 +104,3 @@ def _declares_all(schema: Mapping[str, Any]) -> bool:
         and isinstance(required, list)
         and all(name in properties for name in required if isinstance(name, str))
     )
-
-
-def _escaped(key: str) -> str:
-    return key.replace("~", "~0").replace("/", "~1")

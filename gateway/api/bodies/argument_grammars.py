@@ -6,11 +6,13 @@ model has seen them sorted.
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from gateway.api.bodies.grammars import BLANK, Rules, json_rule, quoted, until
+import msgspec
+
+from gateway.api.bodies.grammars import BLANK, Budget, Rules, json_rule, quoted, until
 from shared.messages import Tool
 
 _DEFINITIONS = ("$defs", "definitions")
@@ -19,9 +21,11 @@ _MAX_REFERENCES = 16
 _MAX_DEPTH = 3
 """The depth of lists and objects up to which their values are bound to their schemas."""
 
-Arguments: TypeAlias = Callable[[str, Tool], Rules]
-"""The rules of a tool's arguments, of which the first has the given name."""
+Arguments: TypeAlias = Callable[[str, Tool, Budget], Rules]
+"""The rules of a tool's arguments, of which the first has the given name. Raises
+`GrammarTooLong`."""
 Kind: TypeAlias = Literal["text", "choices", "json", "any"]
+"""Of a parameter's values: any text, one of some texts, anything but texts, or either."""
 
 
 def parameters(tool: Tool) -> dict[str, Any]:
@@ -31,18 +35,45 @@ def parameters(tool: Tool) -> dict[str, Any]:
 
 def text_parameters(tool: Tool) -> tuple[str, ...]:
     """The parameters whose values are strings in any case, or of which nothing is known."""
-    schema = parameters(tool)
+    root = _Root(parameters(tool))
     return tuple(
         name
-        for name, part in _properties(schema).items()
-        if kind_of(part, schema) in ("text", "choices")
+        for name, part in _properties(root.schema).items()
+        if root.kind_of(part) in ("text", "choices")
     )
 
 
-def kind_of(schema: Any, root: Mapping[str, Any]) -> Kind:
-    """What the values of a parameter are: any text, one of some texts, anything but texts, or
-    either. References start at ``root``."""
-    schema = _resolved(schema, root)
+class _Root:
+    """A tool's schema, in which references start. What each names is found and classified once."""
+
+    def __init__(self, schema: Mapping[str, Any]) -> None:
+        self.schema = schema
+        self._named: dict[str, Any] = {}
+        """Targets of references."""
+        self._kinds: dict[int, Kind] = {}
+        """By the identity of a schema."""
+
+    def resolved(self, schema: Any) -> Any:
+        """What a reference names."""
+        for _ in range(_MAX_REFERENCES):
+            if not isinstance(schema, dict) or not isinstance(target := schema.get("$ref"), str):
+                break
+            if target not in self._named:
+                self._named[target] = _named(target, self.schema)
+            if self._named[target] is None:
+                break
+            schema = self._named[target]
+        return schema
+
+    def kind_of(self, schema: Any) -> Kind:
+        """What the values of a parameter are."""
+        schema = self.resolved(schema)
+        if id(schema) not in self._kinds:
+            self._kinds[id(schema)] = _kind_of(schema)
+        return self._kinds[id(schema)]
+
+
+def _kind_of(schema: Any) -> Kind:
     if not isinstance(schema, dict):
         return "text"
     values = _values(schema)
@@ -60,14 +91,14 @@ def kind_of(schema: Any, root: Mapping[str, Any]) -> Kind:
     return "any" if is_open else "json"
 
 
-def json_arguments(rule: str, tool: Tool) -> Rules:
-    return {rule: json_rule(parameters(tool))}
+def json_arguments(rule: str, tool: Tool, budget: Budget) -> Rules:
+    return {rule: _json_rule(parameters(tool), budget)}
 
 
 def whole_call(key: str) -> Arguments:
     """A JSON object with the name and, as ``key``, the arguments."""
 
-    def rules(rule: str, tool: Tool) -> Rules:
+    def rules(rule: str, tool: Tool, budget: Budget) -> Rules:
         schema = parameters(tool)
         # References in a tool's schema start at its root, which is no longer one.
         definitions = {name: schema.pop(name) for name in _definitions(schema)}
@@ -77,7 +108,7 @@ def whole_call(key: str) -> Arguments:
             "required": ["name", key],
             **definitions,
         }
-        return {rule: json_rule(call)}
+        return {rule: _json_rule(call, budget)}
 
     return rules
 
@@ -93,16 +124,17 @@ class TaggedArguments:
     """The text after a value."""
     entries: Rules = field(default_factory=dict)
 
-    def __call__(self, rule: str, tool: Tool) -> Rules:
-        schema = parameters(tool)
+    def __call__(self, rule: str, tool: Tool, budget: Budget) -> Rules:
+        root = _Root(parameters(tool))
+        required = _required(root.schema)
         sequence = []
         values: dict[str, str] = {}
-        for name, part in _properties(schema).items():
-            value = self._value(part, schema)
+        for name, part in _properties(root.schema).items():
+            value = self._value(part, root, budget)
             values |= value
             one = f"{self.before_name} {quoted(name)} {self.after_name} {next(iter(value))}"
-            sequence.append(one if name in _required(schema) else f"({one})?")
-        if _is_open(schema):
+            sequence.append(budget.spend(one if name in required else f"({one})?"))
+        if _is_open(root.schema):
             sequence.append("other*")
         return {
             rule: " ".join(sequence) or '""',
@@ -114,17 +146,19 @@ class TaggedArguments:
             **BLANK,
         }
 
-    def _value(self, part: Any, root: Mapping[str, Any]) -> Rules:
+    def _value(self, part: Any, root: _Root, budget: Budget) -> Rules:
         """The rule of a value, of which equal ones have the same name."""
-        kind, schema = kind_of(part, root), _resolved(part, root)
+        kind, schema = root.kind_of(part), root.resolved(part)
         if kind in ("text", "any"):
             return {"text": "text_value blank?"}
         if kind == "choices":
-            value = f"({' | '.join(map(quoted, _values(schema) or ()))})"
+            value = _any_of(_values(schema) or (), quoted, budget)
         elif schema.get("type") == "boolean":
             value = '("true" | "false" | "True" | "False")'
         else:
-            value = json_rule({**schema, **_definitions(root)})
+            has_references = b'"$ref"' in msgspec.json.encode(schema)
+            definitions = _definitions(root.schema) if has_references else {}
+            value = _json_rule({**schema, **definitions}, budget)
         name = f"value_{hashlib.sha256(value.encode()).hexdigest()[:8]}"
         return {name: f"blank? {value} blank? entry_value_end blank?"}
 
@@ -133,8 +167,8 @@ class TaggedArguments:
 class _Scope:
     """What the values of one tool's arguments share."""
 
-    root: Mapping[str, Any]
-    """Where references start."""
+    root: _Root
+    budget: Budget
     rules: dict[str, str] = field(default_factory=dict)
     """Those of objects."""
     objects: dict[tuple[int, int], str] = field(default_factory=dict)
@@ -156,11 +190,11 @@ class LiteralArguments:
     """The keys of an object that stand without quotes."""
     is_sorted: bool = False
 
-    def __call__(self, rule: str, tool: Tool) -> Rules:
+    def __call__(self, rule: str, tool: Tool, budget: Budget) -> Rules:
         schema = parameters(tool)
-        scope = _Scope(schema)
+        scope = _Scope(_Root(schema), budget)
         written = {
-            name: f"{quoted(name)} {self.assign} {self._value(part, scope)}"
+            name: budget.spend(f"{quoted(name)} {self.assign} {self._value(part, scope)}")
             for name, part in self._ordered(schema)
         }
         return {
@@ -180,10 +214,10 @@ class LiteralArguments:
     ) -> dict[str, str]:
         """The rules of what is ``named``, in this order, and of others if the schema is open."""
         comma, required, written = self.separator, _required(schema), list(named.values())
-        needed = [k for k, name in enumerate(named) if name in required]
+        needed = {k for k, name in enumerate(named) if name in required}
         more = f" ({comma} {other})*" if _is_open(schema) else ""
         if needed:
-            first = needed[0]
+            first = min(needed)
             before = [f"({one} {comma})?" for one in written[:first]]
             after = [
                 f"{comma} {one}" if k in needed else f"({comma} {one})?"
@@ -217,9 +251,9 @@ class LiteralArguments:
     def _value(self, schema: Any, scope: _Scope, depth: int = 0) -> str:
         if depth > _MAX_DEPTH:
             return "value"
-        kind, schema = kind_of(schema, scope.root), _resolved(schema, scope.root)
+        kind, schema = scope.root.kind_of(schema), scope.root.resolved(schema)
         if kind == "choices":
-            return f"({' | '.join(map(self.quote, _values(schema) or ()))})"
+            return _any_of(_values(schema) or (), self.quote, scope.budget)
         if not isinstance(schema, dict) or kind == "any" or _values(schema) is not None:
             return "value"
         match schema.get("type"):
@@ -239,7 +273,9 @@ class LiteralArguments:
         if known is not None:
             return known
         members = {
-            name: f'{self._key(name)} ":" " "? {self._value(part, scope, depth + 1)}'
+            name: scope.budget.spend(
+                f'{self._key(name)} ":" " "? {self._value(part, scope, depth + 1)}'
+            )
             for name, part in self._ordered(schema)
         }
         parts = repr((members, _required(schema), _is_open(schema)))
@@ -259,19 +295,22 @@ def _values(schema: Mapping[str, Any]) -> list[Any] | None:
     return values if isinstance(values, list) and values else None
 
 
-def _resolved(schema: Any, root: Mapping[str, Any]) -> Any:
-    """What a reference within ``root`` names."""
-    for _ in range(_MAX_REFERENCES):
-        if not isinstance(schema, dict) or not isinstance(target := schema.get("$ref"), str):
-            break
-        found: Any = root
-        for name in target.removeprefix("#").split("/")[1:]:
-            name = name.replace("~1", "/").replace("~0", "~")
-            found = found.get(name) if isinstance(found, dict) else None
-        if found is None or not target.startswith("#"):
-            break
-        schema = found
-    return schema
+def _json_rule(schema: dict[str, Any], budget: Budget) -> str:
+    budget.spend(msgspec.json.encode(schema).decode())
+    return json_rule(schema)
+
+
+def _any_of(texts: Iterable[str], quote: Callable[[str], str], budget: Budget) -> str:
+    return f"({' | '.join(budget.spend(quote(text)) for text in texts)})"
+
+
+def _named(target: str, root: Mapping[str, Any]) -> Any:
+    """What a reference within ``root`` names, or None."""
+    found: Any = root if target.startswith("#") else None
+    for name in target.removeprefix("#").split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        found = found.get(name) if isinstance(found, dict) else None
+    return found
 
 
 def _definitions(schema: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,9 +322,11 @@ def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return properties if isinstance(properties, dict) else {}
 
 
-def _required(schema: Mapping[str, Any]) -> list[Any]:
+def _required(schema: Mapping[str, Any]) -> dict[str, None]:
+    """The names of the required properties, in their order."""
     required = schema.get("required")
-    return required if isinstance(required, list) else []
+    names = required if isinstance(required, list) else ()
+    return dict.fromkeys(name for name in names if isinstance(name, str))
 
 
 def _is_open(schema: Mapping[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from gateway.api.bodies.argument_grammars import (
 from gateway.api.bodies.grammars import (
     BLANK,
     HARMONY_RULES,
+    Budget,
     Rules,
     any_text_with,
     entry,
@@ -212,7 +213,8 @@ FORMS: Mapping[str, Form] = {
 def calls(
     parser: str, tools: Collection[Tool], *, is_single: bool, is_required: bool = False
 ) -> Rules:
-    """The rules of ``calls``: one call or several, `MAX_CALLS` at most, of ``tools``."""
+    """The rules of ``calls``: one call or several, `MAX_CALLS` at most, of ``tools``. Raises
+    `GrammarTooLong`."""
     form = FORMS[parser]
     has_tag = bool(form.tag) and (form.has_tag_if_required or not is_required)
     one = "entry_tag inside" if has_tag else "inside"
@@ -227,7 +229,7 @@ def text_with_calls(
     parser: str, tools: Collection[Tool], reasoning_parser: str | None, *, is_single: bool
 ) -> Constraint | None:
     """Any text, in which the opening tag of a call is followed by one of these tools. None if calls
-    have no such tag, or the text may have special tokens of its own."""
+    have no such tag, or the text may have special tokens of its own. Raises `GrammarTooLong`."""
     form = FORMS[parser]
     if not form.tag or form.has_other_tokens:
         return None
@@ -242,9 +244,10 @@ def _inside(form: Form, tools: Collection[Tool], *, is_single: bool) -> Rules:
     for name in form.calls:
         alternatives = " | ".join(f"{name}_{k}" for k in range(len(tools)))
         rules[f'{name}[capture="{CALL_CAPTURE}"]'] = alternatives
+    budget = Budget()
     for k, tool in enumerate(tools):
         for name, call in form.calls.items():
             call = call.replace("ARGUMENTS", f"a{k}")
             rules[f"{name}_{k}"] = call.replace("NAME", tool.name)
-        rules |= form.arguments(f"a{k}", tool)
+        rules |= form.arguments(f"a{k}", tool, budget)
     return rules

@@ -10,18 +10,39 @@ import msgspec
 from gateway.text.reasoning import THOUGHTS, Thought
 from gateway.text.tools.harmony import HARMONY
 from shared.grammars import ENTRY_RULE, for_generation
-from shared.messages import Constraint
+from shared.messages import MAX_GRAMMAR_CHARS, Constraint
 
 Rules: TypeAlias = Mapping[str, str]
 """Definitions by the names of rules, with their attributes."""
 ANYTHING: Rules = {"anything": "/(?s:.*)/"}
 BLANK: Rules = {"blank": r"/[ \t\r\n]/"}
 """Not every space of Unicode: the parsers of calls read JSON's."""
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+_MAX_BUILT_CHARS = 8 * MAX_GRAMMAR_CHARS
+"""More than a grammar may have: equal rules are built several times, but are part of it once."""
+
+
+class GrammarTooLong(Exception):
+    """A grammar has become too long before it is complete."""
+
+
+class Budget:
+    """Limits what is built for one grammar, since a short body can make a long one."""
+
+    def __init__(self) -> None:
+        self._num_chars = 0
+
+    def spend(self, text: str) -> str:
+        """Count a part of the grammar, and return it. Raises `GrammarTooLong`."""
+        self._num_chars += len(text)
+        if self._num_chars > _MAX_BUILT_CHARS:
+            raise GrammarTooLong
+        return text
 
 
 def quoted(text: str) -> str:
     """What stands for a text in a grammar."""
-    return json.dumps(text, ensure_ascii=False)
+    return _ENCODER.encode(text)
 
 
 def pattern(text: str) -> str:

@@ -8,7 +8,7 @@ from msgspec import Meta, Struct, structs
 from gateway.api.bodies.argument_grammars import parameters, text_parameters
 from gateway.api.bodies.call_grammars import calls, text_with_calls
 from gateway.api.bodies.conversations import CALLABLE, OfferedTools
-from gateway.api.bodies.grammars import after_thought, text_rules
+from gateway.api.bodies.grammars import GrammarTooLong, after_thought, text_rules
 from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.structured_output import Wanted, json_constraint
 from gateway.text.tools import TAGGED, TOOL_PARSERS
@@ -103,26 +103,35 @@ class ToolUse(NamedTuple):
     ) -> Constraint:
         """Calls, or an ``answer``, if there is one, after what thought there may be. Raises
         `InvalidRequest`."""
-        rules = calls(
-            self.parser,
-            self.callable.values(),
-            is_single=self.is_single,
-            is_required=answer is None,
-        )
+        too_long = refused("tools", f"longer than {MAX_GRAMMAR_CHARS} characters together.")
+        try:
+            rules = calls(
+                self.parser,
+                self.callable.values(),
+                is_single=self.is_single,
+                is_required=answer is None,
+            )
+        except GrammarTooLong:
+            raise too_long from None
         if answer is None:
             rules = {"answer": "calls", **rules}
         else:
             rules = {"answer": "calls | said", **text_rules(answer, reasoning_parser), **rules}
         constraint = after_thought(rules, reasoning_parser)
         if len(constraint.source) > MAX_GRAMMAR_CHARS:
-            raise refused("tools", f"longer than {MAX_GRAMMAR_CHARS} characters together.")
+            raise too_long
         return constraint
 
     def constraint_after_tag(self, reasoning_parser: str | None) -> Constraint | None:
         """Any text, in which the opening tag of a call is followed by one of these tools. None if
         calls have no such tag, or the tools are too long."""
         tools = self.callable.values()
-        constraint = text_with_calls(self.parser, tools, reasoning_parser, is_single=self.is_single)
+        try:
+            constraint = text_with_calls(
+                self.parser, tools, reasoning_parser, is_single=self.is_single
+            )
+        except GrammarTooLong:
+            return None
         if constraint is None or len(constraint.source) > MAX_GRAMMAR_CHARS:
             return None
         return constraint

@@ -1,6 +1,7 @@
 """What a JSON schema allows a model to write."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -67,6 +68,24 @@ def test_schemas_that_describe_one_object_together_do_not_exclude_each_other(
     schema: dict[str, Any],
 ) -> None:
     assert allows(schema, BOTH)
+
+
+def test_a_chain_of_references_takes_linear_time() -> None:
+    chain = {str(k + 1): {"$ref": f"#/$defs/{k}"} for k in range(2_500)}
+    schema = {"$defs": {"0": B, **chain}, **A, "$ref": "#/$defs/2500"}
+    began = time.process_time()
+
+    result = for_generation(schema)
+
+    assert time.process_time() - began < 1
+    assert result["$defs"]["0"] == B
+
+
+@pytest.mark.parametrize("target", ["http://x/$defs/B", "#B", "#/$defs/A", "#/enum/9", "#/enum/x"])
+def test_a_reference_that_names_nothing_shares_nothing(target: str) -> None:
+    schema = {"$defs": {"B": B}, **A, "enum": [{}], "$ref": target}
+
+    assert for_generation(schema)["$defs"]["B"]["additionalProperties"] is False
 
 
 @pytest.mark.parametrize("keyword", ["const", "default", "enum", "examples"])

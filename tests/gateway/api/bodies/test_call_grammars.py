@@ -1,5 +1,7 @@
 """What a model may write as calls, in the form of its family."""
 
+import time
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -14,7 +16,7 @@ from gateway.api.bodies.tool_choice import ToolUse
 from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.text.pieces import CallArguments, CallStart, Content
 from shared.errors import InvalidRequest
-from shared.messages import Constraint
+from shared.messages import MAX_GRAMMAR_CHARS, Constraint
 from tests.support.gateway.rendering import context_of
 from tests.support.gateway.tool_calls import FORMS, TIME, WEATHER, use_of
 from tests.support.models.grammars import matches
@@ -430,6 +432,83 @@ def test_a_hundred_tools_fit_into_a_grammar(parser: str) -> None:
         assert use is not None
         assert use.constraint("qwen3", Constraint(kind="regex", source="x")).source
         assert (use.constraint_after_tag("qwen3") is not None) is (parser in TAGGED)
+
+
+NAMES = [f"p{k}" for k in range(8_000)]
+LONG_DEFINITIONS = {
+    "type": "object",
+    "properties": {
+        **{f"one_{k}": {"$ref": "#/$defs/texts"} for k in range(500)},
+        **{
+            f"list_{k}": {"type": "array", "maxItems": k, "items": {"$ref": "#/$defs/texts"}}
+            for k in range(500)
+        },
+    },
+    "$defs": {
+        "texts": {"enum": [f"{k:0100}" for k in range(2_000)]},
+        **{str(k): {} for k in range(10_000)},
+    },
+}
+CHAIN = {
+    "type": "object",
+    "$defs": {"0": {}, **{str(k + 1): {"$ref": f"#/$defs/{k}"} for k in range(2_500)}},
+    "properties": {},
+    "$ref": "#/$defs/2500",
+}
+LONG_ENUM = {
+    "type": "object",
+    "properties": {name: {"$ref": "#/$defs/any"} for name in NAMES},
+    "required": NAMES,
+    "$defs": {"any": {"enum": [*range(8_000), "x"]}},
+}
+
+
+@pytest.mark.parametrize("parser", FORMS)
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pytest.param(LONG_DEFINITIONS, id="definitions"),
+        pytest.param(CHAIN, id="chain"),
+        pytest.param(LONG_ENUM, id="enum"),
+    ],
+)
+def test_what_makes_a_long_grammar_is_soon_too_long(parser: str, schema: dict[str, Any]) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    use = use_of([tool], parser=parser)
+    assert use is not None
+    began = time.process_time()
+
+    bound = use.constraint_after_tag(None)
+    use.text_parameters()
+    with suppress(InvalidRequest):
+        use.constraint(None)
+
+    assert time.process_time() - began < 1
+    assert bound is None or len(bound.source) <= MAX_GRAMMAR_CHARS
+
+
+@pytest.mark.parametrize("parser", FORMS)
+def test_tools_that_are_too_long_together_are_refused(parser: str) -> None:
+    function = {"name": "f", "parameters": LONG_DEFINITIONS}
+    use = use_of([{"type": "function", "function": function}], "required", parser=parser)
+    assert use is not None
+
+    with pytest.raises(InvalidRequest, match="longer than 65536 characters together") as caught:
+        use.constraint(None)
+
+    assert caught.value.param == "tools"
+
+
+def test_equal_parameters_of_many_tools_fit_into_a_grammar() -> None:
+    zones = {"enum": [f"Continent/City {k}" for k in range(600)]}
+    schema = {"type": "object", "properties": {"zone": zones}}
+    functions = ({"name": f"tool_{k}", "parameters": schema} for k in range(25))
+    tools = [{"type": "function", "function": function} for function in functions]
+
+    use = use_of(tools, "required", parser="glm45")
+
+    assert use is not None
+    assert use.constraint(None).source
 
 
 @pytest.mark.parametrize("text", ["", 'a "b"\\n', "x\ny", "é/"])
