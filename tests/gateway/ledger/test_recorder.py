@@ -209,7 +209,7 @@ async def test_records_outlast_a_database_that_refuses_them_all(
     await store.close()
 
 
-@pytest.mark.parametrize("fault", [{"ended_at": 1e18}, {"attempt": 1 << 40}])
+@pytest.mark.parametrize("fault", [{"ended_at": 1e18}, {"num_cached_tokens": 1 << 63}])
 async def test_a_record_with_a_value_that_cannot_be_stored_is_dropped_alone(
     bus: MemoryBus,
     catalog: Catalog,
