@@ -32,12 +32,7 @@ from kernels.triton.attention_tiles import (
     num_multiprocessors,
     prefill_tile,
 )
-from kernels.triton.configurations import (
-    TARGETS,
-    Configuration,
-    Constexpr,
-    launch,
-)
+from kernels.triton.configurations import TARGETS, Configuration, Constexpr, launch
 
 INVARIANT_SPLIT_LEN = 512
 """Tokens per split in batch-invariant mode, in which splits must not depend on the batch."""
