@@ -367,7 +367,10 @@ class JobConsumer:
         try:
             job = self._decode(delivery)
         except UndecodableMessage as error:
-            return await self._refuse(delivery, error)
+            await self._refuse(delivery, error)
+            if self._publishers.is_trusted(delivery.message.user_id):  # it may be detached
+                await self._tell_end(delivery.message.correlation_id, num_tokens=0)
+            return
         # A job that runs here does not wait: it is adopted, superseded, or dropped. Nor does one
         # that leaves the queue before it reaches the delivery limit.
         at_once = job.request_id in self._held or delivery.num_returns >= MAX_RETURNS
@@ -390,7 +393,6 @@ class JobConsumer:
                     await self._set_aside(job, delivery)
                 case Turn.LOST:
                     pass
-        return None
 
     async def _begin(
         self, job: GenerationJob, delivery: JobDelivery, place: Place, task: "asyncio.Task[None]"
@@ -470,8 +472,8 @@ class JobConsumer:
                 del self._held[request_id]
             await held.settle_copies(outcome)
         # A delivery that comes while this waits for the broker would not be settled any more.
-        if delivery is not None and outcome in ENDS:
-            await self._tell_end(held)
+        if delivery is not None and outcome in ENDS and held.job.is_detached:
+            await self._tell_end(request_id, held.execution.num_tokens)
 
     async def _settle(self, held: HeldJob, delivery: JobDelivery, outcome: Outcome) -> None:
         match outcome:
@@ -496,14 +498,12 @@ class JobConsumer:
                 # All brokers count this return, so the next run compares as newer than this one.
                 await delivery.reject(requeue=True)
 
-    async def _tell_end(self, held: HeldJob) -> None:
+    async def _tell_end(self, request_id: str, num_tokens: int) -> None:
         """Tell the gateways that a detached job counts against its tenant no longer. If they miss
         it, the job counts until its deadline."""
-        if held.job.is_detached:
-            num_tokens = held.execution.num_tokens
-            ended = Ended(request_id=held.job.request_id, num_tokens=num_tokens)
-            with suppress(BusError):
-                await self._bus.publish(topology.USAGE, Message(encode(ended)))
+        ended = Ended(request_id=request_id, num_tokens=num_tokens)
+        with suppress(BusError):
+            await self._bus.publish(topology.USAGE, Message(encode(ended)))
 
     async def _publish_again(
         self, held: HeldJob, delivery: JobDelivery, queue: Queue, num_returns: int = 0

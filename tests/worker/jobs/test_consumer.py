@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from shared import topology
+from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Ended, GenerationJob, decode_usage
 from shared.publishers import Publishers
@@ -124,6 +125,19 @@ async def test_the_end_of_a_detached_job_is_told_to_all_gateways(is_detached: bo
     assert first.request_id == (job.request_id if is_detached else "last")
     assert first.num_tokens is not None
     assert first.num_tokens > 8
+
+
+async def test_the_end_of_a_gateways_job_that_cannot_be_decoded_is_told_to_all_gateways() -> None:
+    broker, told = MemoryBroker(), topology.usage_queue("g")
+    async with MemoryBus(broker, user="gateway") as bus, echo_worker(broker):
+        await bus.declare(told)
+        (binding,) = QUEUE.bindings
+        message = Message(b"?", correlation_id="refused", reply_to="reply.refused")
+        await bus.publish(binding, message)
+        async with bus.consume(told.name) as consumer:
+            ended = decode_usage((await anext(consumer)).message.body)
+
+    assert ended == Ended(request_id="refused", num_tokens=0)
 
 
 async def test_a_worker_declares_its_deleted_queues_again() -> None:
