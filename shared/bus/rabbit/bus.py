@@ -290,7 +290,8 @@ class RabbitBus:
             await link.open()
         except StartupError:
             return None
-        if not link.is_connected_to(address):
+        # Whoever waits for the old connection to come back would not notice the new one.
+        if not (link.is_connected_to(address) and self._publishing.is_connected):
             return await link.close()
         old, self._publishing = self._publishing, link
         self._confirms = ConfirmChannels(link, self._num_confirm_channels)

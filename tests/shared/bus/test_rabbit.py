@@ -16,6 +16,7 @@ from yarl import URL
 from shared import topology
 from shared.bus.base import Message, Queue
 from shared.bus.rabbit import RabbitBus
+from shared.bus.rabbit import addresses as addresses_module
 from shared.bus.rabbit import bus as rabbit_bus_module
 from shared.bus.rabbit.channel_consumer import RabbitConsumer, RabbitDelivery
 from shared.bus.rabbit.channels import Resources
@@ -339,6 +340,39 @@ async def test_a_connection_moves_on_when_its_node_dies_and_is_back_at_once(
             await eventually(lambda: is_disconnected(bus))
             await nodes.enter_async_context(TcpProxy(broker.url, port=proxies[0].port))
             await bus.wait_connected()
+
+
+async def test_a_connection_that_is_lost_while_it_is_to_be_replaced_comes_back(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rabbit_bus_module, "_COME_BACK_S", (0.1, 0.1))
+    monkeypatch.setattr(addresses_module.random, "shuffle", lambda _: None)
+    open_link = Link.open
+    waiting: list[asyncio.Task[None]] = []
+    async with AsyncExitStack() as nodes:
+        first, second = [await nodes.enter_async_context(TcpProxy(broker.url)) for _ in range(2)]
+        async with RabbitBus(f"{first.url},{second.url}") as bus:
+            first.close()
+            first.sever()
+            await eventually(lambda: is_usable(bus))
+
+            async def open_and_lose_the_other(link: Link) -> None:
+                await open_link(link)
+                if not waiting:
+                    second.sever()
+                    await eventually(lambda: is_disconnected(bus))
+                    waiting.append(asyncio.create_task(bus.wait_connected()))
+                    await asyncio.sleep(0)
+
+            monkeypatch.setattr(Link, "open", open_and_lose_the_other)
+            await nodes.enter_async_context(TcpProxy(broker.url, port=first.port))
+            await eventually(lambda: has_any(waiting))
+            async with asyncio.timeout(TIMEOUT_S):
+                await waiting[0]
+
+
+async def has_any(found: list[asyncio.Task[None]]) -> bool:
+    return bool(found)
 
 
 async def test_the_error_of_a_refused_login_names_the_address(broker: Broker) -> None:
