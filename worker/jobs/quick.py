@@ -84,6 +84,13 @@ class QuickConsumer:
         """Held from the first job taken to the last one answered."""
         self._may_take = asyncio.Event()
         self._may_take.set()
+        self._is_stopped = False
+
+    async def stop(self) -> None:
+        """Stop consuming permanently; the jobs taken are still answered."""
+        self._is_stopped = True
+        with incidents.survived("task", "job consumer not stopped", queue=self._queue.name):
+            await self.pause()
 
     async def pause(self) -> None:
         """Stop consuming until `resume`; the jobs stay in the queue or go to other workers."""
@@ -97,7 +104,8 @@ class QuickConsumer:
             return
 
     def resume(self) -> None:
-        self._may_take.set()
+        if not self._is_stopped:
+            self._may_take.set()
 
     async def run(self) -> None:
         """Answer jobs until cancelled; unanswered ones are then requeued."""

@@ -432,8 +432,11 @@ class Worker:
         until = began + self._settings.drain_grace_s
         logger.info("draining", extra=self._waited_for(until))
         await self._announce_once()
-        await asyncio.gather(*(consumer.stop() for consumer in self._consumers))
-        await self._let_finish(taking, until)
+        consumers = (*self._consumers, self._quick)
+        await asyncio.gather(*(consumer.stop() for consumer in consumers))
+        answering = asyncio.create_task(self._quick.wait_idle())
+        await self._let_finish([*taking, answering], until)
+        answering.cancel()
         num_handed_over = len(self._held)
         for held in self._held.values():
             held.hand_over("drain")
@@ -443,9 +446,9 @@ class Worker:
         facts = {"handed_over": num_handed_over, "seconds": round(time.monotonic() - began, 1)}
         logger.info("drained", extra={"worker": self._address, **facts})
 
-    async def _let_finish(self, taking: list[asyncio.Task[None]], until: float) -> None:
+    async def _let_finish(self, working: list[asyncio.Task[None]], until: float) -> None:
         """Wait until no jobs are left, until a monotonic time, or until a command ends it."""
-        finishing = asyncio.create_task(asyncio.wait(taking))
+        finishing = asyncio.create_task(asyncio.wait(working))
         hurrying = asyncio.create_task(self._must_hand_over.wait())
         while (left_s := until - time.monotonic()) > 0:
             done, _ = await asyncio.wait(

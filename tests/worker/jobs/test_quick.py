@@ -16,6 +16,7 @@ from shared.messages import (
     DetokenizeJob,
     EmbeddingJob,
     Failed,
+    QuickAnswer,
     QuickJob,
     ReplyEvent,
     SamplingParams,
@@ -28,6 +29,8 @@ from shared.messages import (
 )
 from tests.support.workers.jobs import come_back, new_job, num_ready, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
+from worker.decode.served_model import ServedModel
+from worker.jobs import quick
 from worker.text import Tokenizer
 
 
@@ -225,6 +228,32 @@ class UnsettledBus(MemoryBus):
     """Its broker was away a moment ago."""
 
     is_settled = False
+
+
+async def test_a_drain_lets_quick_jobs_finish_and_takes_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compute, taken = quick.answer, asyncio.Event()
+
+    async def compute_slowly(job: QuickJob, model: ServedModel) -> QuickAnswer:
+        taken.set()
+        await asyncio.sleep(0.2)
+        return await compute(job, model)
+
+    monkeypatch.setattr(quick, "answer", compute_slowly)
+    job = DetokenizeJob(request_id="r", model="echo", token_ids=(1,))
+    async with MemoryBus() as bus:
+        async with echo_worker(bus, drain_grace_s=10) as stop:
+            answering = asyncio.create_task(ask(bus, job))
+            await taken.wait()
+            stop.set()
+            await asyncio.sleep(0.1)
+            await bus.publish(topology.jobs_binding("echo", "quick"), Message(encode(job)))
+        answered = await asyncio.wait_for(answering, 1)
+        num_left = await num_ready(bus, topology.jobs_queue("echo", "quick").name)
+
+    assert isinstance(answered, Detokenized)
+    assert num_left == 1
 
 
 async def answer_returned(
