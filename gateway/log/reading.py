@@ -1,7 +1,7 @@
 """Attaches to a request's log and reads it into the buffer of its relay, across lost connections.
 
-If the broker's node that keeps the log dies, the reader, which has read its tokens, begins the log
-again in a queue on another node.
+If the broker's node that keeps the log dies, or the log is gone, the reader, which has read its
+tokens, begins the log again in another queue.
 
 The log is a reply queue whose messages are never acknowledged. While its client does not take
 events, the reader returns the messages to the queue but keeps consuming with a prefetch of one: a
@@ -13,7 +13,7 @@ import logging
 import math
 from contextlib import suppress
 
-from gateway.log.cursor import Item, LogCursor, LogEvent, Restarted
+from gateway.log.cursor import Item, LogCursor, LogEnd, LogEvent, Restarted
 from gateway.log.reply_queues import ReplyLog
 from shared import topology
 from shared.bus.base import Bus, Consumer, Message
@@ -44,6 +44,8 @@ _MAX_SHARE_AHEAD = 0.25
 _REATTACH_PAUSE_S = 0.05
 _DOWN_PAUSE_S = 0.25
 _MAX_RECREATIONS = 100
+_MAX_LOST = 3
+"""So often a log is recreated that is gone although its node lives."""
 _SILENT_S = 2.5
 """Seconds for which nothing is heard of a log, whose broker answers, before it counts as lost: a
 slow disk delays what concerns one queue, too."""
@@ -163,7 +165,11 @@ class LogReading:
         self._last_id = ""
         self._marker = ""
         self._caught_up: asyncio.Future[None] | None = None
-        self._is_of_others = not self.has_attached and not cursor.claim.body_hash
+        self._has_job = self.has_attached or bool(cursor.claim.body_hash)
+        """Whether the client sent the job here, so that it can be published again."""
+        self._num_lost = 0
+        """How often the log was gone."""
+        self._is_of_others = not self._has_job
         """Whether the client may have been sent what this reader has not read yet."""
         self._down_at = math.inf
         self._is_holding = False
@@ -234,6 +240,13 @@ class LogReading:
                     self._move_on(error)
                 else:  # its reader recreates it, its node returns, or the broker is only slow
                     await self._wait_for_node(now)
+            except QueueNotFound as error:
+                # Only its reader deletes a log. It has expired while this could not read it, or the
+                # broker has lost it.
+                self._num_lost += 1
+                if not (self._may_begin_again and self._num_lost <= _MAX_LOST):
+                    raise
+                self._move_on(error)
             except (BusUnavailable, PublishUnconfirmed):
                 self._cursor.cut_off()
                 self._num_read = 0
@@ -353,6 +366,14 @@ class LogReading:
         return self._copy is not None or (self._has_read_all and not is_held)
 
     @property
+    def _may_begin_again(self) -> bool:
+        """Whether a log that is gone can be recreated, and its job published again."""
+        claim = self._cursor.claim
+        is_accepted = self._caught_up is not None or not claim.body_hash
+        is_wanted = self._cursor.end is LogEnd.OPEN and not (self._is_ending or claim.is_cancelled)
+        return self._has_job and is_accepted and self._has_read_all and is_wanted
+
+    @property
     def has_only_copy(self) -> bool:
         """Whether what the log contained would be lost with this reader, as far as is known."""
         is_down = self._down_at < math.inf
@@ -370,7 +391,7 @@ class LogReading:
             raise Unavailable("The broker's node that stores this stream is down.")
         await asyncio.sleep(_DOWN_PAUSE_S)
 
-    def _move_on(self, error: QueueDown) -> None:
+    def _move_on(self, error: QueueDown | QueueNotFound) -> None:
         """Begin the log again in another queue, with a copy of what was read of it."""
         facts = {"request_id": self._cursor.claim.request_id, "reason": error.message}
         logger.warning("log recreated", extra=facts)

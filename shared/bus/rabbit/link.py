@@ -46,8 +46,8 @@ _REFUSALS = (AuthenticationError, ProbableAuthenticationError, InvalidFrameError
 # has that channel still, and ends the connection when the number comes up again. The size bounds
 # nothing: aiormq passes on to the transport's buffer, which grows.
 Connection.FRAME_BUFFER_SIZE = 0
-# A connection is given up when two heartbeats are missing, not six: RabbitMQ sends one in every half
-# of the interval.
+# A connection is given up when two heartbeats are missing, not six: RabbitMQ sends two of them in
+# each interval.
 Connection.HEARTBEAT_GRACE_MULTIPLIER = 1
 
 OpenChannel = Callable[[], Awaitable[Channel]]
