@@ -24,7 +24,6 @@ from shared.bus.base import Bus, Delivery, Message, Queue
 from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import (
     BusError,
-    InvalidRequest,
     UndecodableMessage,
 )
 from shared.messages import (
@@ -32,7 +31,6 @@ from shared.messages import (
     Cancel,
     Continue,
     Ended,
-    Failed,
     GenerationJob,
     decode_job,
     encode,
@@ -526,8 +524,7 @@ class JobConsumer:
         report_undecodable(delivery.message, error, self._metrics, self._worker)
         if self._publishers.may_be_answered(delivery.message):
             publisher = ReplyPublisher(self._bus, delivery, delivery.message.correlation_id)
-            with suppress(BusError):
-                await publisher.publish(Failed(code=InvalidRequest.code, message=error.message))
+            await publisher.refuse(error)
         await delivery.reject()
 
     def _decode(self, delivery: JobDelivery) -> GenerationJob:

@@ -15,12 +15,14 @@ from shared.bus.subscribe import Subscription
 from shared.errors import (
     BusError,
     BusUnavailable,
+    InvalidRequest,
     PublishRefused,
     PublishUnconfirmed,
     QueueDown,
+    UndecodableMessage,
     Unroutable,
 )
-from shared.messages import ReplyEvent, encode
+from shared.messages import Failed, ReplyEvent, encode
 from shared.telemetry import incidents
 
 _GIVE_BACK_PAUSE_S = 0.5
@@ -30,6 +32,8 @@ _RETRY_PAUSE_S = 0.2
 _MAX_REFUSED = 10
 """A broker refuses single messages while it recovers. A queue of limited length, which a publisher
 may have declared for its replies, refuses until it is read."""
+_REFUSAL_S = 2.0
+"""Seconds at most to tell a publisher that its job cannot be read."""
 _DOWN_PATIENCE_S = 30.0
 """Seconds for which an event waits for the node of its log, or for a reader that begins the log
 again."""
@@ -167,17 +171,22 @@ class ReplyPublisher:
             await asyncio.sleep(_RETRY_PAUSE_S)
             await self._bus.wait_connected()
 
+    async def refuse(self, error: UndecodableMessage) -> None:
+        """Answer a job that cannot be read, if its log is there. Raises nothing."""
+        failed = Failed(code=InvalidRequest.code, message=error.message)
+        with suppress(BusError, LogMoved, TimeoutError):
+            async with asyncio.timeout(_REFUSAL_S):
+                await self.publish(failed)
+
     async def _bear(self, error: PublishRefused | Unroutable, patience: _Patience) -> None:
         """Return if the event is to be sent again; raises ``error``, or `QueueDown`, otherwise."""
         state = await self._look()
         match state, error:
-            case (_Log.DOWN, _) | (_Log.THERE, Unroutable()):
+            case (_Log.DOWN, _) | (_Log.THERE, Unroutable()) if self._may_return(state):
                 # A log that returns with its node is there before its binding is.
                 patience.num_refused = 0
                 patience.down_since = min(patience.down_since, time.monotonic())
                 if time.monotonic() - patience.down_since >= _DOWN_PATIENCE_S:
-                    if state is _Log.THERE and topology.later_log(self.queue) is None:
-                        raise error  # another publisher's, who does not bind it
                     raise QueueDown(f"the node of the log {self.queue} is down") from error
             case _Log.GONE, Unroutable():
                 if not await self._has_moved_on():
@@ -187,6 +196,11 @@ class ReplyPublisher:
                 patience.down_since = math.inf
                 if patience.num_refused > _MAX_REFUSED:
                     raise error
+
+    def _may_return(self, state: _Log) -> bool:
+        """Whether the log's node, or its binding, may come back. A queue without a binding that
+        another publisher has declared stays so."""
+        return state is _Log.DOWN or topology.later_log(self.queue) is not None
 
     async def _has_moved_on(self) -> bool:
         """Whether a log that is gone was recreated, or may have been. The first one of a stream

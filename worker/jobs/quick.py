@@ -8,7 +8,6 @@ crashes: one that was returned `_MAX_RETURNS` times is dead-lettered, and its re
 import asyncio
 import logging
 import time
-from contextlib import suppress
 from functools import partial
 
 from opentelemetry import trace
@@ -146,8 +145,7 @@ class QuickConsumer:
         except UndecodableMessage as error:
             report_undecodable(message, error, self._metrics, self._worker)
             if self._publishers.may_be_answered(message):
-                with suppress(BusError):
-                    await publisher.publish(Failed(code=InvalidRequest.code, message=error.message))
+                await publisher.refuse(error)
             return await delivery.reject()
         # A connection that is lost returns jobs, too.
         is_poison = delivery.num_returns >= _MAX_RETURNS and self._bus.is_settled

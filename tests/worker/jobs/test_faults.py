@@ -105,6 +105,21 @@ async def test_a_log_that_is_not_bound_yet_loses_no_job(
     assert isinstance(log.last, Finished)
 
 
+async def test_a_reply_queue_that_its_publisher_did_not_bind_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(delivery, "_RETRY_PAUSE_S", 0.01)
+    jobs = topology.jobs_queue("echo", "interactive")
+    job = msgspec.structs.replace(new_job("echo"), request_id="alice.1")
+    async with MemoryBus() as bus, asyncio.timeout(5):
+        await bus.declare(topology.REPLIES, jobs, Queue("reply.alice.1"))
+        await publish(bus, job)
+        async with bus.consume(jobs.name) as consumer:
+            publisher = delivery.ReplyPublisher(bus, await anext(consumer), job.request_id)
+        with pytest.raises(Unroutable):
+            await publisher.publish(Failed(code="invalid_request", message="x"))
+
+
 async def test_a_promotion_keeps_the_tokens_of_an_answer_that_is_no_stream() -> None:
     job = new_job("echo", sampling=SHORT, mode="final")
     async with MemoryBus() as bus:
