@@ -126,6 +126,11 @@ class HeldJob:
         with incidents.survived("job", "job not handed over", request_id=request_id):
             self.execution.hand_over(reason)
 
+    def is_of(self, subscription: Subscription) -> bool:
+        """Whether a delivery that is to be settled came from ``subscription``."""
+        deliveries = (self._delivery, *self._copies)
+        return any(one is not None and one.is_of(subscription) for one in deliveries)
+
     @property
     def in_hand(self) -> JobDelivery | None:
         """The delivery, or None if it was lost."""
@@ -206,7 +211,8 @@ class JobConsumer:
         self._new_execution = new_execution
         self._metrics = metrics
         self._subscription: Subscription | None = None
-        self._serving: dict[asyncio.Task[None], HeldJob | None] = {}
+        self._serving: dict[asyncio.Task[None], JobDelivery | HeldJob] = {}
+        """A job is held once it has begun."""
         self._may_take = asyncio.Event()
         self._may_take.set()
         self._is_stopped = self._is_paused = self._yields = False
@@ -305,7 +311,7 @@ class JobConsumer:
                     case _:
                         delivery = self._delivery_of(item, subscription)
                         task = tasks.create_task(self._serve(delivery))
-                        self._serving[task] = None
+                        self._serving[task] = delivery
                         task.add_done_callback(self._serving.pop)
         except BaseException:
             await subscription.close()
@@ -313,12 +319,14 @@ class JobConsumer:
         tasks.create_task(self._close_when_idle(subscription))
 
     async def _close_when_idle(self, subscription: Subscription) -> None:
-        """Close a stopped subscription once idle, because closing it returns unsettled
-        deliveries."""
+        """Close a stopped subscription once its deliveries are settled, because closing it returns
+        the others."""
         with incidents.survived("task", "job consumer not closed", queue=self._queue.name):
             async with subscription:
-                if self._serving:
-                    await asyncio.wait(tuple(self._serving))
+                while users := [
+                    task for task, job in self._serving.items() if job.is_of(subscription)
+                ]:
+                    await asyncio.wait(users)
 
     def _delivery_of(self, item: Delivery, subscription: Subscription) -> JobDelivery:
         is_trusted = self._publishers.is_trusted(item.message.user_id)
@@ -330,7 +338,8 @@ class JobConsumer:
         """Lose all deliveries; returns the jobs that run, each with the number of its loss."""
         if self._shared_queue is None:  # otherwise none of its jobs waits
             self.window.lose(were_set_aside=self._overflow is None)
-        return [(held, held.lose()) for held in self._serving.values() if held is not None]
+        running = [job for job in self._serving.values() if isinstance(job, HeldJob)]
+        return [(held, held.lose()) for held in running]
 
     async def _give_up(self, lost: list[tuple[HeldJob, int]]) -> None:
         with incidents.survived("task", "lost deliveries not waited for", queue=self._queue.name):
@@ -349,8 +358,8 @@ class JobConsumer:
         try:
             await self._take(delivery, task)
         except Exception as error:  # noqa: BLE001 (any error is reported)
-            held = self._serving[task]
-            in_hand = delivery if held is None else held.in_hand
+            job = self._serving[task]
+            in_hand = job.in_hand if isinstance(job, HeldJob) else job
             facts = {"request_id": delivery.message.correlation_id}
             if isinstance(error, BusError):
                 logger.warning("job not moved", extra={**facts, "reason": error.code})

@@ -89,6 +89,9 @@ class JobDelivery:
         """How often the job was returned to its queue, hand-overs excepted if it has no log."""
         return self._num_returns_before + self._delivery.num_returns
 
+    def is_of(self, subscription: Subscription) -> bool:
+        return self._subscription is subscription
+
     async def ack(self) -> None:
         await self._settle(self._delivery.ack)
 

@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 0.25
 """Seconds allowed for the delivery of announcements."""
+_RETRY_PAUSE_S = 1.0
 _FORGET_AFTER_S = 10.0
 """Seconds without an announcement after which a worker counts as gone."""
 
@@ -31,8 +32,8 @@ class FreeSlots:
 
     @property
     def count(self) -> int:
-        oldest = time.monotonic() - _FORGET_AFTER_S
-        return sum(free for free, heard_at in self._free.values() if heard_at > oldest)
+        self._forget()
+        return sum(free for free, _ in self._free.values())
 
     def hear(self, announcement: Announcement) -> None:
         if announcement.model != self._model or announcement.worker == self._own_address:
@@ -48,6 +49,13 @@ class FreeSlots:
             taken = min(count, free)
             self._free[worker] = free - taken, heard_at
             count -= taken
+
+    def _forget(self) -> None:
+        """Forget workers that have died without a last announcement."""
+        oldest = time.monotonic() - _FORGET_AFTER_S
+        gone = [worker for worker, (_, heard_at) in self._free.items() if heard_at <= oldest]
+        for worker in gone:
+            del self._free[worker]
 
 
 def num_free(announcement: Announcement) -> int:
@@ -65,11 +73,14 @@ async def hear_peers(
     """
     while True:
         await bus.wait_connected()
-        with suppress(BusUnavailable):
+        try:
             jobs = await bus.inspect(topology.jobs_queue(model, "interactive").name)
             if jobs is None or not jobs.num_consumers:
                 return []
             return await _listen(bus, model, worker_id, announce_interval_s + _PATIENCE_S)
+        except BusUnavailable as error:
+            logger.warning("peers not heard, retrying", extra={"reason": error.message})
+            await asyncio.sleep(_RETRY_PAUSE_S)
 
 
 def compare(peers: list[Announcement], model: ServedModel) -> None:

@@ -6,7 +6,6 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from itertools import islice
 
@@ -54,6 +53,7 @@ _MAX_NAMED_JOBS = 10
 _PROGRESS_INTERVAL_S = 5.0
 """Seconds between the lines about draining."""
 _BALANCE_INTERVAL_S = 0.25
+_RETRY_PAUSE_S = 1.0
 _ANNOUNCED_WITHIN_S = 2.0
 """Seconds to wait for a confirmation, which needs every process that listens."""
 _SET_ASIDE_SHARE = 4
@@ -156,6 +156,7 @@ class Worker:
         self._is_draining = False
         self._peers = FreeSlots(model.name, self._address)
         self._announced: Announcement | None = None
+        self._may_announce = True
         num_batch = max(1, settings.max_num_seqs - settings.batch_reserve)
         self._interactive, self._overflow = self._pair("interactive", settings.max_num_seqs)
         self._batch, self._batch_overflow = self._pair("batch", num_batch)
@@ -203,9 +204,13 @@ class Worker:
         """Declare the topology as soon as the broker is reachable."""
         while True:
             await self._bus.wait_connected()
-            with suppress(BusUnavailable):
+            try:
                 await topology.declare_worker(self._bus, self._model.name, self._id)
                 self._consumers += await self._declare_own()
+            except BusUnavailable as error:
+                logger.warning("queues not declared, retrying", extra={"reason": error.message})
+                await asyncio.sleep(_RETRY_PAUSE_S)
+            else:
                 return
 
     async def _declare_own(self) -> list[JobConsumer]:
@@ -418,6 +423,13 @@ class Worker:
             try:
                 async with asyncio.timeout(_ANNOUNCED_WITHIN_S):
                     await self._bus.publish(topology.ANNOUNCEMENTS, Message(encode(announcement)))
+                self._may_announce = True
+            except AccessRefused as error:
+                if self._may_announce:
+                    logger.warning(
+                        "no gateway hears of this worker", extra={"reason": error.message}
+                    )
+                self._may_announce = False
             except BusError as error:
                 # No gateway listens yet, or the broker is unreachable: the next announcement
                 # follows soon.
@@ -432,8 +444,8 @@ class Worker:
         until = began + self._settings.drain_grace_s
         logger.info("draining", extra=self._waited_for(until))
         await self._announce_once()
-        consumers = (*self._consumers, self._quick)
-        await asyncio.gather(*(consumer.stop() for consumer in consumers))
+        stopping = [consumer.stop() for consumer in self._consumers]
+        await asyncio.gather(self._quick.stop(), *stopping)
         answering = asyncio.create_task(self._quick.wait_idle())
         await self._let_finish([*taking, answering], until)
         answering.cancel()

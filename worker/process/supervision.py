@@ -13,6 +13,8 @@ from worker.jobs.consumer import HeldJob, HeldJobs
 from worker.jobs.execution import JobExecution
 
 _READER_CHECK_INTERVAL_S = 1.0
+_MAX_LOOKS = 8
+"""At logs at once, because a broker takes seconds to answer for a log whose node is silent."""
 _PROMOTION_INTERVAL_S = 0.5
 _DOWN_GRACE_S = 40.0
 """Seconds for which a job runs at least without a reader while its log's node is down: readers wait
@@ -31,6 +33,7 @@ class Supervisor:
         self._held = held
         self._reader_grace_s = reader_grace_s
         self._batch_patience_s = batch_patience_s
+        self._looks = asyncio.Semaphore(_MAX_LOOKS)
 
     async def cancel_unread(self) -> None:
         """Cancel runs without a reader. Inspecting their logs renews the logs' expiry."""
@@ -38,7 +41,7 @@ class Supervisor:
         while True:
             await asyncio.sleep(_READER_CHECK_INTERVAL_S)
             now = time.monotonic()
-            grace_s = {held: await self._grace_s(held) for held in list(self._held.values())}
+            grace_s = dict(await asyncio.gather(*map(self._look, self._held.values())))
             # A reader of a log that returns with its node needs the time to come back, too.
             unread_since = {
                 (held, limit_s): unread_since.get((held, limit_s), now)
@@ -57,6 +60,10 @@ class Supervisor:
             is_elsewhere = await held.execution.find_log()
             if not is_elsewhere and self._held.get(request_id) is held:
                 self._held.obey(Cancel(request_id=request_id))
+
+    async def _look(self, held: HeldJob) -> tuple[HeldJob, float]:
+        async with self._looks:
+            return held, await self._grace_s(held)
 
     async def _grace_s(self, held: HeldJob) -> float:
         """Seconds for which a run may continue, given its log; unlimited while it has a reader."""

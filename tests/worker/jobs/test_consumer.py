@@ -1,8 +1,9 @@
 """A consumer of jobs on a bus that comes and goes."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Self, cast
 
 import msgspec
 import pytest
@@ -10,12 +11,13 @@ import pytest
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages import Ended, GenerationJob, decode_usage
+from shared.bus.subscribe import Subscription
+from shared.messages import Ended, decode_usage
 from shared.publishers import Publishers
-from tests.support.workers.jobs import ask, new_job
+from tests.support.workers.jobs import ask, new_job, publish
 from tests.support.workers.synthetic import echo_worker
+from worker.jobs import consumer as consumer_module
 from worker.jobs.consumer import HeldJobs, JobConsumer
-from worker.jobs.delivery import ReplyPublisher
 from worker.jobs.execution import JobExecution
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.window import JobWindow
@@ -23,14 +25,15 @@ from worker.jobs.window import JobWindow
 QUEUE = topology.jobs_queue("echo", "interactive")
 
 
-def never_asked(
-    _job: GenerationJob,
-    _publisher: ReplyPublisher,
-    _num_returns: int,
-    _is_copy: bool,
-    _on_tokens: Callable[[], object],
-) -> JobExecution:
-    raise AssertionError("there are no jobs")
+class Endless:
+    """A run that does not end."""
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
+def endless(*_: object) -> JobExecution:
+    return cast("JobExecution", Endless())
 
 
 @asynccontextmanager
@@ -44,8 +47,8 @@ async def consuming(bus: MemoryBus) -> AsyncIterator[tuple[JobConsumer, "asyncio
         prefetch=1,
         window=JobWindow(1, {}),
         held=HeldJobs(),
-        publishers=Publishers(()),
-        new_execution=never_asked,
+        publishers=Publishers(("gateway",)),
+        new_execution=endless,
         metrics=JobMetrics("echo", 0),
     )
     running = asyncio.create_task(consumer.run())
@@ -93,6 +96,36 @@ async def test_a_paused_consumer_takes_nothing_until_it_resumes() -> None:
         nums.append(await num_consumers(bus))
 
     assert nums == [1, 0, 1]
+
+
+class CountedSubscription(Subscription):
+    num_open = 0
+
+    async def __aenter__(self) -> Self:
+        CountedSubscription.num_open += 1
+        await super().__aenter__()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await super().__aexit__(*exc_info)
+        CountedSubscription.num_open -= 1
+
+
+async def test_a_long_job_keeps_open_its_own_subscription_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(consumer_module, "Subscription", CountedSubscription)
+    async with MemoryBus(user="gateway") as bus, consuming(bus) as (consumer, _):
+        await publish(bus, new_job("echo"))
+        await asyncio.sleep(0.01)
+        for _ in range(4):
+            await consumer.pause()
+            await asyncio.sleep(0.01)
+            consumer.resume()
+            await asyncio.sleep(0.01)
+        num_open = CountedSubscription.num_open
+
+    assert num_open == 1
 
 
 async def test_a_consumer_that_has_room_takes_jobs_but_begins_none_early_beside_free_workers() -> (
