@@ -163,14 +163,14 @@ async def generate(
             job, state = submitted.job, request.scope["state"]
             detached = job if body.detach else None
             async with gateway.limits.admit(caller, tokens_of(job), detached) as grant:
-                # After the checks: the spare log of a refused request becomes another one's.
-                request.state.request_id = log.request_id
                 if isinstance(body, ResponsesRequest) and body.truncation == "auto":
                     timeout_s = gateway.settings.request_timeout_s  # a background job has longer
                     job = await truncated(gateway.quick, job, now + timeout_s)
                     submitted = submitted._replace(job=job)
                 # The job is published soon after this, or another gateway takes it for lost.
                 async with nullcontext() if kept is None else kept.begin(log.request_id, grant):
+                    # Not before: the spare log of a refused request becomes another one's.
+                    request.state.request_id = log.request_id
                     if promise is not None:
                         return await _start(
                             gateway, log, submitted, grant, promise, request, send, lane

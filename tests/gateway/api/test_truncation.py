@@ -1,5 +1,6 @@
 """Conversations that exceed the model's context: ``truncation: auto`` of the Responses API."""
 
+import asyncio
 from typing import Any, get_args
 
 import pytest
@@ -160,6 +161,21 @@ async def test_what_is_too_long_to_be_counted_is_shortened(
     )
 
     assert sent_to(worker) == ["q", "a", "last"]
+
+
+async def test_the_id_of_a_log_is_not_told_to_a_client_whose_request_does_not_use_it(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    worker.quick_script = lambda job: Failed(code="rate_limit_exceeded", message="Busy.")
+    items = [user("q"), assistant("a"), user("last")]
+    await gateway.post("/v1/responses", model=MODEL, input="one")
+    await asyncio.sleep(0.3)  # in which spare logs are declared
+
+    refused = await gateway.post("/v1/responses", model=MODEL, input=items, truncation="auto")
+    begun = [await gateway.post("/v1/responses", model=MODEL, input="one") for _ in range(10)]
+
+    assert refused.status_code == 429
+    assert refused.headers["x-request-id"] not in [one.headers["x-request-id"] for one in begun]
 
 
 async def test_a_worker_that_cannot_count_is_reported(
