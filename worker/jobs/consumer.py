@@ -83,14 +83,14 @@ class HeldJob:
         self._num_returns = delivery.num_returns
         """The highest of its deliveries."""
         self._num_losses = 0
-        self._decided = asyncio.Event()
+        self._is_delivery_known = asyncio.Event()
         """Set while it is known which delivery, if any, is to be settled."""
-        self._decided.set()
+        self._is_delivery_known.set()
 
     def lose(self) -> int:
         """Record that the delivery was lost with its channel; returns the number of this loss."""
         self._delivery = None
-        self._decided.clear()
+        self._is_delivery_known.clear()
         self._num_losses += 1
         return self._num_losses
 
@@ -106,18 +106,18 @@ class HeldJob:
             if num_more <= 0:
                 self._copies.append(delivery)
             return num_more <= 0
-        if self._decided.is_set() or num_more > 1:
+        if self._is_delivery_known.is_set() or num_more > 1:
             return False
         self._delivery = delivery
         self._num_returns = max(self._num_returns, delivery.num_returns)
-        self._decided.set()
+        self._is_delivery_known.set()
         return True
 
     def give_up(self, loss: int) -> None:
         """Hand the job over: the delivery did not come back after the loss of this number, so
         another worker has it. No effect after a later loss, for which a new wait begins."""
         if self._delivery is None and loss == self._num_losses:
-            self._decided.set()
+            self._is_delivery_known.set()
             self.hand_over("delivery lost")
 
     def hand_over(self, reason: str) -> None:
@@ -132,13 +132,13 @@ class HeldJob:
         return any(one is not None and one.is_of(subscription) for one in deliveries)
 
     @property
-    def in_hand(self) -> JobDelivery | None:
+    def current_delivery(self) -> JobDelivery | None:
         """The delivery, or None if it was lost."""
         return self._delivery
 
-    async def delivery(self) -> JobDelivery | None:
+    async def wait_for_delivery(self) -> JobDelivery | None:
         """The delivery to settle; waits while a lost one may still come back."""
-        await self._decided.wait()
+        await self._is_delivery_known.wait()
         return self._delivery
 
     async def settle_copies(self, outcome: Outcome | None) -> None:
@@ -347,7 +347,7 @@ class JobConsumer:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ADOPTION_S):
                     for held, _ in lost:
-                        await held.delivery()
+                        await held.wait_for_delivery()
         for held, loss in lost:
             held.give_up(loss)
 
@@ -359,16 +359,16 @@ class JobConsumer:
             await self._take(delivery, task)
         except Exception as error:  # noqa: BLE001 (any error is reported)
             job = self._serving[task]
-            in_hand = job.in_hand if isinstance(job, HeldJob) else job
+            current_delivery = job.current_delivery if isinstance(job, HeldJob) else job
             facts = {"request_id": delivery.message.correlation_id}
             if isinstance(error, BusError):
                 logger.warning("job not moved", extra={**facts, "reason": error.code})
-            elif in_hand is None:  # another worker has the job, or will have it
+            elif current_delivery is None:  # another worker has the job, or will have it
                 incidents.report("job", "job left for redelivery", error, **facts)
             else:
                 incidents.report("job", "job returned to its queue", error, **facts)
-            if in_hand is not None:
-                await in_hand.give_back()
+            if current_delivery is not None:
+                await current_delivery.give_back()
 
     async def _take(self, delivery: JobDelivery, task: "asyncio.Task[None]") -> None:
         try:
@@ -471,7 +471,7 @@ class JobConsumer:
         outcome = None
         try:
             outcome = await held.execution.run()
-            delivery = await held.delivery()
+            delivery = await held.wait_for_delivery()
             if delivery is not None:
                 await self._settle(held, delivery, outcome)
         finally:
@@ -520,7 +520,7 @@ class JobConsumer:
         job = msgspec.structs.replace(held.job, deadline=held.execution.deadline)
         await self._publish(published_again(job, delivery.message, num_returns), queue)
         held.execution.write("job moved", {"to": queue.name}, is_warning=True)
-        newest = await held.delivery()  # it may have been lost meanwhile, and have come back
+        newest = await held.wait_for_delivery()  # it may have been lost meanwhile, and have come back
         if newest is not None:
             await newest.ack()
 

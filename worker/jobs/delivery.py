@@ -51,8 +51,8 @@ class _Log(Enum):
 
 
 @dataclass
-class _Patience:
-    """For one event."""
+class _Tries:
+    """To publish one event."""
 
     num_refused: int = 0
     """By a log whose node is there."""
@@ -156,7 +156,7 @@ class ReplyPublisher:
         arrived.
         """
         body = encode(event, self._content_type)
-        patience = _Patience()
+        tries = _Tries()
         while True:
             if self._has_moved:
                 self._has_moved = False
@@ -168,7 +168,7 @@ class ReplyPublisher:
             try:
                 return await self._bus.publish(self._binding, message)
             except (PublishRefused, Unroutable) as error:
-                await self._bear(error, patience)
+                await self._wait_or_raise(error, tries)
             except (BusUnavailable, PublishUnconfirmed):
                 pass
             await asyncio.sleep(_RETRY_PAUSE_S)
@@ -181,29 +181,26 @@ class ReplyPublisher:
             async with asyncio.timeout(_REFUSAL_S):
                 await self.publish(failed)
 
-    async def _bear(self, error: PublishRefused | Unroutable, patience: _Patience) -> None:
+    async def _wait_or_raise(self, error: PublishRefused | Unroutable, tries: _Tries) -> None:
         """Return if the event is to be sent again; raises ``error``, or `QueueDown`, otherwise."""
         state = await self._look()
-        match state, error:
-            case (_Log.DOWN, _) | (_Log.THERE, Unroutable()) if self._may_return(state):
-                # A log that returns with its node is there before its binding is.
-                patience.num_refused = 0
-                patience.down_since = min(patience.down_since, time.monotonic())
-                if time.monotonic() - patience.down_since >= _DOWN_PATIENCE_S:
-                    raise QueueDown(f"the node of the log {self.queue} is down") from error
-            case _Log.GONE, Unroutable():
-                if not await self._has_moved_on():
-                    raise error
-            case ((_Log.THERE | _Log.GONE), _):
-                patience.num_refused += 1
-                patience.down_since = math.inf
-                if patience.num_refused > _MAX_REFUSED:
-                    raise error
-
-    def _may_return(self, state: _Log) -> bool:
-        """Whether the log's node, or its binding, may come back. A queue without a binding that
-        another publisher has declared stays so."""
-        return state is _Log.DOWN or topology.later_log(self.queue) is not None
+        is_unbound = state is _Log.THERE and isinstance(error, Unroutable)
+        # A gateway's log that returns with its node is there before its binding is. A queue that
+        # another publisher has not bound stays so.
+        is_gateways = topology.later_log(self.queue) is not None
+        if state is _Log.DOWN or (is_unbound and is_gateways):
+            tries.num_refused = 0
+            tries.down_since = min(tries.down_since, time.monotonic())
+            if time.monotonic() - tries.down_since >= _DOWN_PATIENCE_S:
+                raise QueueDown(f"the node of the log {self.queue} is down") from error
+        elif state is _Log.GONE and isinstance(error, Unroutable):
+            if not await self._has_moved_on():
+                raise error
+        elif state is not _Log.UNKNOWN:
+            tries.num_refused += 1
+            tries.down_since = math.inf
+            if tries.num_refused > _MAX_REFUSED:
+                raise error
 
     async def _has_moved_on(self) -> bool:
         """Whether a log that is gone was recreated, or may have been. The first one of a stream
