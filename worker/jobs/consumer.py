@@ -520,7 +520,8 @@ class JobConsumer:
         job = msgspec.structs.replace(held.job, deadline=held.execution.deadline)
         await self._publish(published_again(job, delivery.message, num_returns), queue)
         held.execution.write("job moved", {"to": queue.name}, is_warning=True)
-        newest = await held.wait_for_delivery()  # it may have been lost meanwhile, and have come back
+        # It may have been lost meanwhile, and have come back.
+        newest = await held.wait_for_delivery()
         if newest is not None:
             await newest.ack()
 
