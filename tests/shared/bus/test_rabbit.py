@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+import random
 import ssl
 import subprocess
 import uuid
@@ -16,7 +17,6 @@ from yarl import URL
 from shared import topology
 from shared.bus.base import Message, Queue
 from shared.bus.rabbit import RabbitBus
-from shared.bus.rabbit import addresses as addresses_module
 from shared.bus.rabbit import bus as rabbit_bus_module
 from shared.bus.rabbit.channel_consumer import RabbitConsumer, RabbitDelivery
 from shared.bus.rabbit.channels import Resources
@@ -346,7 +346,7 @@ async def test_a_connection_that_is_lost_while_it_is_to_be_replaced_comes_back(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rabbit_bus_module, "_COME_BACK_S", (0.1, 0.1))
-    monkeypatch.setattr(addresses_module.random, "shuffle", lambda _: None)
+    monkeypatch.setattr(random, "shuffle", lambda _: None)
     open_link = Link.open
     waiting: list[asyncio.Task[None]] = []
     async with AsyncExitStack() as nodes:
