@@ -171,19 +171,26 @@ class RabbitBus:
     async def consume(
         self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
     ) -> AsyncIterator[RabbitConsumer]:
-        doing = f"consume {queue}"
-        link = await self._home.calls.run(self._link_for(queue), doing)
-        consumer = await link.calls.run(
-            self._consume(link, queue, prefetch, is_exclusive),
-            doing,
-            undo=RabbitConsumer.close,
-            # A quorum queue without a leader has one soon.
-            probe=partial(probe, link) if is_exclusive else None,
-        )
+        consumer = await self._start_consumer(queue, prefetch, is_exclusive)
         try:
             yield consumer
         finally:
             await consumer.close()
+
+    async def _start_consumer(
+        self, queue: str, prefetch: int, is_exclusive: bool
+    ) -> RabbitConsumer:
+        doing = f"consume {queue}"
+        while True:
+            link = await self._home.calls.run(self._link_for(queue), doing)
+            with suppress(_NoRoom):
+                return await link.calls.run(
+                    self._consume(link, queue, prefetch, is_exclusive),
+                    doing,
+                    undo=RabbitConsumer.close,
+                    # A quorum queue without a leader has one soon.
+                    probe=partial(probe, link) if is_exclusive else None,
+                )
 
     async def _inspect(self, queue: str) -> QueueState | None:
         inspection = self._resources.inspect(queue)
@@ -219,6 +226,9 @@ class RabbitBus:
     async def _consume(
         self, link: Link, queue: str, prefetch: int, is_exclusive: bool
     ) -> RabbitConsumer:
+        # Any number of consumers may have chosen the link before one of them had a channel.
+        if not self._has_room(link, queue):
+            raise _NoRoom("the connection has no room for one more consumer")
         channel = await link.open_channel()
         consumer = RabbitConsumer(channel, queue, self._inspect, link.calls)
         try:
@@ -318,9 +328,16 @@ class RabbitBus:
             return self._home
         async with self._growing:
             for link in self._consuming:
-                if link.num_channels < self._max_channels:
+                if self._has_room(link, queue):
                     return link
             link = self._link(f"consume {len(self._consuming) + 1}")
             await link.open()
             self._consuming.append(link)
             return link
+
+    def _has_room(self, link: Link, queue: str) -> bool:
+        return queue in self._exclusive or link.num_channels < self._max_channels
+
+
+class _NoRoom(BusError):
+    """Another connection is to be chosen for a consumer."""

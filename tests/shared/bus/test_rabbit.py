@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
+from aiormq import Channel
 from yarl import URL
 
 from shared import topology
@@ -286,9 +287,21 @@ async def test_publishes_do_not_accumulate_while_the_broker_is_short_of_memory(
 
 
 async def test_consumers_spread_over_as_many_connections_as_they_need(
-    broker: Broker, make_rabbit_queue: QueueMaker
+    broker: Broker, make_rabbit_queue: QueueMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with RabbitBus(broker.url, max_channels=3) as bus, AsyncExitStack() as stack:
+    nums_channels: list[int] = []
+
+    async def open_channel(link: Link, *, confirms: bool = False) -> Channel:
+        channel = await original(link, confirms=confirms)
+        nums_channels.append(link.num_channels)
+        return channel
+
+    original = Link.open_channel
+    monkeypatch.setattr(Link, "open_channel", open_channel)
+    async with (
+        RabbitBus(broker.url, max_channels=3, num_confirm_channels=1) as bus,
+        AsyncExitStack() as stack,
+    ):
         queues = [make_rabbit_queue() for _ in range(10)]
         await bus.declare(*queues)
         opening = (stack.enter_async_context(bus.consume(queue.name)) for queue in queues)
@@ -299,6 +312,7 @@ async def test_consumers_spread_over_as_many_connections_as_they_need(
         bodies = [await take_bodies(consumer, 1) for consumer in consumers]
 
     assert bodies == [[queue.name.encode()] for queue in queues]
+    assert max(nums_channels) == 3
 
 
 async def test_channel_numbers_stay_within_the_brokers_limit(broker: Broker) -> None:
