@@ -17,6 +17,7 @@ from gateway.log.cursor import Item, LogCursor, LogEnd, LogEvent, Restarted
 from gateway.log.reply_queues import ReplyLog
 from shared import topology
 from shared.bus.base import Bus, Consumer, Message
+from shared.bus.subscribe import Backoff
 from shared.errors import (
     BusUnavailable,
     DeadlineExceeded,
@@ -41,7 +42,6 @@ logger = logging.getLogger(__name__)
 EXPIRED = "This stream is no longer kept."
 _MAX_AHEAD = 256
 _MAX_SHARE_AHEAD = 0.25
-_REATTACH_PAUSE_S = 0.05
 _DOWN_PAUSE_S = 0.25
 _MAX_RECREATIONS = 100
 _MAX_LOST = 3
@@ -172,6 +172,7 @@ class LogReading:
         self._is_of_others = not self._has_job
         """Whether the client may have been sent what this reader has not read yet."""
         self._down_at = math.inf
+        self._backoff = Backoff()
         self._is_holding = False
         self._is_ending = False
         self._has_ended = False
@@ -231,7 +232,7 @@ class LogReading:
             except QueueBusy:
                 # Its reader was asked to release it, or is a reader whose lost connection the
                 # broker has not noticed yet.
-                await asyncio.sleep(_REATTACH_PAUSE_S)
+                await self._pause()
             except QueueDown as error:
                 now = asyncio.get_running_loop().time()
                 self._down_at = min(self._down_at, now)
@@ -251,7 +252,7 @@ class LogReading:
                 self._cursor.cut_off()
                 self._num_read = 0
                 await self._bus.wait_connected()
-                await asyncio.sleep(_REATTACH_PAUSE_S)
+                await self._pause()
 
     async def _read_ahead(self, patience: asyncio.Timeout) -> None:
         """Attach and read until the buffer is full. Nothing is acknowledged, so the queue keeps the
@@ -289,7 +290,7 @@ class LogReading:
             self._recreating.add_done_callback(_forget_error)
             await asyncio.shield(self._recreating)
         consumer = await self._log.attach()
-        self._down_at = math.inf
+        self._down_at, self._backoff = math.inf, Backoff()
         if self._is_of_others:
             with suppress(Unroutable, PublishRefused):
                 await self._mark(Accepted(body_hash=""))
@@ -384,6 +385,11 @@ class LogReading:
         """Whether a copy of what was read contains everything that any client was sent."""
         has_accepted = self._caught_up is None or self._caught_up.done()
         return self.has_attached and has_accepted and not self._is_of_others
+
+    async def _pause(self) -> None:
+        """Wait a moment, for longer after each attempt in a row that did not attach."""
+        await asyncio.sleep(self._backoff.pause_s)
+        self._backoff.lasted(0.0)
 
     async def _wait_for_node(self, now: float) -> None:
         """Wait a moment. Raises `Unavailable` if the log's node has been down for too long."""
