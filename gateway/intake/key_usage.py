@@ -168,6 +168,11 @@ class UsageLedger:
                 del tallies[key_id]
         return list(tallies)
 
+    def forget_detached(self, now: float) -> None:
+        """Forget detached jobs whose deadline has passed."""
+        for request_id in [one for one, job in self.detached.items() if job.deadline < now]:
+            del self.detached[request_id]
+
     def hear(self, gateway: str, usage: dict[str, KeyUsage], now: float) -> None:
         """Record what another gateway says of the keys that it names."""
         self._forget(now)
@@ -195,8 +200,7 @@ class UsageLedger:
     def _check_detached(self, claim: Claim, *before: Claim) -> None:
         assert claim.detached is not None
         own_id, tenant = claim.detached[0], claim.detached[1].tenant
-        for request_id in [one for one, job in self.detached.items() if job.deadline < claim.at]:
-            del self.detached[request_id]
+        self.forget_detached(claim.at)
         # A request that is sent again is the same job.
         detached = self.detached | dict(one.detached for one in before if one.detached)
         num_detached = sum(

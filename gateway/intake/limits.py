@@ -14,7 +14,7 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 from gateway.intake.key_file import ApiKey
 from gateway.intake.key_usage import Claim, KeyUse, UsageLedger
@@ -177,12 +177,15 @@ class Limits:
         return None
 
     async def announce(self) -> None:
-        """Tell the other gateways what changes; never returns."""
+        """Tell the other gateways what changes, and all of it at intervals; never returns."""
+        loop = asyncio.get_running_loop()
+        beats_at = loop.time() + _HEARTBEAT_S
         while True:
-            try:
-                async with asyncio.timeout(_HEARTBEAT_S):
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(beats_at):
                     await self._news.wait()
-            except TimeoutError:
+            if loop.time() >= beats_at:
+                beats_at = loop.time() + _HEARTBEAT_S
                 self._forget_ends()
                 self._tell(*self._ledger.own_keys(self._clock()))
             self._news.clear()
@@ -300,6 +303,7 @@ class Limits:
     def _forget_ends(self) -> None:
         """Forget detached jobs whose end was never reported."""
         now = self._clock()
+        self._ledger.forget_detached(now)
         for request_id, claim in list(self._detached.items()):
             if claim.detached is not None and claim.detached[1].deadline < now:
                 del self._detached[request_id]

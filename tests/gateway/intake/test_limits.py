@@ -14,7 +14,15 @@ from gateway.intake.limits import Limits
 from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import RateLimited, Unroutable
-from shared.messages import Ended, GenerationJob, TextPrompt, UsageReport, decode_usage, encode
+from shared.messages import (
+    DetachedJob,
+    Ended,
+    GenerationJob,
+    TextPrompt,
+    UsageReport,
+    decode_usage,
+    encode,
+)
 from tests.support.gateway.http import running_limits
 
 START = 1_800_000_000.0
@@ -63,6 +71,20 @@ class UnboundBus(MemoryBus):
         if self.num_unroutable:
             self.num_unroutable -= 1
             raise Unroutable(binding.routing_key)
+        await super().publish(binding, message)
+
+
+class RecordingBus(MemoryBus):
+    """Keeps the reports that are published."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reports: list[UsageReport] = []
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        fact = decode_usage(message.body)
+        if isinstance(fact, UsageReport):
+            self.reports.append(fact)
         await super().publish(binding, message)
 
 
@@ -311,6 +333,42 @@ async def test_a_detached_job_that_is_never_ended_counts_until_its_deadline(
 
     async with gateways[0].admit(one, job=detached_job("req-1", clock)):
         pass
+
+
+async def test_a_gateway_without_a_quiet_moment_forgets_detached_jobs_at_their_deadline(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.intake.limits._HEARTBEAT_S", 0.02)
+    one = key(tokens_per_minute=1000)
+    async with MemoryBus() as bus, running_limits(Limits(bus, 1, clock), bus) as limits:
+        async with limits.admit(one, 400, detached_job("req-0", clock)) as grant:
+            grant.publish(has_ended=False)
+        clock.now += 3601
+        for _ in range(20):
+            limits.end("another")
+            await asyncio.sleep(0.005)
+
+        limits.hear(Ended(request_id="req-0", num_tokens=500))
+
+        use_now = limits.use_of(one)
+    assert use_now is not None
+    assert use_now.num_tokens == 0
+
+
+async def test_detached_jobs_that_other_gateways_claimed_are_forgotten_at_their_deadline(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.intake.limits._HEARTBEAT_S", 0.02)
+    job = DetachedJob("alice", clock.now + 3600)
+    async with RecordingBus() as bus, running_limits(Limits(bus, 1, clock), bus) as limits:
+        limits.hear(UsageReport(gateway="another", number=1, detached={"req-0": job}))
+        clock.now += 3601
+        await asyncio.sleep(0.1)
+
+        limits.hear(UsageReport(gateway="new", number=1, is_new=True))
+        await heard()
+
+    assert [report.detached for report in bus.reports] == [{}, {}]
 
 
 async def test_a_refused_or_unpublished_detached_request_leaves_nothing(
