@@ -287,15 +287,22 @@ class Limits:
         claims = list(self._waiting)
         detached = dict(self._ledger.detached) if self._is_asked else {}
         detached.update(one.detached for one in claims if one.detached is not None)
+        changed, was_asked = self._changed, self._is_asked
         usage = UsageReport(
             gateway=self.name,
             number=self._number,
-            keys={key_id: self._ledger.own_usage(key_id, *claims) for key_id in self._changed},
+            keys={key_id: self._ledger.own_usage(key_id, *claims) for key_id in changed},
             detached=detached,
             is_new=self._is_new,
         )
         self._changed, self._is_new, self._is_asked = set(), False, False
-        await self._bus.publish(topology.USAGE, Message(encode(usage)))
+        try:
+            await self._bus.publish(topology.USAGE, Message(encode(usage)))
+        except BusError:
+            # Nothing else would name a key that is no longer used.
+            self._changed |= changed
+            self._is_asked |= was_asked
+            raise
         while self._ended:
             await self._bus.publish(topology.USAGE, Message(encode(self._ended[0])))
             self._ended.pop(0)

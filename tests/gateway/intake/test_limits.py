@@ -395,6 +395,50 @@ async def test_a_request_waits_while_its_use_cannot_be_announced(
     assert (num_used, bus.num_unroutable) == (5, 0)
 
 
+async def test_the_end_of_a_long_request_is_heard_though_its_announcement_fails(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.intake.limits._RETRY_PAUSE_S", 0.0)
+    one, broker = key(max_concurrent=1), MemoryBroker()
+    first = Limits(bus := UnboundBus(broker), max_detached=3, clock=clock)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(bus)
+        await stack.enter_async_context(running_limits(first, bus))
+        second = await opened(stack, broker, clock, 1)
+        async with first.admit(one, 10) as grant:
+            grant.publish(has_ended=False)
+            grant.settle(5)
+            assert await use(second, one, 0, 0) == -1
+            for _ in range(2):
+                clock.now += 40
+                first.listen()
+                await heard()
+            bus.num_unroutable = 1
+        await heard()
+
+        assert await use(second, one, 0, 0) == 0
+
+
+async def test_a_gateway_that_begins_hears_of_detached_jobs_though_the_first_answer_fails(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.intake.limits._RETRY_PAUSE_S", 0.0)
+    one, broker = key(max_detached=1), MemoryBroker()
+    first = Limits(bus := UnboundBus(broker), max_detached=3, clock=clock)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(bus)
+        await stack.enter_async_context(running_limits(first, bus))
+        async with first.admit(one, job=detached_job("req-0", clock)) as grant:
+            grant.publish(has_ended=False)
+        await heard()
+        bus.num_unroutable = 1
+        second = await opened(stack, broker, clock, 1)
+
+        with pytest.raises(RateLimited):
+            async with second.admit(one, job=detached_job("req-1", clock)):
+                pass
+
+
 async def test_the_headers_say_what_is_left(gateways: list[Limits], clock: Clock) -> None:
     one = key(requests_per_minute=10, tokens_per_minute=1000)
     assert dict(gateways[0].headers(one))[b"x-ratelimit-reset-tokens"] == b"0ms"
