@@ -5,7 +5,7 @@ for one of each model at a time, once no other job of the model is without an an
 `QuickLane.spare_place`.
 
 All replies to one gateway arrive on one queue, which lives as long as its connection. After a lost
-connection pending jobs are published again; answering a job twice is harmless.
+connection each pending job is published again; answering a job twice is harmless.
 """
 
 import asyncio
@@ -13,17 +13,18 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gateway.fleet.publishing import publish_job
 from shared import topology
 from shared.bus.base import Bus, Delivery, Message
 from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import (
+    BusUnavailable,
     DeadlineExceeded,
     InternalError,
+    PublishUnconfirmed,
     UndecodableMessage,
-    WarrenError,
     from_code,
 )
 from shared.messages import (
@@ -36,10 +37,10 @@ from shared.messages import (
     decode_event,
     seconds_left,
 )
-from shared.telemetry import incidents
 
 _PATIENCE_S = 60.0
 """As long as a worker makes a batch job wait for interactive ones by default."""
+_RETRY_PAUSE_S = 1.0
 
 _Answer = TypeVar("_Answer", Tokenized, Detokenized, Embedded)
 
@@ -52,6 +53,8 @@ class QuickLane:
         self._queue = topology.quick_replies_queue(uuid.uuid4().hex)
         self._asked: dict[str, tuple[QuickJob, asyncio.Future[ReplyEvent]]] = {}
         self._is_listening = asyncio.Event()
+        self._lost: asyncio.Future[None] | None = None
+        """Of the latest attachment to the queue; done once answers may have been lost."""
         self._spare_places: dict[str, asyncio.Lock] = {}
         """By model."""
 
@@ -65,9 +68,7 @@ class QuickLane:
         self._asked[job.request_id] = job, answered
         try:
             async with asyncio.timeout(seconds_left(job)):
-                await self._is_listening.wait()
-                await self._publish(job)
-                answer = await answered
+                answer = await self._answer(job, answered)
         except TimeoutError:
             raise DeadlineExceeded("No worker answered in time.") from None
         finally:
@@ -109,30 +110,42 @@ class QuickLane:
                 async for item in replies:
                     await self._hear(item)
             finally:
-                self._is_listening.clear()
+                self._stop_listening()
 
     async def _hear(self, item: Delivery | Attached | Lost) -> None:
         match item:
             case Attached():
+                self._lost = asyncio.get_running_loop().create_future()
                 self._is_listening.set()
-                for job, answered in list(self._asked.values()):
-                    await self._ask_again(job, answered)
             case Lost():
-                self._is_listening.clear()
+                self._stop_listening()
             case _:
                 await item.ack()
                 self._take(item.message)
 
-    async def _ask_again(self, job: QuickJob, answered: "asyncio.Future[ReplyEvent]") -> None:
-        try:
-            await self._publish(job)
-        except WarrenError as error:
-            _fail(answered, error)
-        except Exception as error:  # noqa: BLE001 (the other requests must be published)
-            incidents.report(
-                "request", "quick job not published again", error, request_id=job.request_id
-            )
-            _fail(answered, InternalError("The gateway failed on this request."))
+    def _stop_listening(self) -> None:
+        self._is_listening.clear()
+        if self._lost is not None and not self._lost.done():
+            self._lost.set_result(None)
+
+    async def _answer(self, job: QuickJob, answered: "asyncio.Future[ReplyEvent]") -> ReplyEvent:
+        """Publish ``job``, and again whenever its answer may be lost, until it is answered. Raises
+        as `ask`, but no `BusUnavailable` and `PublishUnconfirmed` once it was published."""
+        is_published = False
+        while not answered.done():
+            await self._is_listening.wait()
+            assert self._lost is not None
+            ends: list[asyncio.Future[Any]] = [answered, self._lost]
+            patience_s = None
+            try:
+                await publish_job(self._bus, job, self._queue.bindings[0].routing_key)
+                is_published = True
+            except (BusUnavailable, PublishUnconfirmed):
+                if not is_published:
+                    raise
+                patience_s = _RETRY_PAUSE_S
+            await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        return answered.result()
 
     def _take(self, message: Message) -> None:
         _, answered = self._asked.get(message.correlation_id, (None, None))
@@ -141,12 +154,5 @@ class QuickLane:
         try:
             answered.set_result(decode_event(message.body, message.content_type))
         except UndecodableMessage as error:
-            _fail(answered, InternalError(f"The answer could not be decoded: {error.message}"))
-
-    async def _publish(self, job: QuickJob) -> None:
-        await publish_job(self._bus, job, self._queue.bindings[0].routing_key)
-
-
-def _fail(answered: "asyncio.Future[ReplyEvent]", error: WarrenError) -> None:
-    if not answered.done():
-        answered.set_exception(error)
+            reason = f"The answer could not be decoded: {error.message}"
+            answered.set_exception(InternalError(reason))
