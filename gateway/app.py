@@ -42,7 +42,7 @@ from gateway.middleware import (
 )
 from gateway.wiring import Gateway, listening
 from shared.bus.base import Bus
-from shared.errors import Unavailable
+from shared.errors import ShuttingDown, Unavailable
 from shared.settings import GatewaySettings
 from shared.telemetry import incidents
 
@@ -206,7 +206,7 @@ async def _drain(gateway: Gateway) -> None:
                 facts = {"requests": admission.num_requests, "at_most_s": left_s}
                 logger.info("still draining", extra=facts)
     except TimeoutError:
-        gateway.relays.fail_all(Unavailable("The gateway is shutting down."))
+        gateway.relays.fail_all(ShuttingDown("The gateway is shutting down."))
         await _at_most(_LAST_WORDS_S, admission.wait_idle(), "clients are not reading")
     gateway.relays.wait_for_nobody()
     await _at_most(

@@ -16,6 +16,7 @@
     │   ├── Overloaded                  rate_limit_exceeded
     │   │   └── RateLimited               a limit of the API key
     │   ├── Unavailable                 service_unavailable
+    │   │   └── ShuttingDown              the process ends
     │   ├── DeadlineExceeded            deadline_exceeded
     │   ├── Cancelled                   cancelled
     │   ├── WorkerLost                  worker_lost
@@ -144,6 +145,10 @@ class Unavailable(ServiceError):
     """This process accepts no new work; another one may."""
 
     code = "service_unavailable"
+
+
+class ShuttingDown(Unavailable):
+    """This process completes nothing any more; another one continues its streams."""
 
 
 class DeadlineExceeded(ServiceError):

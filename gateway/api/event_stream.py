@@ -16,7 +16,7 @@ from gateway.api.rendering import Rendering, decode_rendering
 from gateway.log.cursor import Item, LogEvent, LogFacts, Restarted
 from gateway.log.framing import Framer, StreamEncoder
 from gateway.log.relay import LogRelay
-from shared.errors import InternalError, Unavailable, WarrenError
+from shared.errors import InternalError, ShuttingDown, Unavailable, WarrenError
 from shared.messages import Failed, Started
 from shared.settings import GatewaySettings
 from shared.telemetry import incidents
@@ -30,7 +30,8 @@ STREAM_HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 _RETRY_MS = 1000
-"""Milliseconds until an ``EventSource`` reconnects when its gateway shuts down."""
+"""Milliseconds until an ``EventSource`` asks again for a stream that this gateway cannot
+continue."""
 
 
 Finish: TypeAlias = Callable[[str, ResponseObject], Awaitable[None]]
@@ -199,13 +200,12 @@ class EventStream:
 
     def _failed(self, error: WarrenError) -> bytes:
         """The end of a stream that the gateway cannot complete."""
-        retry_ms = None
-        if isinstance(error, Unavailable):
-            error = Unavailable(
+        retry_ms = _RETRY_MS if isinstance(error, Unavailable) else None
+        if isinstance(error, ShuttingDown):
+            error = ShuttingDown(
                 "This gateway is shutting down. To continue at another one, GET "
                 f"/v1/streams/{self._relay.request_id} with the id of the last event."
             )
-            retry_ms = _RETRY_MS
         self._failure = error
         if self._observation is not None:
             self._observation.failed(error)

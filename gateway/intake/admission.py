@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shared.errors import Overloaded, Unavailable
+from shared.errors import Overloaded, ShuttingDown
 
 _RESERVED_SHARE = 8
 """One in this many is kept for tenants that hold less than their share."""
@@ -34,7 +34,7 @@ class Admission:
     @contextmanager
     def enter(self, tenant: str) -> Iterator["Entry"]:
         """Hold a slot for a request of ``tenant``. Raises `Overloaded` if all are in use, or the
-        last ones are kept for other tenants, and `Unavailable` after `close`."""
+        last ones are kept for other tenants, and `ShuttingDown` after `close`."""
         self._require_open()
         self._places.take(tenant, 1)
         entry = Entry(self, tenant)
@@ -62,7 +62,7 @@ class Admission:
         await self._is_idle.wait()
 
     def begin(self) -> None:
-        """Turn an upload into a request. Raises `Unavailable` after `close`."""
+        """Turn an upload into a request. Raises `ShuttingDown` after `close`."""
         self._require_open()
         self.num_requests += 1
         self._is_idle.clear()
@@ -78,7 +78,7 @@ class Admission:
 
     def _require_open(self) -> None:
         if not self.is_open:
-            raise Unavailable("The gateway is shutting down.")
+            raise ShuttingDown("The gateway is shutting down.")
 
 
 class Entry:
@@ -92,7 +92,7 @@ class Entry:
 
     def begin(self) -> None:
         """Call this once the request's body is uploaded: `Admission.wait_idle` waits for the
-        request from then on. Raises `Unavailable` after `Admission.close`."""
+        request from then on. Raises `ShuttingDown` after `Admission.close`."""
         self._admission.begin()
         self.has_begun = True
 

@@ -479,6 +479,24 @@ async def test_a_gateway_that_drains_leaves_its_streams_to_another_one(
     assert worker.commands == []
 
 
+async def test_a_stream_that_cannot_be_continued_says_why(
+    bus: MemoryBus, worker_bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.log.reading._PATIENCE_S", 0.2)
+    log = topology.reply_queue(UNKNOWN, 60)
+    await worker_bus.declare(log)
+
+    async with (
+        worker_bus.consume(log.name, is_exclusive=True),
+        live_gateway(bus, first_event_timeout_s=0.05) as gateway,
+    ):
+        body = (await gateway.http.get(f"/v1/streams/{UNKNOWN}")).text
+
+    assert [event["error"]["message"] for event in events(body)] == [
+        "Another reader still has this stream."
+    ]
+
+
 async def test_a_client_that_does_not_read_costs_no_memory_and_misses_nothing(
     bus: MemoryBus, worker: ScriptedWorker
 ) -> None:
