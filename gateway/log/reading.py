@@ -176,6 +176,7 @@ class LogReading:
         self._is_holding = False
         self._is_ending = False
         self._has_ended = False
+        self._end_lock = asyncio.Lock()
         self._is_lost = False
         self._ask_at = 0.0
 
@@ -207,17 +208,18 @@ class LogReading:
         await self._caught_up
 
     async def end(self) -> None:
-        """Cancel the job and delete the log. Raises `BusError`."""
-        if self._has_ended:
-            return
+        """Cancel the job and delete the log, unless that was done before. Raises `BusError`."""
         self._is_ending = True
-        if self._recreating is not None:
-            self._recreating.cancel()
-        for send in self._cursor.cancel():
-            await self._send(send)
-        if not self._is_lost:  # otherwise its name may belong to another log by now
-            await self._log.delete()
-        self._has_ended = True
+        async with self._end_lock:  # once it is deleted, its name may belong to another log
+            if self._has_ended:
+                return
+            if self._recreating is not None:
+                self._recreating.cancel()
+            for send in self._cursor.cancel():
+                await self._send(send)
+            if not self._is_lost:
+                await self._log.delete()
+            self._has_ended = True
 
     async def close(self) -> None:
         """Release the log, if `run` did not get to start."""

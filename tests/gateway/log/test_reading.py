@@ -1,4 +1,4 @@
-"""A reading of a log that has another reader."""
+"""A reading of a log: how it attaches, and how it ends."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +14,7 @@ from shared import topology
 from shared.bus import subscribe
 from shared.bus.memory import MemoryBus
 from shared.bus.memory_queue import MemoryConsumer
-from shared.errors import QueueBusy
+from shared.errors import BusUnavailable, QueueBusy
 from shared.messages import Release
 
 PAUSES_S = [0.01, 0.01, 0.02, 0.04, 0.08]
@@ -42,8 +42,24 @@ class BusyBus(MemoryBus):
             yield it
 
 
+class DeletingBus(MemoryBus):
+    """Takes its time to delete a queue, and fails the first times."""
+
+    def __init__(self, num_failures: int) -> None:
+        super().__init__()
+        self._num_failures = num_failures
+        self.num_deletions = 0
+
+    async def delete_queue(self, name: str) -> None:
+        self.num_deletions += 1
+        await asyncio.sleep(0)
+        if self.num_deletions <= self._num_failures:
+            raise BusUnavailable("the connection was lost")
+        await super().delete_queue(name)
+
+
 async def reading_of(bus: MemoryBus) -> LogReading:
-    """A reading of a log that has other readers."""
+    """A reading of a log that may have other readers."""
     await bus.declare(topology.REPLIES, topology.CONTROL)
     log = ReplyLog(bus, "r", retention_s=60)
     await log.declare()
@@ -61,3 +77,14 @@ async def test_a_busy_log_is_asked_for_less_and_less_often(monkeypatch: pytest.M
 
     pauses_s = [after - before for before, after in pairwise(bus.asked_at)]
     assert all(pause_s >= least_s for pause_s, least_s in zip(pauses_s, PAUSES_S, strict=True))
+
+
+@pytest.mark.parametrize("num_failures", [0, 1])
+async def test_a_log_is_deleted_once_however_many_end_it(num_failures: int) -> None:
+    async with DeletingBus(num_failures) as bus:
+        reading = await reading_of(bus)
+
+        errors = await asyncio.gather(*(reading.end() for _ in range(3)), return_exceptions=True)
+
+    assert [type(error) for error in errors if error] == [BusUnavailable] * num_failures
+    assert bus.num_deletions == num_failures + 1
