@@ -190,7 +190,8 @@ class Bus(Protocol):
         ...
 
     async def delete_queue(self, name: str) -> None:
-        """Delete the queue and its messages, if it exists. Raises `BusUnavailable`."""
+        """Delete the queue and its messages, if it exists. Raises `BusUnavailable`, and `QueueDown`
+        if that may happen later."""
         ...
 
     async def inspect(self, queue: str) -> QueueState | None:

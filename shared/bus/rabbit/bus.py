@@ -149,7 +149,10 @@ class RabbitBus:
 
     async def delete_queue(self, name: str) -> None:
         async with self._places.take():
-            await self._home.calls.run(self._delete_queue(name), f"delete {name}")
+            # Otherwise each log of a node that is down would hold a place until the timeout.
+            await self._home.calls.run(
+                self._delete_queue(name), f"delete {name}", probe=partial(probe, self._home)
+            )
 
     async def inspect(self, queue: str) -> QueueState | None:
         async with self._places.take():

@@ -14,12 +14,13 @@ import pytest
 from pamqp.commands import Basic
 
 from shared.bus.base import Binding, Bus, Consumer, Exchange, Message, Queue, QueueState
-from shared.bus.rabbit import RabbitBus
+from shared.bus.rabbit import RabbitBus, shielded_calls
 from shared.errors import (
     BusError,
     BusUnavailable,
     PublishUnconfirmed,
     QueueNotFound,
+    QueueSilent,
     Unroutable,
 )
 from shared.telemetry import incidents
@@ -489,6 +490,22 @@ async def test_a_queue_that_is_deleted_at_any_moment_is_missed_and_can_be_declar
         await has_at_most_channels(proxy, NUM_KEPT_CHANNELS)
 
     assert number > len(BODIES)
+
+
+async def test_a_deletion_without_an_answer_is_given_up_while_others_are_answered(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shielded_calls, "_QUIET_S", 0.05)
+    lost = Fault(lambda _, frame: frame.name == "Queue.DeleteOk", lambda _, __: None)
+    queue = new_queue()
+    async with (
+        AmqpProxy(broker.url, Nth(lost, 0)) as proxy,
+        RabbitBus(proxy.url, timeout_s=SHORT_S) as bus,
+    ):
+        await bus.declare(queue)
+
+        with pytest.raises(QueueSilent):
+            await bus.delete_queue(queue.name)
 
 
 async def test_an_exchange_that_was_deleted_is_declared_again(
