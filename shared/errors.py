@@ -21,7 +21,6 @@
     │   ├── Cancelled                   cancelled
     │   ├── WorkerLost                  worker_lost
     │   ├── TakenOver                   taken_over
-    │   ├── Superseded                  superseded
     │   └── InternalError               internal_error
     │       └── LogLost                   the request's log was deleted while it was read
     ├── BusError                      the broker or the connection to it
@@ -167,12 +166,6 @@ class TakenOver(ServiceError):
     code = "taken_over"
 
 
-class Superseded(ServiceError):
-    """Another worker has taken over the job."""
-
-    code = "superseded"
-
-
 class InternalError(ServiceError):
     code = "internal_error"
 
@@ -259,7 +252,6 @@ _FROM_WIRE: dict[str, type[WarrenError]] = {
         Cancelled,
         WorkerLost,
         TakenOver,
-        Superseded,
         InternalError,
     )
 }
