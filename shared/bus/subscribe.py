@@ -116,8 +116,8 @@ class Subscription(AbstractAsyncContextManager["Subscription"]):
                 raise
             self._is_declared, self._was_deleted = False, True
             lost = Lost(error)
-        if self._consumer is not None:
-            self._backoff.lasted(time.monotonic() - self._attached_at)
+        was_attached = self._consumer is not None
+        self._backoff.lasted(time.monotonic() - self._attached_at if was_attached else 0.0)
         if self._lost is None or type(lost.error) is not type(self._lost.error):
             facts = {"queue": self._queue, "reason": lost.error.message}
             logger.warning("cannot consume queue, retrying", extra=facts)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.shared.bus.deliveries import PATIENCE_S, QUIET_S, eventually, numbere
 from tests.shared.bus.wires import QueueMaker, Wires
 
 Item = Delivery | Attached | Lost
+BUSY_PAUSES_S = [0.01, 0.02, 0.04, 0.08]
 
 
 async def take(subscription: Subscription, count: int = 1) -> list[Item]:
@@ -205,6 +207,22 @@ async def test_a_busy_queue_is_attached_to_once_it_is_released(
 
     assert all(isinstance(item, Lost) and isinstance(item.error, QueueBusy) for item in busy)
     assert bodies(again) == numbered(2)
+
+
+async def test_a_busy_queue_is_asked_for_less_and_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shared.bus.subscribe._RETRY_PAUSE_S", 0.01)
+    lost_at: list[float] = []
+    async with MemoryBus() as bus, Subscription(bus, "q", is_exclusive=True) as subscription:
+        await bus.declare(Queue("q"))
+        async with bus.consume("q", is_exclusive=True):
+            for _ in range(5):
+                await take(subscription)
+                lost_at.append(asyncio.get_running_loop().time())
+
+    pauses_s = [after - before for before, after in pairwise(lost_at)]
+    assert all(pause_s >= least_s for pause_s, least_s in zip(pauses_s, BUSY_PAUSES_S, strict=True))
 
 
 async def test_a_cancelled_wait_loses_no_message(bus: Bus, queue: Queue) -> None:
