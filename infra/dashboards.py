@@ -303,8 +303,8 @@ QUEUE = (
         "Of all live workers.",
         "short",
         [
-            (_max("warren_fleet_sequences_free", "model")[0], "free {{model}}"),
-            (_max("warren_fleet_sequences_running", "model")[0], "running {{model}}"),
+            (_max("warren_fleet_sequences_free", "model, class")[0], "free {{model}} {{class}}"),
+            (_max("warren_fleet_sequences_running", "model, class")[0], "running {{model}} {{class}}"),
         ],
     ),
     Panel(

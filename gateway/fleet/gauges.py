@@ -9,7 +9,7 @@ from gateway.fleet.live_workers import LiveWorkers
 from gateway.fleet.queue_watch import QueueReading, QueueWatch
 from shared import topology
 from shared.bus.base import Bus
-from shared.messages import JobClass
+from shared.messages import Announcement, JobClass
 from shared.settings import GatewaySettings
 from shared.telemetry.metrics import Catalog, Samples
 
@@ -96,10 +96,14 @@ def export_fleet(
         lambda: [((), queues.num_dead)],
     )
 
-    def of_fleet(count: str) -> Callable[[], Samples]:
+    def of_fleet(count: Callable[[Announcement, JobClass], int]) -> Callable[[], Samples]:
         return lambda: [
-            ((model,), sum(getattr(worker, count) for worker in workers.of_model(model)))
+            (
+                (model, job_class),
+                sum(count(worker, job_class) for worker in workers.of_model(model)),
+            )
             for model in sorted(workers.known_models)
+            for job_class in topology.JOB_CLASSES
         ]
 
     catalog.at_scrape(
@@ -113,18 +117,15 @@ def export_fleet(
         "gauge",
         "warren_fleet_sequences_running",
         "Sequences in the batches of all live workers.",
-        _BY_MODEL,
-        of_fleet("num_running"),
+        _BY_CLASS,
+        of_fleet(_num_running),
     )
     catalog.at_scrape(
         "gauge",
         "warren_fleet_sequences_free",
         "Further sequences that the batches of all live workers have slots for.",
-        _BY_MODEL,
-        lambda: [
-            ((m,), sum(max(0, w.max_num_seqs - w.num_running) for w in workers.of_model(m)))
-            for m in sorted(workers.known_models)
-        ],
+        _BY_CLASS,
+        of_fleet(_num_free),
     )
     catalog.at_scrape(
         "gauge",
@@ -147,3 +148,13 @@ def export_fleet(
         ("limit",),
         lambda: [((name,), getattr(settings, name)) for name in _LIMITS],
     )
+
+
+def _num_running(worker: Announcement, job_class: JobClass) -> int:
+    num_batch = worker.num_running_batch
+    return num_batch if job_class == "batch" else worker.num_running - num_batch
+
+
+def _num_free(worker: Announcement, job_class: JobClass) -> int:
+    reserved = worker.batch_reserve if job_class == "batch" else 0
+    return max(0, worker.max_num_seqs - worker.num_running - reserved)

@@ -132,6 +132,10 @@ class Announcement(Wire, frozen=True, kw_only=True):
     """The most sequences that run at once."""
     num_running: Count = 0
     """Sequences that run."""
+    num_running_batch: Count = 0
+    """Those of them that belong to batch jobs."""
+    batch_reserve: Count = 0
+    """Slots that batch jobs leave free."""
     num_waiting: Count = 0
     """Sequences that wait for a place in the batch."""
     num_answered: Count = 0

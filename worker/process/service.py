@@ -391,6 +391,8 @@ class Worker:
             numerics=self._model.numerics,
             max_num_seqs=self._settings.max_num_seqs,
             num_running=load.num_running,
+            num_running_batch=load.num_running_batch,
+            batch_reserve=self._settings.batch_reserve,
             num_waiting=load.num_waiting + sum(window.num_waiting for window in windows),
             num_answered=self._held.num_answered,
             kv_usage=1 - load.num_free_blocks / load.num_blocks,
