@@ -303,8 +303,11 @@ QUEUE = (
         "Of all live workers.",
         "short",
         [
-            (_max("warren_fleet_sequences_free", "model, class")[0], "free {{model}} {{class}}"),
-            (_max("warren_fleet_sequences_running", "model, class")[0], "running {{model}} {{class}}"),
+            (
+                _max(f"warren_fleet_sequences_{kind}", "model, class")[0],
+                f"{kind} {{{{model}}}} {{{{class}}}}",
+            )
+            for kind in ("free", "running")
         ],
     ),
     Panel(
