@@ -186,14 +186,15 @@ class RabbitBus:
         doing = f"consume {queue}"
         while True:
             link = await self._home.calls.run(self._link_for(queue), doing)
-            with suppress(_NoRoom):
-                return await link.calls.run(
-                    self._consume(link, queue, prefetch, is_exclusive),
-                    doing,
-                    undo=RabbitConsumer.close,
-                    # A quorum queue without a leader has one soon.
-                    probe=partial(probe, link) if is_exclusive else None,
-                )
+            consumer = await link.calls.run(
+                self._consume(link, queue, prefetch, is_exclusive),
+                doing,
+                undo=_close,
+                # A quorum queue without a leader has one soon.
+                probe=partial(probe, link) if is_exclusive else None,
+            )
+            if consumer is not None:
+                return consumer
 
     async def _inspect(self, queue: str) -> QueueState | None:
         inspection = self._resources.inspect(queue)
@@ -228,10 +229,11 @@ class RabbitBus:
 
     async def _consume(
         self, link: Link, queue: str, prefetch: int, is_exclusive: bool
-    ) -> RabbitConsumer:
-        # Any number of consumers may have chosen the link before one of them had a channel.
+    ) -> RabbitConsumer | None:
+        """Returns None if the connection has no more room: any number of consumers may have chosen
+        it before one of them had a channel."""
         if not self._has_room(link, queue):
-            raise _NoRoom("the connection has no room for one more consumer")
+            return None
         channel = await link.open_channel()
         consumer = RabbitConsumer(channel, queue, self._inspect, link.calls)
         try:
@@ -342,5 +344,6 @@ class RabbitBus:
         return queue in self._exclusive or link.num_channels < self._max_channels
 
 
-class _NoRoom(BusError):
-    """Another connection is to be chosen for a consumer."""
+async def _close(consumer: RabbitConsumer | None) -> None:
+    if consumer is not None:
+        await consumer.close()
