@@ -177,6 +177,7 @@ class LineServer:
             body,
             request_id=request_id,
             created_at=time.time(),
+            now=float(batch.created_at),  # also if another gateway publishes the line again
             deadline=float(batch.expires_at),
             served=await gateway.workers.find(body.model),
             tenant=batch.tenant,

@@ -12,6 +12,7 @@ from shared.messages.fields import (
     Role,
     Text,
     TokenIds,
+    UnixTime,
     Wire,
 )
 
@@ -61,6 +62,9 @@ class ChatPrompt(Wire, frozen=True, kw_only=True, tag="chat", omit_defaults=True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     """Continue the last message instead of answering it."""
+    now: UnixTime = 0.0
+    """The time for templates that print the date, so that each run of the job has the same prompt.
+    0: when the job was created."""
 
 
 class TextPrompt(Wire, frozen=True, kw_only=True, tag="text", omit_defaults=True):

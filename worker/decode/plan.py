@@ -5,6 +5,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+from msgspec import structs
+
 from shared.errors import ContextLengthExceeded, InvalidRequest
 from shared.messages import (
     ChatPrompt,
@@ -97,7 +99,7 @@ def _plan(
 ) -> list[ChoicePlan]:
     plans = []
     for prompt in job.prompts:
-        prompt_ids = model.tokenizer.encode(prompt, max_bytes=max_bytes)
+        prompt_ids = model.tokenizer.encode(_dated(prompt, job), max_bytes=max_bytes)
         room = model.max_seq_len - len(prompt_ids)
         max_tokens = job.sampling.max_tokens
         limit = model.max_seq_len if max_tokens is None else max_tokens
@@ -113,6 +115,12 @@ def _plan(
             )
         plans.append(ChoicePlan(prompt_ids, min(limit, room), vocabulary))
     return plans
+
+
+def _dated(prompt: Prompt, job: GenerationJob) -> Prompt:
+    if not isinstance(prompt, ChatPrompt) or prompt.now:
+        return prompt
+    return structs.replace(prompt, now=job.created_at)
 
 
 async def _vocabulary(job: GenerationJob, model: ServedModel) -> Vocabulary:

@@ -2,10 +2,11 @@
 
 import json
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from datetime import datetime
-from functools import cached_property
+from datetime import UTC, datetime
+from functools import cached_property, partial
 from typing import Any, NoReturn
 
 import jinja2
@@ -117,6 +118,7 @@ class ChatTemplate:
         variables = {
             **self._special_tokens,
             **prompt.template_kwargs,
+            "strftime_now": partial(_strftime, prompt.now),
             "messages": messages,
             "tools": [_tool(tool) for tool in prompt.tools] or None,
             "add_generation_prompt": (
@@ -230,7 +232,6 @@ def _environment() -> ImmutableSandboxedEnvironment:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     return environment
 
 
@@ -255,5 +256,6 @@ def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _strftime_now(format: str) -> str:  # noqa: A002 - templates may name the argument
-    return datetime.now().strftime(format)
+def _strftime(now: float, format: str) -> str:  # noqa: A002 - templates may name the argument
+    """A Unix time in UTC, so that all workers print the same date."""
+    return datetime.fromtimestamp(now or time.time(), UTC).strftime(format)

@@ -103,6 +103,7 @@ def submission(
     *,
     request_id: str,
     created_at: float,
+    now: float = 0.0,
     deadline: float | None = None,
     mode: Literal["stream", "final"] = "stream",
     served: Announcement | None = None,
@@ -114,8 +115,9 @@ def submission(
     is_detached: bool | None = None,
 ) -> Submission:
     """Build the job of a request. ``served`` is a worker's announcement of the model, if there is a
-    worker; ``is_stored``: whether the response is stored; ``echoed`` are the fields of the request
-    that it repeats, as JSON; ``is_detached`` takes precedence over the request's ``detach``.
+    worker; ``now`` is `ChatPrompt.now`; ``is_stored``: whether the response is stored; ``echoed``
+    are the fields of the request that it repeats, as JSON; ``is_detached`` takes precedence over
+    the request's ``detach``.
 
     Raises `InvalidRequest`, which names the invalid parameter, and `Unavailable`.
     """
@@ -127,6 +129,7 @@ def submission(
     prompts = request.prompts(() if calls is None else calls.tools)
     if served is not None:
         prompts = tuple(in_form(prompt, served.tool_parser) for prompt in prompts)
+    prompts = tuple(_dated(prompt, now) for prompt in prompts)
     rendering = _rendering(request, request_id, int(created_at), prompts, calls, served, echoed)
     rendering = structs.replace(rendering, is_stored=is_stored)
     is_detached = request.detach if is_detached is None else is_detached
@@ -153,6 +156,10 @@ def submission(
     )
     _check_sizes(request, job, served)
     return Submission(job, facts, rendering, wanted)
+
+
+def _dated(prompt: Prompt, now: float) -> Prompt:
+    return structs.replace(prompt, now=now) if isinstance(prompt, ChatPrompt) else prompt
 
 
 def _wanted(

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
+from msgspec import structs
 
 from bench.echo_worker import echo_model
 from shared.errors import ContextLengthExceeded
@@ -85,6 +86,19 @@ async def test_what_a_template_prints_decides_where_it_is_tokenized(
     await plan(job(chat(ChatMessage(role="user", content="short"))), model)
 
     assert model.texts.num_works == num_works  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("now", "year"), [(0.0, "2001"), (5e9, "2128")])
+async def test_every_run_of_a_job_prints_the_same_date(
+    now: float, year: str, model: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    template = ChatTemplate("{{ strftime_now('%Y') }}", {})
+    monkeypatch.setattr(model.tokenizer, "template", template)
+    prompt = structs.replace(chat(ChatMessage(role="user", content="?")), now=now)
+
+    (planned,) = await plan(structs.replace(job(prompt), created_at=1e9), model)
+
+    assert model.tokenizer.decode(planned.prompt_ids) == year
 
 
 async def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(model: ServedModel) -> None:
