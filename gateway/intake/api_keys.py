@@ -191,7 +191,7 @@ class Keys:
         """The ids with which a line of the file begins, whether or not it is valid."""
         assert self._file is not None
         with suppress(OSError, UnicodeDecodeError):
-            lines = self._file.path.read_text().splitlines()
+            lines = self._file.path.read_text().split("\n")
             return {words[0] for line in lines if (words := line.split())}
         return set(self._keys)
 

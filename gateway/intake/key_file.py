@@ -38,6 +38,8 @@ _ID = re.compile(r"[0-9a-f]{2,32}")
 _TENANT = re.compile(r"[A-Za-z0-9._@-]{1,128}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LABEL = re.compile(r"[^\x00-\x1f\x7f\"\\]{0,128}")
+_BEFORE_COMMENT = re.compile(r"""(?:[^"'#\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*')*""")
+"""What `shlex` reads of a line."""
 _MODEL = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._:@/*-]{0,127}")
 
 
@@ -127,6 +129,13 @@ def _written(value: object) -> str:
             return f'"{value}"'
         case _:
             return str(value)
+
+
+def _comment(line: str) -> str:
+    """The comment at the end of a line, and the spaces before it; empty if it has none."""
+    before = _BEFORE_COMMENT.match(line)
+    assert before is not None
+    return line[len(before.group().rstrip()) :].rstrip()
 
 
 def _matching(pattern: re.Pattern[str]) -> Callable[[str], str]:
@@ -256,7 +265,7 @@ class KeyFile:
         """The keys of the valid lines by id, and what is wrong with the other lines."""
         keys: dict[str, ApiKey] = {}
         faults = []
-        for number, line in enumerate(self._text().splitlines(), 1):
+        for number, line in enumerate(self._text().split("\n"), 1):
             try:
                 key = parse_line(line)
                 if key is not None and key.key_id in keys:
@@ -295,8 +304,7 @@ class KeyFile:
                 previous=old.digest if grace else "",
                 previous_until=datetime.now(UTC) + grace if grace else None,
             )
-            comment = re.search(r"\s+#.*\n?$", lines[index])
-            lines[index] = new.line if comment is None else new.line.rstrip() + comment.group()
+            lines[index] = new.line.rstrip() + _comment(lines[index]) + "\n"
         return key
 
     def revoke(self, key_id: str) -> ApiKey:
@@ -323,7 +331,9 @@ class KeyFile:
                 fcntl.flock(folder, fcntl.LOCK_EX)
                 if path.exists():
                     self.read()
-                    lines, before = path.read_text().splitlines(keepends=True), path.stat()
+                    before = path.stat()
+                    with path.open() as file:
+                        lines = list(file)
                 else:
                     lines, before = [], None
                 yield lines

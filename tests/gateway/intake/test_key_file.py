@@ -141,6 +141,17 @@ def test_a_tenant_must_have_a_name(file: KeyFile, tenant: str) -> None:
         file.add(tenant)
 
 
+@pytest.mark.parametrize("label", ["a\u2028b", "a\x85b", "Team #1", "it's # two"])
+def test_a_key_has_any_label_however_often_it_is_rotated(file: KeyFile, label: str) -> None:
+    key = file.add("alice", label=label)
+    for _ in range(3):
+        key = file.rotate(id_of(key), timedelta(hours=1))
+    (rotated,) = file.read().values()
+
+    assert rotated.label == label
+    assert file.path.read_text() == rotated.line
+
+
 def test_an_unknown_key_is_neither_rotated_nor_revoked(file: KeyFile) -> None:
     file.add("alice")
 
