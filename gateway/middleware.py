@@ -20,7 +20,6 @@ from gateway.errors import (
     error_response,
     http_error_response,
     internal_error_response,
-    is_messages,
     report,
     status_of,
 )
@@ -82,8 +81,7 @@ class RequestIds:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = state["request_id"]
-                if is_messages(scope["path"]):
-                    headers["request-id"] = state["request_id"]
+                headers["request-id"] = state["request_id"]
                 if kinds := state.get("ignored_tools"):
                     headers[IGNORED_TOOLS_HEADER] = _listed(kinds)
                 if names := state.get("ignored_parameters"):

@@ -179,12 +179,10 @@ def _complete(path: str, operation: dict[str, Any]) -> None:
     of_key = RATE_HEADERS if needs_key(path) else ()
     for status, response in operation["responses"].items():
         headers = response.setdefault("headers", {})
-        if is_messages(path):
-            headers["request-id"] = _header("request-id")
-            if int(status) >= 400:
-                error = {"schema": schema_of(MessagesErrorBody)}
-                response["content"] = {"application/json": error}
-        for name in ("x-request-id", *of_key, *_HEADERS_OF_STATUS.get(status, ())):
+        if is_messages(path) and int(status) >= 400:
+            error = {"schema": schema_of(MessagesErrorBody)}
+            response["content"] = {"application/json": error}
+        for name in ("x-request-id", "request-id", *of_key, *_HEADERS_OF_STATUS.get(status, ())):
             headers[name] = _header(name)
 
 

@@ -66,6 +66,11 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The request's fields that a response of the Responses API repeats, as JSON."""
 
     @property
+    def is_plain(self) -> bool:
+        """Whether all text is content: there is neither reasoning nor a call to parse."""
+        return self.tool_parser is None and self.reasoning_parser is None
+
+    @property
     def num_drawn(self) -> int:
         """Generated choices per prompt."""
         return self.best_of or self.num_choices

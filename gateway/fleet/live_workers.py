@@ -141,14 +141,15 @@ class Backlog:
     async def _look(self, model: str, depth: _Depth) -> None:
         num_before = depth.num_admitted
         try:
-            facts = {"model": model}
-            with incidents.survived("task", "queue not inspected", **facts), suppress(BusError):
+            with suppress(BusError):
                 state = await self._bus.inspect(topology.jobs_queue(model, "interactive").name)
                 depth.num_waiting = state.num_ready if state is not None else 0
                 aside = await self._bus.inspect(topology.jobs_queue(model, "overflow").name)
                 depth.num_set_aside = aside.num_ready if aside is not None else 0
                 depth.num_admitted -= num_before
                 depth.counted_at = self._clock()
+        except Exception as error:  # noqa: BLE001 (requests are admitted without it)
+            incidents.report("task", "queue not inspected", error, model=model)
         finally:
             depth.looking = None
 

@@ -91,6 +91,11 @@ class ApiKey:
         """Whether it has a limit for each minute."""
         return self.requests_per_minute is not None or self.tokens_per_minute is not None
 
+    @property
+    def has_limits(self) -> bool:
+        """Whether its requests are counted at all gateways together."""
+        return self.has_rates or self.max_concurrent is not None
+
     def allows_model(self, model: str) -> bool:
         return not self.models or any(fnmatch.fnmatchcase(model, one) for one in self.models)
 

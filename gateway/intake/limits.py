@@ -55,7 +55,8 @@ _HEARTBEAT_S = 2.0
 class Grant:
     """The place of one admitted request."""
 
-    def __init__(self, limits: "Limits", claim: Claim) -> None:
+    def __init__(self, limits: "Limits", claim: Claim | None = None) -> None:
+        """``claim``: what is counted; None if nothing is."""
         self.is_published = False
         """Whether the job was published, so that its tokens count."""
         self._limits = limits
@@ -65,13 +66,13 @@ class Grant:
         """Note that the job is published. If its log has ended already, because the client sent the
         request again, no worker reports the end of a detached job another time."""
         self.is_published = True
-        if has_ended and self._claim.detached is not None:
+        if has_ended and self._claim is not None and self._claim.detached is not None:
             self._limits.end(self._claim.detached[0])
 
     def settle(self, num_tokens: int) -> None:
         """Count the tokens that prompts and answers really have. Those of a detached job count when
         its worker says so."""
-        if self._claim.detached is None:
+        if self._claim is not None and self._claim.detached is None:
             self._limits.settle(self._claim, num_tokens)
 
 
@@ -114,14 +115,14 @@ class Limits:
         Raises `RateLimited`, `InvalidRequest` if the request exceeds a limit by itself, and
         `Unavailable` if the other gateways cannot be asked.
         """
+        if job is None and not key.has_limits:
+            yield Grant(self)
+            return
         claim = Claim(key, self._clock(), num_tokens)
         if job is not None:
             assert job.deadline is not None
             claim.detached = job.request_id, DetachedJob(job.tenant, job.deadline)
             claim.max_detached = key.max_detached or self._max_detached
-        if claim.detached is None and not _is_limited(key):
-            yield Grant(self, claim)
-            return
         require_possible(key, num_tokens)
         await self._decided(claim)
         grant = Grant(self, claim)
@@ -132,7 +133,7 @@ class Limits:
 
     def settle(self, claim: Claim, num_tokens: int) -> None:
         """Replace the estimated tokens of an admitted claim."""
-        if _is_limited(claim.key):
+        if claim.key.has_limits:
             self._ledger.settle(claim, num_tokens, self._clock())
             self._tell(claim.key.key_id)
 
@@ -151,7 +152,7 @@ class Limits:
 
     def use_of(self, key: ApiKey) -> KeyUse | None:
         """What a key uses at all gateways; None if it has no limits, because it is not counted."""
-        return self._ledger.use_of(key.key_id, self._clock()) if _is_limited(key) else None
+        return self._ledger.use_of(key.key_id, self._clock()) if key.has_limits else None
 
     def listen(self) -> None:
         """Ask the others for their use: they could not be heard so far, or for a while."""
@@ -352,10 +353,6 @@ def _num_tokens(prompt: Prompt) -> int:
         case ChatPrompt():
             num_chars = sum(len(message.content) for message in prompt.messages)
     return -(-num_chars // _CHARS_PER_TOKEN)
-
-
-def _is_limited(key: ApiKey) -> bool:
-    return key.has_rates or key.max_concurrent is not None
 
 
 def _duration(seconds: float) -> str:

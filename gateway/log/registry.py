@@ -16,6 +16,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -362,14 +363,14 @@ class Relays:
                 await relay.reading.end()
 
     def _spawn(self, work: Coroutine[Any, Any, None], request_id: str) -> None:
-        task = asyncio.create_task(_survived(work, request_id))
+        task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(partial(self._ended, request_id))
 
-
-async def _survived(work: Coroutine[Any, Any, None], request_id: str) -> None:
-    with incidents.survived("request", "log not cleaned up", request_id=request_id):
-        await work
+    def _ended(self, request_id: str, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            incidents.report("request", "log not cleaned up", error, request_id=request_id)
 
 
 def _claim(

@@ -59,14 +59,15 @@ async def keep_running(
 ) -> None:
     """Run ``work`` until it returns. Whenever it fails, report ``event`` and restart it, after a
     pause that doubles as long as it keeps failing."""
-    pause_s = _MIN_RESTART_PAUSE_S
+    pause_s = 0.0
     while True:
         began_at = time.monotonic()
         try:
+            if pause_s:
+                await asyncio.sleep(pause_s)
+                began_at = time.monotonic()
             return await work()
         except Exception as error:  # noqa: BLE001 (any error is reported)
             report("task", event, error, task=getattr(work, "__qualname__", repr(work)))
-        if time.monotonic() - began_at > _MAX_RESTART_PAUSE_S:
-            pause_s = _MIN_RESTART_PAUSE_S
-        await asyncio.sleep(pause_s)
-        pause_s = min(2 * pause_s, _MAX_RESTART_PAUSE_S)
+        is_brief = pause_s and time.monotonic() - began_at <= _MAX_RESTART_PAUSE_S
+        pause_s = min(2 * pause_s, _MAX_RESTART_PAUSE_S) if is_brief else _MIN_RESTART_PAUSE_S

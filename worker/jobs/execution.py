@@ -181,7 +181,7 @@ class JobExecution:
             finally:
                 deadline.cancel()
                 self._work(Work.NONE)
-                if self._working is not None:
+                if self._working is not None and not self._working.done():
                     facts = {"request_id": self._job.request_id}
                     with incidents.survived("job", "work not waited for", **facts):
                         await asyncio.wait([self._working])

@@ -51,8 +51,11 @@ class Ledger:
 
     async def _record(self, record: UsageRecord) -> None:
         is_confirmed = False
-        with incidents.survived("job", "usage not recorded", request_id=record.request_id):
+        try:
             is_confirmed = await self._publish(record)
+        except Exception as error:  # noqa: BLE001 (the job is settled all the same)
+            facts = {"request_id": record.request_id}
+            incidents.report("job", "usage not recorded", error, **facts)
         self._is_losing = not is_confirmed
         result = "confirmed" if is_confirmed else "lost"
         self._metrics.usage_records.labels(self._metrics.model, result).inc()

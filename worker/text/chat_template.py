@@ -76,7 +76,7 @@ class ChatTemplate:
         """
         if prompt.continue_final_message and prompt.messages[-1].tool_calls:
             raise InvalidRequest("A message with tool calls cannot be continued.", param="messages")
-        if not self.has_tools:
+        if not self.has_tools and _has_tools(prompt):
             prompt = with_written_tools(prompt, self.written_form)
         said = prompt.messages
         if _NAMED_OUTPUT in self.source:
@@ -131,6 +131,11 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"The model's chat template rejects these messages: {error}", param="messages"
             ) from error
+
+
+def _has_tools(prompt: ChatPrompt) -> bool:
+    has_calls = any(one.tool_calls or one.role == "tool" for one in prompt.messages)
+    return bool(prompt.tools) or has_calls
 
 
 def _joined(parts: Iterable[str], max_chars: int | None) -> str:

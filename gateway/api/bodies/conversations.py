@@ -1,5 +1,6 @@
 """The messages and tools of a chat's body, and their conversion to the prompt of a job."""
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
@@ -7,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from gateway.api.bodies.custom_tools import INPUT, CalledCustom, CustomDefinition
-from gateway.api.bodies.parameters import check_json, check_length, refused
+from gateway.api.bodies.parameters import check_json, check_length, read, refused
 from gateway.text.tools.delimited import kimi_call_id
 from shared.messages import (
     MAX_MESSAGES,
@@ -23,6 +24,8 @@ from shared.messages.fields import Name, Text
 
 _MAX_TEMPLATE_KWARGS = 64
 _MAX_ID_CHARS = 256
+_ID_CHARS = 9
+"""Mistral's chat template requires as many."""
 CALLABLE = frozenset({"function", "custom"})
 """The types of tools that are not left out."""
 
@@ -128,7 +131,8 @@ Tools: TypeAlias = Annotated[tuple[ChatTool, ...], Meta(max_length=MAX_TOOLS)]
 
 def chat_messages(messages: Sequence[MessageParam]) -> tuple[ChatMessage, ...]:
     """The messages of a job. Raises `InvalidRequest`."""
-    return tuple(_message(message, f"messages[{k}]") for k, message in enumerate(messages))
+    newer = _with_tool_calls(messages)
+    return tuple(_message(message, f"messages[{k}]") for k, message in enumerate(newer))
 
 
 def chat_tools(tools: Sequence[ChatTool]) -> OfferedTools:
@@ -189,6 +193,27 @@ def template_kwargs(
     if len(kwargs) > _MAX_TEMPLATE_KWARGS:
         raise refused("chat_template_kwargs", f"more than {_MAX_TEMPLATE_KWARGS} variables.")
     return kwargs
+
+
+def _with_tool_calls(messages: Sequence[MessageParam]) -> list[MessageParam]:
+    """The messages with calls and results in the newer form. Raises `InvalidRequest`."""
+    newer: list[MessageParam] = []
+    last_id: str | None = None
+    for k, message in enumerate(messages):
+        if message.function_call:
+            path = f"messages[{k}].function_call"
+            if message.role != "assistant" or message.tool_calls:
+                raise refused(path, "only in a message of the assistant without tool_calls.")
+            call = read(message.function_call, CalledFunction, path)
+            arguments = json_arguments(call.arguments, f"{path}.arguments")
+            call = structs.replace(call, arguments=arguments)
+            last_id = hashlib.sha256(f"{k}".encode()).hexdigest()[:_ID_CHARS]
+            calls = [ToolCallParam(id=last_id, function=call)]
+            message = structs.replace(message, function_call=None, tool_calls=calls)
+        elif message.role == "function" and last_id is not None:
+            message = structs.replace(message, role="tool", tool_call_id=last_id)
+        newer.append(message)
+    return newer
 
 
 def _message(message: MessageParam, path: str) -> ChatMessage:

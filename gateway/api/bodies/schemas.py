@@ -22,15 +22,17 @@ from gateway.api.bodies.generations import (
     Verbosity,
     text_prompts,
 )
-from gateway.api.bodies.legacy_functions import (
-    FunctionCallMode,
-    Functions,
-    function_use,
-    with_tool_calls,
-)
 from gateway.api.bodies.parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL, refused
 from gateway.api.bodies.structured_output import ResponseFormat
-from gateway.api.bodies.tool_choice import ChatToolChoice, FunctionChoice, ToolUse, tool_use
+from gateway.api.bodies.tool_choice import (
+    ChatToolChoice,
+    FunctionCallMode,
+    FunctionChoice,
+    Functions,
+    ToolUse,
+    function_use,
+    tool_use,
+)
 from gateway.api.rendering import Endpoint
 from shared.messages import MAX_CHOICES, MAX_PROMPTS, Announcement, Prompt, Tool
 from shared.messages.fields import NumTopLogprobs
@@ -75,6 +77,8 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
         """Raises `InvalidRequest` and `Unavailable`."""
         if self.has_functions:
             return function_use(self.functions, self.function_call, served)
+        if not self.tools and not self.tool_choice:
+            return None
         offered, is_parallel = chat_tools(self.tools), self.parallel_tool_calls
         return tool_use(offered, self.tool_choice, is_parallel=is_parallel, served=served)
 
@@ -95,7 +99,7 @@ class ChatRequest(ChatParameters, frozen=True, kw_only=True):
 
     def prompts(self, tools: tuple[Tool, ...]) -> tuple[Prompt, ...]:
         """Raises `InvalidRequest`."""
-        messages = chat_messages(with_tool_calls(self.messages))
+        messages = chat_messages(self.messages)
         return (self.chat_prompt(messages, tools, self.reasoning_effort, self.verbosity),)
 
     def token_limit(self) -> int | None:

@@ -165,7 +165,8 @@ def _dated(prompt: Prompt, now: float) -> Prompt:
 def _wanted(
     request: GenerationBody, calls: ToolUse | None, served: Announcement | None
 ) -> Wanted | None:
-    wanted = wanted_constraint({name: getattr(request, name) for name in PARAMETERS})
+    fields = {name: getattr(request, name) for name in PARAMETERS}
+    wanted = wanted_constraint(fields) if any(fields.values()) else None
     parser = _reasoning_parser(request, served)
     if calls is not None and calls.is_required:
         return Wanted("tools", calls.constraint(parser), calls.schemas())
@@ -298,7 +299,7 @@ def _check_sizes(request: GenerationBody, job: GenerationJob, served: Announceme
         raise refused("best_of", "less than n.")
     if job.num_choices > request.n and request.stream:
         raise refused("best_of", "not with stream, unless it is n.")
-    if job.total_choices > MAX_CHOICES:
+    if len(job.prompts) * job.num_choices > MAX_CHOICES:
         raise refused("n", f"more than {MAX_CHOICES} choices for all prompts together.")
     if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
         raise refused("min_tokens", "must not exceed max_tokens.")

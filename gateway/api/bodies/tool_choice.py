@@ -7,15 +7,23 @@ from msgspec import Meta, Struct, structs
 
 from gateway.api.bodies.argument_grammars import parameters, text_parameters
 from gateway.api.bodies.call_grammars import calls, text_with_calls
-from gateway.api.bodies.conversations import CALLABLE, OfferedTools
+from gateway.api.bodies.conversations import (
+    CALLABLE,
+    FunctionDefinition,
+    OfferedTools,
+    offered_tools,
+)
 from gateway.api.bodies.grammars import GrammarTooLong, after_thought, text_rules
 from gateway.api.bodies.parameters import refused
 from gateway.api.bodies.structured_output import Wanted, json_constraint
 from gateway.text.tools import TAGGED, TOOL_PARSERS
-from shared.errors import Unavailable
+from shared.errors import InvalidRequest, Unavailable
 from shared.messages import MAX_GRAMMAR_CHARS, MAX_TOOLS, Announcement, Constraint, Tool
 
 _DEFAULT_PARSER = "hermes"
+
+Functions: TypeAlias = Annotated[tuple[FunctionDefinition, ...], Meta(max_length=MAX_TOOLS)]
+FunctionCallMode: TypeAlias = Literal["none", "auto"]
 
 
 class FunctionChoice(Struct, frozen=True):
@@ -169,6 +177,25 @@ def tool_use(
         callable=chosen,
         custom=tuple(tool.name for tool in chosen.values() if tool.name in offered.custom),
     )
+
+
+def function_use(
+    functions: Functions,
+    choice: FunctionCallMode | FunctionChoice | None,
+    served: Announcement | None,
+) -> ToolUse | None:
+    """None: nothing may be called. Raises `InvalidRequest` and `Unavailable`."""
+    offered = offered_tools(
+        ("function", function, f"functions[{k}]") for k, function in enumerate(functions)
+    )
+    chosen = ChatFunctionChoice(choice) if isinstance(choice, FunctionChoice) else choice
+    try:
+        return tool_use(offered, chosen, is_parallel=False, served=served)
+    except InvalidRequest as error:
+        if error.param not in ("tool_choice", "tools"):
+            raise
+        param = "function_call" if error.param == "tool_choice" else "functions"
+        raise refused(param, error.message.partition(": ")[2]) from None
 
 
 def callable_tools(choice: ChatToolChoice | None, offered: OfferedTools) -> Mapping[str, Tool]:

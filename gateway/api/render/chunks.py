@@ -21,7 +21,7 @@ from gateway.api.render.formats import (
 from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import Payload
-from gateway.text.pieces import Piece
+from gateway.text.pieces import Content, Piece
 from shared.errors import WarrenError
 from shared.messages import Failed, Finished, PromptScores, Started, TokenDelta
 
@@ -58,13 +58,14 @@ class ChunkEncoder:
     def __init__(self, rendering: Rendering, words: ChunkWords) -> None:
         self._rendering = rendering
         self._words = words
-        self._readers = [ChoiceReader(rendering) for _ in range(rendering.total_drawn)]
+        num_read = 0 if rendering.is_plain else rendering.total_drawn
+        self._readers = [ChoiceReader(rendering) for _ in range(num_read)]
         self._counts = TokenCounts(rendering.num_drawn)
         # Completions have no such field.
         self._tier = rendering.service_tier if rendering.endpoint == "chat" else None
         self._has_begun = False
         self._is_plain = (
-            self._readers[0].is_plain
+            rendering.is_plain
             and rendering.logprobs is None
             and not rendering.continuous_usage
             and not rendering.is_obfuscated
@@ -88,8 +89,9 @@ class ChunkEncoder:
             case TokenDelta():
                 return self._tokens(event)
             case Finished():
-                tokens, reader = self._tokens(event), self._readers[event.choice]
-                ending = self._words.ending(event, has_called=reader.has_called)
+                tokens = self._tokens(event)
+                has_called = bool(self._readers) and self._readers[event.choice].has_called
+                ending = self._words.ending(event, has_called=has_called)
                 return [*tokens, self._chunk(ending, self._fingerprint)]
             case Started():
                 is_first, self._has_begun = not self._has_begun, True
@@ -111,10 +113,13 @@ class ChunkEncoder:
         if self._is_plain:
             # The worker holds back incomplete characters and possible stop strings.
             return [self._framed(event.choice, event.text)] if event.text else []
-        reader = self._readers[event.choice]
-        pieces = reader.read(event.text, len(event.token_ids), event.num_chars)
-        if isinstance(event, Finished):
-            pieces += reader.end()
+        if self._readers:
+            reader = self._readers[event.choice]
+            pieces = reader.read(event.text, len(event.token_ids), event.num_chars)
+            if isinstance(event, Finished):
+                pieces += reader.end()
+        else:
+            pieces = [Content(event.text)] if event.text else []
         return self._chunks(self._words.tokens(event, pieces))
 
     def _framed(self, choice: int, text: str) -> Payload:

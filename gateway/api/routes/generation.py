@@ -162,7 +162,8 @@ async def generate(
             request.state.ignored_tools = body.ignored_tools
             job, state = submitted.job, request.scope["state"]
             detached = job if body.detach else None
-            async with gateway.limits.admit(caller, tokens_of(job), detached) as grant:
+            num_tokens = tokens_of(job) if caller.has_limits or body.detach else 0
+            async with gateway.limits.admit(caller, num_tokens, detached) as grant:
                 if isinstance(body, ResponsesRequest) and body.truncation == "auto":
                     timeout_s = gateway.settings.request_timeout_s  # a background job has longer
                     job = await truncated(gateway.quick, job, now + timeout_s)
