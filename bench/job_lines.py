@@ -4,7 +4,7 @@ import time
 
 from shared.messages import GenerationJob, TextPrompt
 from shared.settings import WorkerSettings
-from shared.telemetry import job_lines, setup
+from shared.telemetry import requests, setup
 
 _NUM_LINES = 500
 _NUM_ROUNDS = 20
@@ -29,14 +29,14 @@ _FACTS = {
 def _seconds() -> float:
     began = time.process_time()
     for _ in range(_NUM_LINES):
-        job_lines.write("request ended", _JOB, _FACTS)
+        requests.write_line("request ended", _JOB, _FACTS)
     return (time.process_time() - began) / _NUM_LINES
 
 
 def main() -> None:
     setup.configure(WorkerSettings(log_format="json"), "bench")
     for level in ("info", "off"):
-        job_lines.set_level(level)
+        requests.set_level(level)
         best_s = min(_seconds() for _ in range(_NUM_ROUNDS))
         print(
             f"{level}: {best_s * 1e6:.1f} us a line, {best_s * 2e5:.1f} % of a core at 1,000 "

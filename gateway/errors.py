@@ -27,7 +27,7 @@ from shared.errors import (
     RateLimited,
     WarrenError,
 )
-from shared.telemetry import job_lines, tracing
+from shared.telemetry import requests
 
 logger = logging.getLogger(__name__)
 
@@ -187,14 +187,14 @@ def report(metrics: Metrics, scope: Scope | None, code: str, status: int, limit:
         "request_id": state.get("request_id"),
         "model": state.get("model") or None,
         "tenant": state.get("tenant") or None,
-        "trace_id": job_lines.trace_id_of(tracing.inject()),
+        "trace_id": requests.trace_id_of(requests.inject()),
         "method": scope.get("method"),
         "path": scope["path"][:_MAX_PATH_CHARS],
         "status": status,
         "code": code,
         "limit": limit or None,
     }
-    job_lines.write("request refused", None, facts, is_warning=status in SERVICE_FAILURES)
+    requests.write_line("request refused", None, facts, is_warning=status in SERVICE_FAILURES)
 
 
 def http_error_response(

@@ -14,8 +14,8 @@ from shared.telemetry.metrics import (
     REQUEST_S,
     TOKEN_S,
     Catalog,
-    TenantLabels,
 )
+from shared.telemetry.requests import TenantLabels
 
 _REASONS = ("worker_lost", "worker_silent", "connection_lost", "handed_over", "requested_again")
 _LIMITS = (

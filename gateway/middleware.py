@@ -29,7 +29,7 @@ from gateway.intake.limits import Limits
 from gateway.metrics import Metrics
 from shared.errors import InternalError, InvalidApiKey, PermissionDenied
 from shared.settings import GatewaySettings
-from shared.telemetry import audit, incidents, tracing
+from shared.telemetry import audit, incidents, requests
 from shared.telemetry.audit import Refusals
 
 logger = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class Traces:
             return await self._app(scope, receive, send)
         path, headers = scope["path"], Headers(scope=scope)
         facts = {"http.request.method": scope["method"], "url.path": path[:_MAX_PATH_CHARS]}
-        with tracing.request_span(
+        with requests.request_span(
             "gateway.request", SpanKind.SERVER, facts, headers, is_exported=path not in _POLLED
         ) as span:
 

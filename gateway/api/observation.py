@@ -14,7 +14,7 @@ from gateway.log.relay import LogRelay
 from gateway.metrics import Metrics
 from shared.errors import WarrenError
 from shared.messages import Finished, GenerationJob, JobClass, Started, TokenDelta
-from shared.telemetry import job_lines
+from shared.telemetry import requests
 
 _TOKENS = (TokenDelta, Finished)
 CLIENT_GONE = 499
@@ -96,7 +96,7 @@ class Observation:
         self._relay = relay
         self._state[ACCEPTED] = True
         facts = {"repeats_earlier": True} if relay.repeats_earlier else {}
-        job_lines.write("request accepted", self._job, facts)
+        requests.write_line("request accepted", self._job, facts)
 
     def read(self, items: Iterable[Item]) -> None:
         """Count the events that were just read. Repeated tokens are not counted again."""
@@ -194,9 +194,9 @@ class Observation:
         return None if self.status < 500 else "internal_error"
 
     def _write(
-        self, step: job_lines.Step, facts: dict[str, object], *, is_warning: bool = False
+        self, step: requests.Step, facts: dict[str, object], *, is_warning: bool = False
     ) -> None:
         reader = None if self._relay is None else self._relay.cursor.reader
         if reader is not None:
             facts = {"worker": reader.worker, "attempt": reader.attempt or None, **facts}
-        job_lines.write(step, self._job, facts, is_warning=is_warning)
+        requests.write_line(step, self._job, facts, is_warning=is_warning)

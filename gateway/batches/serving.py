@@ -43,7 +43,7 @@ from shared.errors import (
     Unavailable,
     WarrenError,
 )
-from shared.telemetry import incidents, tracing
+from shared.telemetry import incidents, requests
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +87,7 @@ class LineServer:
             "warren.line": line.number,
         }
         # A line has no parent: the request that created its batch may have been days ago.
-        with tracing.request_span("gateway.batch_line", SpanKind.INTERNAL, facts, {}):
+        with requests.request_span("gateway.batch_line", SpanKind.INTERNAL, facts, {}):
             async with self._limits.place() as place:
                 await self._answer(request_id, line, place, record)
 
@@ -155,7 +155,7 @@ class LineServer:
             deadline=time.time(),
             tenant=batch.tenant,
             key_id=key.key_id,
-            trace=tracing.inject(),
+            trace=requests.inject(),
         )
         request.check(await gateway.workers.find(request.model))
         grant = await place.take(tokens_of_quick(request.job(draft)))
@@ -182,7 +182,7 @@ class LineServer:
             served=await gateway.workers.find(body.model),
             tenant=batch.tenant,
             body_hash=hash_body(raw_body),
-            trace=tracing.inject(),
+            trace=requests.inject(),
             echoed=request.echoed,
             is_detached=True,  # its job continues while no gateway runs the batch
         ).limited(key)

@@ -1,12 +1,10 @@
-"""Metrics for Prometheus: a catalog that describes what a process exports, and the bound on the
-number of tenants in labels.
+"""Metrics for Prometheus: a catalog that describes what a process exports.
 
 The page ``docs/metrics.md`` and the recording rules with vLLM's names are generated from the
 catalogs of gateway and worker.
 """
 
 import platform
-from collections import Counter as Counts
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -35,12 +33,6 @@ FIRST_TOKEN_S = (
 )  # fmt: skip
 TOKEN_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 20)
 REQUEST_S = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 60, 120, 300, 600)
-
-ANONYMOUS, OTHER = "anonymous", "other"
-"""The labels of requests without a tenant, and of the tenants that have no label."""
-_REMEMBERED = 10_000
-"""Requests after which the counts of tenants are halved, so that recent ones weigh more."""
-_MAX_OTHERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,48 +151,6 @@ class StepHistogram(Collector):
         )
         family.add_metric(self._labels, buckets, total)
         yield family
-
-
-class TenantLabels:
-    """The label of each tenant: its name if it is among those with the most recent requests.
-
-    Series cannot move from one label to another, so a tenant that is displaced loses its series,
-    and its further requests are counted as `OTHER`.
-    """
-
-    def __init__(self, size: int, forget: Callable[[str], object]) -> None:
-        """``forget`` is called with each displaced tenant."""
-        self._size = size
-        self._forget = forget
-        self._counts: Counts[str] = Counts()
-        self._others: Counts[str] = Counts()
-
-    def label(self, tenant: str) -> str:
-        """Count a request of ``tenant``; returns the label of its metrics."""
-        if not tenant:
-            return ANONYMOUS
-        if tenant in self._counts or len(self._counts) < self._size:
-            self._counts[tenant] += 1
-            if self._counts[tenant] >= _REMEMBERED:
-                self._halve()
-            return tenant
-        if not self._size:
-            return OTHER
-        self._others[tenant] += 1
-        smallest = min(self._counts, key=self._counts.__getitem__)
-        if self._others[tenant] > self._counts[smallest]:
-            del self._counts[smallest]
-            self._counts[tenant] = self._others.pop(tenant)
-            self._forget(smallest)
-            return tenant
-        if len(self._others) > _MAX_OTHERS * self._size:
-            self._others.clear()
-        return OTHER
-
-    def _halve(self) -> None:
-        for counts in (self._counts, self._others):
-            for tenant in counts:
-                counts[tenant] //= 2
 
 
 PROCESS = Catalog()

@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from shared.settings import CommonSettings
-from shared.telemetry import audit, job_lines
+from shared.telemetry import audit, requests
 from shared.telemetry.metrics import VERSION
 
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
@@ -95,7 +95,7 @@ def _configure_logging(settings: CommonSettings) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_console_formatter() if as_console else JsonFormatter())
     logging.basicConfig(handlers=[handler], level=settings.log_level.upper(), force=True)
-    job_lines.set_level(settings.job_log_level, settings.log_level)
+    requests.set_level(settings.job_log_level, settings.log_level)
     for name in _QUIET:
         # These print message bodies, which contain prompts, at DEBUG and even at ERROR.
         logging.getLogger(name).setLevel(logging.CRITICAL)

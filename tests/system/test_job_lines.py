@@ -14,7 +14,7 @@ import pytest
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.telemetry import job_lines
+from shared.telemetry import requests
 from tests.support.gateway.batches import ended, order
 from tests.support.gateway.http import (
     LiveGateway,
@@ -43,7 +43,7 @@ def job_records(caplog: pytest.LogCaptureFixture, *steps: str) -> list[dict[str,
     return [
         {**vars(record), "step": record.message}
         for record in caplog.records
-        if record.name == job_lines.LOGGER and (not steps or record.message in steps)
+        if record.name == requests.LOGGER and (not steps or record.message in steps)
     ]
 
 

@@ -36,7 +36,7 @@ from shared.messages import (
     encode,
 )
 from shared.publishers import Publishers
-from shared.telemetry import incidents, job_lines
+from shared.telemetry import incidents, requests
 from shared.topology import first_log
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
 from worker.jobs.execution import JobExecution
@@ -448,7 +448,7 @@ class JobConsumer:
         await self._publish(moved(job, delivery.message, num_returns), queue)
         self._metrics.near_jobs.labels(self._model, "moved").inc()
         facts = {"worker": self._worker, "class": "interactive", "attempt": num_returns + 1}
-        job_lines.write("job moved", job, {**facts, "to": queue.name})
+        requests.write_line("job moved", job, {**facts, "to": queue.name})
         await delivery.ack()
 
     async def _give_back(self, job: GenerationJob, delivery: JobDelivery, queue: Queue) -> None:

@@ -18,7 +18,7 @@ from shared.errors import (
     WarrenError,
 )
 from shared.messages import GenerationJob, JobClass, ReplyEvent
-from shared.telemetry import incidents, job_lines
+from shared.telemetry import incidents, requests
 from shared.topology import OVERFLOW, Lane, resumed_queue
 from worker.decode.bridge import Generation, Generations
 from worker.decode.choices import Choices, is_long_replay
@@ -196,7 +196,7 @@ class JobExecution:
         self.on(Signal.HAND_OVER)
 
     def write(
-        self, step: job_lines.Step, facts: dict[str, object], *, is_warning: bool = False
+        self, step: requests.Step, facts: dict[str, object], *, is_warning: bool = False
     ) -> None:
         """Write a line about the job, with the worker and the attempt."""
         self._observation.write(step, facts, is_warning=is_warning)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from prometheus_client import Counter, Histogram
 
 from shared.messages import JobClass
-from shared.telemetry.metrics import FIRST_TOKEN_S, REQUEST_S, TOKEN_S, Catalog, TenantLabels
+from shared.telemetry.metrics import FIRST_TOKEN_S, REQUEST_S, TOKEN_S, Catalog
+from shared.telemetry.requests import TenantLabels
 from shared.topology import JOB_CLASSES
 
 _REASONS = (

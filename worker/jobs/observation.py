@@ -22,7 +22,7 @@ from shared.messages import (
     ReplyEvent,
     UsageRecord,
 )
-from shared.telemetry import job_lines, tracing
+from shared.telemetry import requests
 from worker.decode.bridge import Generations
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.run import Outcome, Record
@@ -48,17 +48,17 @@ def start_run_span(job: GenerationJob | QuickJob, job_class: str, worker: str) -
         "warren.class": job_class,
         "gen_ai.request.model": job.model,
     }
-    context = tracing.extract(job.trace)
-    return tracing.tracer.start_span("worker.run", context, SpanKind.CONSUMER, facts)
+    context = requests.extract(job.trace)
+    return requests.tracer.start_span("worker.run", context, SpanKind.CONSUMER, facts)
 
 
 def record_queue_span(job: GenerationJob | QuickJob, arrived_at: float) -> None:
     """Record the span of the queue before a run, which the job left at this Unix time."""
     if not job.created_at:
         return
-    context, facts = tracing.extract(job.trace), {"warren.request_id": job.request_id}
+    context, facts = requests.extract(job.trace), {"warren.request_id": job.request_id}
     queued_at = min(job.created_at, arrived_at)  # a publisher's clock may be ahead
-    queued = tracing.tracer.start_span(
+    queued = requests.tracer.start_span(
         "worker.queue", context, SpanKind.CONSUMER, facts, start_time=int(queued_at * 1e9)
     )
     queued.end(int(arrived_at * 1e9))
@@ -254,12 +254,12 @@ class JobObservation:
         return "unread" if self._finish_reason is None else "completed"
 
     def write(
-        self, step: job_lines.Step, facts: dict[str, object], *, is_warning: bool = False
+        self, step: requests.Step, facts: dict[str, object], *, is_warning: bool = False
     ) -> None:
         """Write a line of the job, with the worker and the attempt."""
         own: dict[str, object] = {"worker": self._worker, "class": self._class}
         own["attempt"] = self._attempt or self._num_returns + 1
-        job_lines.write(step, self._job, own | facts, is_warning=is_warning)
+        requests.write_line(step, self._job, own | facts, is_warning=is_warning)
 
     def _count_wait(self) -> None:
         """Record the wait for a worker, unless a run before this one may have ended it: when a run
@@ -291,7 +291,7 @@ class JobObservation:
         if not self._span.is_recording():
             return
         now = time.time()
-        span = tracing.tracer.start_span(
+        span = requests.tracer.start_span(
             name,
             self._context,
             attributes={"warren.request_id": self._job.request_id, **facts},
@@ -324,7 +324,7 @@ def report_undecodable(
         "outcome": "dead_lettered",
         "reason": error.message,
     }
-    job_lines.write("job dead-lettered", None, facts, is_warning=True)
+    requests.write_line("job dead-lettered", None, facts, is_warning=True)
 
 
 def _rounded(seconds: float | None) -> float | None:

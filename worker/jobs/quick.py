@@ -41,7 +41,7 @@ from shared.messages import (
     decode_quick_job,
 )
 from shared.publishers import Publishers
-from shared.telemetry import incidents, job_lines
+from shared.telemetry import incidents, requests
 from worker.decode.served_model import ServedModel
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
 from worker.jobs.ledger import Ledger, recorded
@@ -185,9 +185,9 @@ class QuickConsumer:
         facts = {"worker": self._worker, "kind": type(job).__name__, "outcome": outcome}
         if is_dead_lettered:
             self._metrics.dead_letters.labels(self._model.name, code).inc()
-            job_lines.write("job dead-lettered", job, facts | {"reason": code}, is_warning=True)
+            requests.write_line("job dead-lettered", job, facts | {"reason": code}, is_warning=True)
         else:
-            job_lines.write(
+            requests.write_line(
                 "job refused" if isinstance(answered, Failed) else "job ended", job, facts
             )
 

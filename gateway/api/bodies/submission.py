@@ -36,7 +36,7 @@ from shared.messages import (
     TextPrompt,
     TokenPrompt,
 )
-from shared.telemetry import job_lines
+from shared.telemetry import requests
 
 _MAX_TOLD = 1024
 """Maximum number of logprobs for one position of all choices."""
@@ -137,7 +137,7 @@ def submission(
         tenant=tenant,
         body_hash=body_hash,
         is_detached=is_detached,
-        trace_id=job_lines.trace_id_of(trace) or "",
+        trace_id=requests.trace_id_of(trace) or "",
     )
     job = GenerationJob(
         request_id=request_id,

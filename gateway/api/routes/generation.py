@@ -47,7 +47,7 @@ from gateway.wiring import Gateway
 from shared.errors import WarrenError
 from shared.messages import JobClass
 from shared.settings import GatewaySettings
-from shared.telemetry import job_lines, tracing
+from shared.telemetry import requests
 
 _WHOLE_HEADERS = [(b"content-type", b"application/json")]
 _TOKEN_HEADERS: Sequence[tuple[bytes, Verb]] = (
@@ -151,7 +151,7 @@ async def generate(
                 body_hash=body_hash,
                 is_stored=kept is not None,
                 echoed=echoed,
-                trace=tracing.inject(),
+                trace=requests.inject(),
             )
             submitted = submitted.limited(caller)
             lane = body.job_class
@@ -239,7 +239,7 @@ async def _start(
     async with gateway.relays.open(log, submitted.job, submitted.facts, lane=lane) as relay:
         grant.publish(has_ended=relay.has_ended)
         relay.close(Departure.LEFT)
-    job_lines.write("request accepted", submitted.job, {"detached": True})
+    requests.write_line("request accepted", submitted.job, {"detached": True})
     body = msgspec.json.encode(promise(submitted.rendering))
     await Response(body, media_type="application/json")(request.scope, request.receive, send)
 

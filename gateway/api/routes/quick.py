@@ -42,7 +42,7 @@ from gateway.intake.body import parsed, read_body
 from gateway.intake.key_file import ApiKey
 from gateway.intake.limits import tokens_of_quick
 from gateway.wiring import Gateway
-from shared.telemetry import job_lines, tracing
+from shared.telemetry import requests
 
 QuickRequest: TypeAlias = (
     TokenizeRequest
@@ -154,7 +154,7 @@ async def _answer(
         tenant=state.tenant,
         key_id=caller.key_id,
         created_at=now,
-        trace=tracing.inject(),
+        trace=requests.inject(),
     )
     job = body.job(draft)
     # Refuses what is out of its limits before the broker is asked.
@@ -182,7 +182,7 @@ async def _answer(
         "status": 200,
         "duration_s": round(time.monotonic() - began, 4),
     }
-    job_lines.write("request ended", job, facts)
+    requests.write_line("request ended", job, facts)
 
 
 def router(gateway: Gateway) -> APIRouter:

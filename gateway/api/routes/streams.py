@@ -23,7 +23,7 @@ from gateway.log.framing import EventId, Framer
 from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway
 from shared.errors import InvalidApiKey, StreamNotFound, TakenOver, Unavailable, WarrenError
-from shared.telemetry import job_lines
+from shared.telemetry import requests
 
 _REPLAY_PAUSE_S = 0.1
 """Seconds without a further event after which the log is considered read to its current end."""
@@ -83,7 +83,7 @@ class ResumedStream(Response):
         stream = EventStream(relay, self._gateway.settings, self._framer, finish)
         async with until_disconnect(receive):
             data = await self._first(relay, stream)
-            job_lines.write("stream resumed", None, self._facts_of(relay))
+            requests.write_line("stream resumed", None, self._facts_of(relay))
             status = 200
             if not relay.is_ended:
                 await send({**_START, "status": 200, "headers": STREAM_HEADERS})
@@ -112,7 +112,7 @@ class ResumedStream(Response):
             "worker": reader.worker,
             "attempt": reader.attempt or None,
         }
-        job_lines.write("request ended", None, self._facts_of(relay) | facts)
+        requests.write_line("request ended", None, self._facts_of(relay) | facts)
 
     def _facts_of(self, relay: LogRelay) -> dict[str, object]:
         """What the log says of the request, if it was read by now."""

@@ -24,23 +24,23 @@ logging.getLogger("aio_pika.queue").debug("body: %s", "a prompt")
 
 CONSOLE_SCRIPT = """
 import sys
-from shared.telemetry import job_lines, setup
+from shared.telemetry import requests, setup
 from shared.settings import WorkerSettings
 setup.configure(
     WorkerSettings(log_format="console", job_log_level=sys.argv[1], log_level=sys.argv[2]),
     "warren-test",
 )
-job_lines.write("job started", None, {"request_id": "r1", "attempt": 1})
-job_lines.write("job taken over", None, {"request_id": "r1", "attempt": 2}, is_warning=True)
+requests.write_line("job started", None, {"request_id": "r1", "attempt": 1})
+requests.write_line("job taken over", None, {"request_id": "r1", "attempt": 2}, is_warning=True)
 """
 
 SPAN_SCRIPT = """
 import sys
 from opentelemetry import trace
-from shared.telemetry import setup, tracing
+from shared.telemetry import requests, setup
 from shared.settings import WorkerSettings
 setup.configure(WorkerSettings(otlp_endpoint=sys.argv[1]), "warren-test")
-tracing.tracer.start_span("worker.queue").end()
+requests.tracer.start_span("worker.queue").end()
 trace.get_tracer_provider().shutdown()
 """
 
