@@ -34,10 +34,10 @@ Writers use `LogWriter`, readers `LogReader` or `LogCopy`, and workers decide wi
 whether to run a delivery.
 """
 
-from shared.log.copy import LogCopy
 from shared.log.reader import (
     EMPTY_HASH,
     Action,
+    LogCopy,
     LogReader,
     Relay,
     Run,
