@@ -13,8 +13,7 @@ from shared.bus.base import Message
 from shared.bus.rabbit import RabbitBus
 from shared.messages import SamplingParams
 from shared.settings import WorkerSettings
-from worker.decode.bridge import Generations
-from worker.decode.pacing import EventPacing
+from worker.decode.bridge import EventPacing, Generations
 from worker.engine.interface import SequenceId, Submit
 
 PROMPT_IDS = list(range(100, 228))

@@ -29,8 +29,7 @@ from shared.telemetry import incidents
 from shared.telemetry.metrics import VERSION
 from shared.topology import Lane
 from worker.decode import served_model
-from worker.decode.bridge import Generations
-from worker.decode.pacing import EventPacing
+from worker.decode.bridge import EventPacing, Generations
 from worker.decode.served_model import ServedModel
 from worker.jobs.consumer import HeldJobs, JobConsumer
 from worker.jobs.execution import Admission, JobExecution, Workplace

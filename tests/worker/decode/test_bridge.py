@@ -8,8 +8,7 @@ import pytest
 from shared.errors import InternalError
 from tests.support.models.engine import VOCAB_SIZE
 from worker.decode import bridge
-from worker.decode.bridge import Generation
-from worker.decode.pacing import EventPacing
+from worker.decode.bridge import EventPacing, Generation
 from worker.engine.driver import EngineThread
 from worker.engine.engine import Engine
 from worker.engine.interface import SequenceFailed, SequenceId, StepOutput

@@ -2,7 +2,7 @@
 
 import pytest
 
-from worker.decode.pacing import EventPacing
+from worker.decode.bridge import EventPacing
 
 
 class Machine:
