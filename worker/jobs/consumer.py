@@ -38,16 +38,10 @@ from shared.messages import (
 from shared.publishers import Publishers
 from shared.telemetry import incidents, requests
 from shared.topology import first_log
-from worker.jobs.delivery import JobDelivery, ReplyPublisher
+from worker.jobs.delivery import JobDelivery, ReplyPublisher, as_message, in_order, published_again
 from worker.jobs.execution import JobExecution
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.observation import report_undecodable
-from worker.jobs.quarantine import (
-    as_message,
-    in_order,
-    num_returns_before,
-    published_again,
-)
 from worker.jobs.run import ENDS, MAX_RETURNS, Outcome, Signal
 from worker.jobs.window import JobWindow, Place, Turn
 
@@ -330,9 +324,7 @@ class JobConsumer:
 
     def _delivery_of(self, item: Delivery, subscription: Subscription) -> JobDelivery:
         is_trusted = self._publishers.is_trusted(item.message.user_id)
-        return JobDelivery(
-            item, subscription, num_returns_before(item.message) if is_trusted else 0
-        )
+        return JobDelivery(item, subscription, is_trusted=is_trusted)
 
     def _lose_deliveries(self) -> list[tuple[HeldJob, int]]:
         """Lose all deliveries; returns the jobs that run, each with the number of its loss."""

@@ -1,4 +1,5 @@
-"""A delivery of a job: publishes the job's events and settles the delivery."""
+"""A delivery of a job: publishes the job's events, settles the delivery, and builds the messages
+that replace it in other queues."""
 
 import asyncio
 import math
@@ -9,8 +10,10 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
+import msgspec
+
 from shared import topology
-from shared.bus.base import Binding, Bus, Delivery, Message
+from shared.bus.base import DEATH_REASON_HEADER, Binding, Bus, Delivery, Message
 from shared.bus.subscribe import Subscription
 from shared.errors import (
     BusError,
@@ -22,9 +25,13 @@ from shared.errors import (
     UndecodableMessage,
     Unroutable,
 )
-from shared.messages import Failed, ReplyEvent, encode
+from shared.messages import Failed, GenerationJob, ReplyEvent, encode
 from shared.telemetry import incidents
 
+_RETURNS_HEADER = "warren-returns"
+"""How often the messages were returned that a message replaces, for a job without a log."""
+_BROKER_PREFIX = "x-"
+"""Of headers that the broker has added, such as those of a dead letter."""
 _GIVE_BACK_PAUSE_S = 0.5
 """Seconds. A job that is given back each time exhausts its returns within 10 s, without noticeable
 effect on other jobs."""
@@ -73,11 +80,11 @@ class JobDelivery:
     """
 
     def __init__(
-        self, delivery: Delivery, subscription: Subscription, num_returns_before: int = 0
+        self, delivery: Delivery, subscription: Subscription, *, is_trusted: bool = False
     ) -> None:
-        """``num_returns_before``: the returns of the messages that this one replaces."""
+        """``is_trusted``: it comes from a worker or a gateway, whose count of returns counts."""
         self._delivery = delivery
-        self._num_returns_before = num_returns_before
+        self._num_returns_before = num_returns_before(delivery.message) if is_trusted else 0
         self._subscription = subscription
 
     @property
@@ -223,3 +230,47 @@ class ReplyPublisher:
         except BusError:  # it is exclusive to its reader, or not to be seen
             return _Log.GONE
         return _Log.GONE if state is None else _Log.THERE
+
+
+def as_message(job: GenerationJob, message: Message, num_returns: int = 0) -> Message:
+    """The job as a new message in place of ``message``, whose returns are counted from
+    ``num_returns``."""
+    headers = {
+        name: value
+        for name, value in message.headers.items()
+        if name != _RETURNS_HEADER and not name.startswith(_BROKER_PREFIX)
+    }
+    if num_returns:
+        headers[_RETURNS_HEADER] = num_returns
+    return Message(
+        encode(job, message.content_type),
+        content_type=message.content_type,
+        correlation_id=message.correlation_id,
+        reply_to=message.reply_to,
+        headers=headers,
+    )
+
+
+def in_order(job: GenerationJob, message: Message) -> GenerationJob:
+    """The job of ``message``, whose runs compare as newer than all before.
+
+    A job for workers with other numerics, or for a conversation's favourite, expires if none of
+    them takes it, which brings it here. The broker counts its returns from 0 again, so it is the
+    next publication of its request.
+    """
+    return _next_publication(job) if DEATH_REASON_HEADER in message.headers else job
+
+
+def published_again(job: GenerationJob, message: Message, num_returns: int = 0) -> Message:
+    """The job as the next publication of its request."""
+    return as_message(_next_publication(job), message, num_returns)
+
+
+def _next_publication(job: GenerationJob) -> GenerationJob:
+    return msgspec.structs.replace(job, publication=job.publication + 1)
+
+
+def num_returns_before(message: Message) -> int:
+    """How often the messages were returned that a worker's message replaces."""
+    num = message.headers.get(_RETURNS_HEADER, 0)
+    return max(0, num) if isinstance(num, int) else 0

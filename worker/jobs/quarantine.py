@@ -1,5 +1,5 @@
-"""Jobs that move to another queue. Those that were running when workers crashed go into quarantine:
-they run alone, so that no other job is at risk."""
+"""Quarantine: jobs that were running when workers crashed run alone, so that no other job is at
+risk."""
 
 import asyncio
 import time
@@ -8,62 +8,8 @@ from contextlib import asynccontextmanager, suppress
 from itertools import chain
 from typing import Protocol
 
-import msgspec
-
-from shared.bus.base import DEATH_REASON_HEADER, Message
-from shared.messages import GenerationJob, encode
-
-_RETURNS_HEADER = "warren-returns"
-"""How often the messages were returned that a message replaces, for a job without a log."""
-
 _ARRIVAL_S = 0.25
 """Seconds in which a consumer that has resumed receives jobs, if there are any."""
-_BROKER_PREFIX = "x-"
-"""Of headers that the broker has added, such as those of a dead letter."""
-
-
-def as_message(job: GenerationJob, message: Message, num_returns: int = 0) -> Message:
-    """The job as a new message in place of ``message``, whose returns are counted from
-    ``num_returns``."""
-    headers = {
-        name: value
-        for name, value in message.headers.items()
-        if name != _RETURNS_HEADER and not name.startswith(_BROKER_PREFIX)
-    }
-    if num_returns:
-        headers[_RETURNS_HEADER] = num_returns
-    return Message(
-        encode(job, message.content_type),
-        content_type=message.content_type,
-        correlation_id=message.correlation_id,
-        reply_to=message.reply_to,
-        headers=headers,
-    )
-
-
-def in_order(job: GenerationJob, message: Message) -> GenerationJob:
-    """The job of ``message``, whose runs compare as newer than all before.
-
-    A job for workers with other numerics, or for a conversation's favourite, expires if none of
-    them takes it, which brings it here. The broker counts its returns from 0 again, so it is the
-    next publication of its request.
-    """
-    return _next_publication(job) if DEATH_REASON_HEADER in message.headers else job
-
-
-def published_again(job: GenerationJob, message: Message, num_returns: int = 0) -> Message:
-    """The job as the next publication of its request."""
-    return as_message(_next_publication(job), message, num_returns)
-
-
-def _next_publication(job: GenerationJob) -> GenerationJob:
-    return msgspec.structs.replace(job, publication=job.publication + 1)
-
-
-def num_returns_before(message: Message) -> int:
-    """How often the messages were returned that a worker's message replaces."""
-    num = message.headers.get(_RETURNS_HEADER, 0)
-    return max(0, num) if isinstance(num, int) else 0
 
 
 class Pausable(Protocol):

@@ -12,7 +12,7 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import GenerationJob, SamplingParams, Started
 from tests.support.workers.jobs import Log, new_job, publish, read, reading, say_started
 from tests.support.workers.synthetic import doomed_worker, echo_worker
-from worker.jobs.quarantine import published_again
+from worker.jobs.delivery import published_again
 
 NUM_TOKENS = 300
 

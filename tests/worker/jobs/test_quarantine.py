@@ -35,7 +35,8 @@ from tests.support.workers.jobs import (
     say_started,
 )
 from tests.support.workers.synthetic import doomed_worker, echo_worker
-from worker.jobs.quarantine import Solitude, num_returns_before
+from worker.jobs.delivery import num_returns_before
+from worker.jobs.quarantine import Solitude
 from worker.jobs.run import LAST_RETURNS, MAX_RETURNS
 
 SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
