@@ -11,7 +11,7 @@ from typing import Self
 import msgspec
 
 from cli.terminal import number_of
-from gateway.api.bodies.parameters import refused
+from gateway.api.bodies.parsing import refused
 from gateway.api.bodies.submission import Submission, submission
 from gateway.api.routes.generation import Reading
 from gateway.batches.bad_lines import (

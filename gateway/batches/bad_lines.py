@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.api.bodies.parameters import refused
+from gateway.api.bodies.parsing import refused
 from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
 from gateway.api.bodies.submission import submission
 from gateway.batches.lines import ENDPOINTS, LINE_DECODER, Request, RequestLine

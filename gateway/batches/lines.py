@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from gateway.api.bodies.parameters import refused
-from gateway.api.bodies.parsing import parse
+from gateway.api.bodies.parsing import parse, refused
 from gateway.api.bodies.quick import EmbeddingRequest, Embeddings
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest

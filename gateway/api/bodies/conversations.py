@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta, Struct, structs
 
 from gateway.api.bodies.custom_tools import INPUT, CalledCustom, CustomDefinition
-from gateway.api.bodies.parameters import check_json, check_length, read, refused
+from gateway.api.bodies.parsing import check_json, check_length, read, refused
 from gateway.text.tools.delimited import kimi_call_id
 from shared.messages import (
     MAX_MESSAGES,

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from gateway.api.bodies.parameters import check_length, refused
+from gateway.api.bodies.parsing import check_length, refused
 from shared.messages import Tool
 from shared.messages.fields import Name, Text
 

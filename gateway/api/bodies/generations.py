@@ -10,8 +10,7 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from gateway.api.bodies.conversations import template_kwargs
-from gateway.api.bodies.parameters import refused
-from gateway.api.bodies.parsing import Body
+from gateway.api.bodies.parsing import Body, refused
 from gateway.api.rendering import ServiceTier
 from shared.errors import InvalidRequest, ModelNotFound
 from shared.messages import (

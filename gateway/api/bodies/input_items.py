@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from msgspec import Struct, structs
 
 from gateway.api.bodies.conversations import ContentPart, joined_text, json_arguments, tool_call
-from gateway.api.bodies.parameters import read, refused
+from gateway.api.bodies.parsing import read, refused
 from shared.messages import MAX_MESSAGES, MAX_TOOLS, ChatMessage, Role
 from shared.messages.fields import Name, Text
 

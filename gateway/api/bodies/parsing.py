@@ -1,5 +1,12 @@
-"""Parses the JSON body of a request into a struct."""
+"""Parses the JSON body of a request into a struct, and rejects parameters by name that are invalid,
+or that are unsupported parameters of OpenAI or vLLM.
 
+Each unsupported parameter is listed with its neutral values; null, {} and [] are removed first.
+Parameters that do not change answers (``store``, ``metadata``, ``service_tier``, ...) and unknown
+ones are not listed, and therefore ignored.
+"""
+
+import re
 from collections.abc import Mapping
 from functools import cache
 from itertools import islice
@@ -8,10 +15,163 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 from msgspec import Struct
 
-from gateway.api.bodies.parameters import read, refuse_unsupported
 from shared.errors import InvalidRequest
+from shared.messages import MAX_TEXT_CHARS
 
+MAX_DEPTH = 64
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+_WITH_PARTS = frozenset(
+    {"messages", "reasoning", "response_format", "stream_options", "text", "tools"}
+)
+"""Parameters of which errors name the part: `messages[0].role`, but `stop` for `stop[3]`."""
+
+_T = TypeVar("_T")
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    # OpenAI
+    "audio": (),
+    "function_call": ("none", "auto"),
+    "functions": (),
+    "modalities": (["text"],),
+    "prediction": (),
+    "suffix": ("",),
+    "web_search_options": (),
+    # vLLM
+    "cache_salt": (),
+    "chat_template": (),
+    "detokenize": (True,),
+    "documents": (),
+    "guided_whitespace_pattern": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logits_processors": (),
+    "media_io_kwargs": (),
+    "mm_processor_kwargs": (),
+    "priority": (0,),
+    "prompt_embeds": (),
+    "repetition_detection": (),
+    "return_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "structural_tag": (),
+    "thinking_token_budget": (),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": (),
+    # llama.cpp
+    "cache_prompt": (True,),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "grammar": ("",),
+    "json_schema": (),
+    "mirostat": (0,),
+    "n_keep": (0,),
+    "n_predict": (-1,),
+    "n_probs": (0,),
+    "post_sampling_probs": (False,),
+    "samplers": (),
+    "typical_p": (1,),
+    "xtc_probability": (0,),
+}
+CHAT_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    **NEUTRAL,
+    "add_special_tokens": (False,),
+    "best_of": (1,),
+    "echo": (False,),
+    "prompt": (),
+}
+COMPLETION_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    **NEUTRAL,
+    "add_generation_prompt": (True,),
+    "chat_template_kwargs": (),
+    "continue_final_message": (False,),
+    "messages": (),
+    "parallel_tool_calls": (True, False),
+    "tool_choice": ("none", "auto"),
+    "tools": (),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+}
+QUICK_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "add_special_tokens": (True,),
+    "cache_salt": (),
+    "chat_template": (),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "max_tokens_per_doc": (),
+    "mm_processor_kwargs": (),
+    "normalize": (True,),
+    "priority": (0,),
+    "rank_fields": (),
+    "truncate_prompt_tokens": (),
+}
+"""Those of vLLM's and Cohere's endpoints without generation."""
 _MAX_IGNORED = 16
+
+
+def read(value: Any, kind: type[_T], place: str = "") -> _T:
+    """Convert ``value``, which is at ``place`` in the body. Raises `InvalidRequest`, which names
+    the invalid part."""
+    try:
+        return msgspec.convert(value, kind, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _misfit(str(error), place) from None
+
+
+def refused(param: str, reason: str) -> InvalidRequest:
+    """An error whose message begins with the name of the parameter."""
+    return InvalidRequest(f"{param}: {reason}", param=param)
+
+
+def check_json(value: Any, param: str, max_depth: int = MAX_DEPTH) -> None:
+    """Reject values that are nested too deeply for recursive readers, and integers that do not fit
+    into msgpack. Raises `InvalidRequest`."""
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > max_depth:
+            raise refused(param, f"nested deeper than {max_depth} levels.")
+        if any(isinstance(one, int) and not -(2**63) <= one < 2**64 for one in level):
+            raise refused(param, "an integer is longer than 64 bits.")
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+
+
+def check_length(num_chars: int, param: str) -> None:
+    """Reject a text that is too long for a message of the broker, which nothing checks when a
+    struct is built. Raises `InvalidRequest`."""
+    if num_chars > MAX_TEXT_CHARS:
+        raise refused(param, f"longer than {MAX_TEXT_CHARS} characters.")
+
+
+def _misfit(complaint: str, place: str) -> InvalidRequest:
+    """Turn msgspec's "Expected `int` - at `$.seed`" into "seed: expected `int`"."""
+    reason, _, path = complaint.rpartition(" - at `") if "`$" in complaint else (complaint, "", "")
+    path = place + path.removeprefix("key` in `").removeprefix("$").removesuffix("`")
+    missing = _MISSING.match(reason)
+    if missing and not path.startswith(".messages["):
+        reason, path = "required, but missing", f"{path}.{missing[1]}"
+    path = path.removeprefix(".")
+    head = re.split(r"[.\[]", path, maxsplit=1)[0]
+    param = path if place or head in _WITH_PARTS else head
+    return refused(param, f"{reason[0].lower()}{reason[1:]}")
+
+
+def refuse_unsupported(body: Mapping[str, Any], neutral: Mapping[str, tuple[object, ...]]) -> None:
+    """Raise `InvalidRequest` for the first parameter of ``body`` that ``neutral`` lists and whose
+    value is not neutral."""
+    for name, value in body.items():
+        if name in neutral and not any(_is_same(value, other) for other in neutral[name]):
+            raise InvalidRequest(
+                f"{name} is not supported, except for its neutral value.", param=name
+            )
+
+
+def _is_same(value: object, other: object) -> bool:
+    # priority=False is not priority=0, though Python calls them equal.
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 class Body(Struct, frozen=True, kw_only=True):

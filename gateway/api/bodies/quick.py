@@ -16,8 +16,7 @@ from gateway.api.bodies.conversations import (
     template_kwargs,
 )
 from gateway.api.bodies.generations import TextOrTokens, check_model, text_prompts
-from gateway.api.bodies.parameters import QUICK_NEUTRAL, refused
-from gateway.api.bodies.parsing import Body
+from gateway.api.bodies.parsing import QUICK_NEUTRAL, Body, refused
 from gateway.fleet.quick import QuickLane
 from shared.messages import (
     MAX_EMBEDDING_DIMENSIONS,

@@ -22,7 +22,7 @@ from gateway.api.bodies.generations import (
     Verbosity,
     text_prompts,
 )
-from gateway.api.bodies.parameters import CHAT_NEUTRAL, COMPLETION_NEUTRAL, refused
+from gateway.api.bodies.parsing import CHAT_NEUTRAL, COMPLETION_NEUTRAL, refused
 from gateway.api.bodies.structured_output import ResponseFormat
 from gateway.api.bodies.tool_choice import (
     ChatToolChoice,

@@ -7,7 +7,7 @@ from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
-from gateway.api.bodies.parameters import refused
+from gateway.api.bodies.parsing import refused
 from gateway.api.bodies.quick import QuickBody, QuickDraft
 from gateway.fleet.quick import QuickLane
 from shared.messages import (

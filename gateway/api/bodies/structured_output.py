@@ -13,7 +13,7 @@ import msgspec
 from llguidance.gbnf_to_lark import ASTNode, GrammarParser, RuleNode, RuleRefNode, resolve
 from msgspec import Struct
 
-from gateway.api.bodies.parameters import check_json, refused
+from gateway.api.bodies.parsing import check_json, refused
 from shared.errors import InvalidRequest
 from shared.grammars import TRIALS
 from shared.messages import MAX_GRAMMAR_CHARS, Constraint

@@ -10,7 +10,7 @@ from msgspec import structs
 from gateway.api.bodies.conversations import in_form
 from gateway.api.bodies.grammars import after_reasoning
 from gateway.api.bodies.messages import MessagesRequest
-from gateway.api.bodies.parameters import refused
+from gateway.api.bodies.parsing import refused
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
 from gateway.api.bodies.structured_output import (

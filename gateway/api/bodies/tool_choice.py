@@ -14,7 +14,7 @@ from gateway.api.bodies.conversations import (
     offered_tools,
 )
 from gateway.api.bodies.grammars import GrammarTooLong, after_thought, text_rules
-from gateway.api.bodies.parameters import refused
+from gateway.api.bodies.parsing import refused
 from gateway.api.bodies.structured_output import Wanted, json_constraint
 from gateway.text.tools import TAGGED, TOOL_PARSERS
 from shared.errors import InvalidRequest, Unavailable

@@ -14,8 +14,7 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 from msgspec import Meta, Struct
 
-from gateway.api.bodies.parameters import refused
-from gateway.api.bodies.parsing import Body, parse
+from gateway.api.bodies.parsing import Body, parse, refused
 from gateway.api.openapi import IDEMPOTENCY_KEY, answered, documented
 from gateway.api.render.responses import OutputTokensDetails
 from gateway.api.routes.files import ExpiresAfter

@@ -12,8 +12,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from gateway.api import keeping
-from gateway.api.bodies.parameters import MAX_DEPTH, check_json
-from gateway.api.bodies.parsing import is_unused, parse_with_ignored
+from gateway.api.bodies.parsing import MAX_DEPTH, check_json, is_unused, parse_with_ignored
 from gateway.api.bodies.responses import ResponsesRequest, in_own_words
 from gateway.api.collecting import LoggedResponse, current_response
 from gateway.api.openapi import answered, documented

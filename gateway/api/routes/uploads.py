@@ -8,8 +8,7 @@ import msgspec
 from fastapi import APIRouter, Path, Request, Response
 from msgspec import Meta, Struct
 
-from gateway.api.bodies.parameters import refused
-from gateway.api.bodies.parsing import Body, parse
+from gateway.api.bodies.parsing import Body, parse, refused
 from gateway.api.openapi import answered, documented, form
 from gateway.api.routes.files import ExpiresAfter, FileObject, bytes_left, file_object, plain_name
 from gateway.intake.body import parsed, read_body

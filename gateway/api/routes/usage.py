@@ -10,7 +10,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from msgspec import Struct
 
-from gateway.api.bodies.parameters import refused
+from gateway.api.bodies.parsing import refused
 from gateway.api.openapi import answered
 from gateway.api.routes.generation import admitted
 from gateway.intake.key_file import ApiKey

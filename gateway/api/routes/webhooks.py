@@ -11,8 +11,7 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 from msgspec import Meta, Struct
 
-from gateway.api.bodies.parameters import refused
-from gateway.api.bodies.parsing import Body, parse
+from gateway.api.bodies.parsing import Body, parse, refused
 from gateway.api.openapi import answered, documented
 from gateway.intake.body import parsed, read_body
 from gateway.store.webhooks import (

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from gateway.api.bodies import parameters
+from gateway.api.bodies import parsing
 from gateway.api.bodies.parsing import parse
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
@@ -393,7 +393,7 @@ def test_a_bad_prompt_is_named(prompt: Any) -> None:
     assert blamed(CompletionRequest, prompt=prompt) == "prompt"
 
 
-@pytest.mark.parametrize("name", sorted(parameters.NEUTRAL))
+@pytest.mark.parametrize("name", sorted(parsing.NEUTRAL))
 @pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest])
 def test_what_is_not_supported_is_refused_by_name(
     kind: type[ChatRequest | CompletionRequest], name: str

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gateway.api.bodies.grammars import after_reasoning
-from gateway.api.bodies.parameters import MAX_DEPTH, read
+from gateway.api.bodies.parsing import MAX_DEPTH, read
 from gateway.api.bodies.structured_output import (
     ResponseFormat,
     Wanted,
