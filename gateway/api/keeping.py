@@ -19,8 +19,7 @@ from msgspec import Struct
 from gateway.api.bodies.input_items import stored_items
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.render.responses import ResponseObject
-from gateway.intake.admission import Entry
-from gateway.intake.body import BYTES_OF_VALUE, count_values, parsed
+from gateway.intake.admission import BYTES_OF_VALUE, Entry, count_values, parsed
 from gateway.intake.limits import Grant
 from gateway.store.history.conversations import StoredItem, items_of
 from gateway.store.history.responses import MAX_CHAIN_LEN, ResponseDraft, ResponseRecord

@@ -11,7 +11,7 @@ from gateway.api.bodies.parsing import refused
 from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
 from gateway.api.bodies.submission import submission
 from gateway.batches.lines import ENDPOINTS, LINE_DECODER, Request, RequestLine
-from gateway.intake.body import count_values
+from gateway.intake.admission import count_values
 from shared.errors import InvalidRequest, RequestError, Unavailable
 
 _MAX_SHOWN_CHARS = 64

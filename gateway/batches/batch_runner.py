@@ -13,7 +13,7 @@ from gateway.batches.checking import Checked, check
 from gateway.batches.key_limits import key_of
 from gateway.batches.lines import InputLine, LineOutcome, input_lines, unexecuted_line
 from gateway.batches.serving import LineServer
-from gateway.intake.body import BYTES_OF_VALUE, count_values
+from gateway.intake.admission import BYTES_OF_VALUE, count_values
 from gateway.store.batches import BatchRecord, Ending, LeaseLost, LineAnswer
 from gateway.store.state import StoredState
 from gateway.wiring import Gateway

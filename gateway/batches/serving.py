@@ -24,7 +24,7 @@ from gateway.batches.lines import (
     LineOutcome,
     request_id_of,
 )
-from gateway.intake.body import parsed
+from gateway.intake.admission import parsed
 from gateway.intake.limits import tokens_of, tokens_of_quick
 from gateway.intake.signer import hash_body
 from gateway.log.cursor import Departure

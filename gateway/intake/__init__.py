@@ -1,7 +1,7 @@
 """Admission of requests: API keys, their scopes and limits, the number of requests, and the size of
 bodies.
 
-A request passes `api_keys.Keys`, `admission.Admission`, `body.read_body` or `multipart.read_form`,
-and `limits.Limits`. `signer.Signer` signs stream tokens, and `tenant_usage.TenantUsage` counts for
-operators what each tenant has used.
+A request passes `api_keys.Keys`, `admission.Admission`, `admission.read_body` or
+`multipart.read_form`, and `limits.Limits`. `signer.Signer` signs stream tokens, and
+`tenant_usage.TenantUsage` counts for operators what each tenant has used.
 """

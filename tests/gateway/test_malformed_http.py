@@ -67,7 +67,7 @@ async def test_a_request_that_breaks_off_is_dropped(
 async def test_an_upload_takes_a_place_and_has_to_end(
     bus: MemoryBus, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.intake.body._TIMEOUT_S", 2.0)
+    monkeypatch.setattr("gateway.intake.admission._TIMEOUT_S", 2.0)
     async with live_gateway(bus, max_requests=1) as gateway:
 
         async def is_full() -> bool:

@@ -12,7 +12,7 @@ from gateway.api.bodies.input_items import stored_items
 from gateway.api.bodies.parsing import Body, parse
 from gateway.api.openapi import answered, documented
 from gateway.api.routes.generation import admitted
-from gateway.intake.body import parsed, read_body
+from gateway.intake.admission import parsed, read_body
 from gateway.store.history.conversations import ConversationRecord, StoredItem
 from gateway.wiring import Gateway
 

@@ -35,7 +35,7 @@ from gateway.api.render.gathering import Gathering
 from gateway.api.render.responses import ResponseObject
 from gateway.api.rendering import Rendering
 from gateway.api.truncation import truncated
-from gateway.intake.body import parsed, read_body
+from gateway.intake.admission import parsed, read_body
 from gateway.intake.key_file import ApiKey
 from gateway.intake.limits import Grant, tokens_of
 from gateway.intake.signer import KEY_HEADER, Verb, check_key, hash_body

@@ -37,8 +37,7 @@ from gateway.api.openapi import (
     headers_named,
 )
 from gateway.api.routes.generation import LiveResponse
-from gateway.intake.admission import Entry
-from gateway.intake.body import parsed, read_body
+from gateway.intake.admission import Entry, parsed, read_body
 from gateway.intake.key_file import ApiKey
 from gateway.intake.limits import tokens_of_quick
 from gateway.wiring import Gateway

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from gateway.api.bodies.parsing import Body, parse, refused
 from gateway.api.openapi import answered, documented, form
 from gateway.api.routes.files import ExpiresAfter, FileObject, bytes_left, file_object, plain_name
-from gateway.intake.body import parsed, read_body
+from gateway.intake.admission import parsed, read_body
 from gateway.intake.multipart import read_form
 from gateway.intake.signer import hash_body
 from gateway.store.files.uploads import MAX_PARTS, Status, UploadRecord

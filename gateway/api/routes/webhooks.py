@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from gateway.api.bodies.parsing import Body, parse, refused
 from gateway.api.openapi import answered, documented
-from gateway.intake.body import parsed, read_body
+from gateway.intake.admission import parsed, read_body
 from gateway.store.webhooks import (
     EVENT_TYPES,
     OVERLAP_S,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.intake.body import MAX_CONTAINERS, MAX_VALUES, count_values
+from gateway.intake.admission import MAX_CONTAINERS, MAX_VALUES, count_values
 from shared.bus.memory import MemoryBus
 from shared.errors import InvalidRequest
 from tests.support.deployment.processes import NO_TLS
