@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from docs.site.endpoints import ENDPOINTS, LLAMA_CPP, NOTES, VLLM, Endpoint
-from gateway.api.bodies.generations import GenerationRequest
+from gateway.api.bodies.schemas import GenerationRequest
 from gateway.app import create_app
 from shared import settings
 from shared.bus.memory import MemoryBroker, MemoryBus

@@ -7,10 +7,10 @@ from typing import Literal
 from msgspec import Struct
 
 from gateway.api.bodies.conversations import OfferedTools, in_form
-from gateway.api.bodies.generations import NumTokens
 from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.bodies.quick import QuickDraft
 from gateway.api.bodies.responses import ResponsesRequest
+from gateway.api.bodies.schemas import NumTokens
 from gateway.api.bodies.tool_choice import ChatToolChoice, callable_tools
 from gateway.fleet.quick import QuickLane
 from shared.messages import Announcement, Tokenized, TokenizeJob

@@ -17,8 +17,8 @@ from gateway.api.bodies.conversations import (
     template_kwargs,
     tool_call,
 )
-from gateway.api.bodies.generations import Detach, GenerationRequest, NumTokens, StopStrings
 from gateway.api.bodies.parsing import CHAT_NEUTRAL, check_json, check_length, refused
+from gateway.api.bodies.schemas import Detach, GenerationRequest, NumTokens, StopStrings
 from gateway.api.bodies.structured_output import TextFormat
 from gateway.api.bodies.tool_choice import (
     ChatFunctionChoice,

@@ -15,8 +15,8 @@ from gateway.api.bodies.conversations import (
     in_form,
     template_kwargs,
 )
-from gateway.api.bodies.generations import TextOrTokens, check_model, text_prompts
 from gateway.api.bodies.parsing import QUICK_NEUTRAL, Body, refused
+from gateway.api.bodies.schemas import TextOrTokens, check_model, text_prompts
 from gateway.fleet.quick import QuickLane
 from shared.messages import (
     MAX_EMBEDDING_DIMENSIONS,

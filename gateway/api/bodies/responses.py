@@ -15,9 +15,9 @@ from gateway.api.bodies.conversations import (
     offered_tools,
 )
 from gateway.api.bodies.custom_tools import AnyInput, BoundInput, CustomDefinition
-from gateway.api.bodies.generations import ChatParameters, NumTokens, ReasoningEffort, Verbosity
 from gateway.api.bodies.input_items import conversation_of
 from gateway.api.bodies.parsing import CHAT_NEUTRAL, refused
+from gateway.api.bodies.schemas import ChatParameters, NumTokens, ReasoningEffort, Verbosity
 from gateway.api.bodies.structured_output import TextFormat
 from gateway.api.bodies.tool_choice import (
     AllowedFunctions,
