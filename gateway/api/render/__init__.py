@@ -5,9 +5,13 @@ stream.
 answers.
 """
 
-from gateway.api.render.chat_completions import ChatChunks, whole_chat
-from gateway.api.render.chunks import ChunkEncoder
-from gateway.api.render.completions import TextChunks, whole_completion
+from gateway.api.render.chat_completions import (
+    ChatChunks,
+    ChunkEncoder,
+    TextChunks,
+    whole_chat,
+    whole_completion,
+)
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.messages import PING as MESSAGES_PING
 from gateway.api.render.messages import MessageEncoder, whole_message
