@@ -9,12 +9,14 @@ from starlette.types import Receive, Send
 
 from gateway.api.bodies.submission import Submission
 from gateway.api.observation import Observation
-from gateway.api.render import encoder_for, ping_for
+from gateway.api.render.chat_completions import ChatChunks, ChunkEncoder, TextChunks
 from gateway.api.render.formats import error_of, error_payload
+from gateway.api.render.messages import PING as MESSAGES_PING
+from gateway.api.render.messages import MessageEncoder
 from gateway.api.render.responses import ResponseEncoder, ResponseObject
 from gateway.api.rendering import Rendering, decode_rendering
 from gateway.log.cursor import Item, LogEvent, LogFacts, Restarted
-from gateway.log.framing import Framer, StreamEncoder
+from gateway.log.framing import PING, Framer, StreamEncoder
 from gateway.log.relay import LogRelay
 from shared.errors import InternalError, ShuttingDown, Unavailable, WarrenError
 from shared.messages import Failed, Started
@@ -217,6 +219,26 @@ class EventStream:
             encoder = encoder_for(self._rendering)
         payloads = [error_payload(error)] if encoder is None else encoder.fail(error)
         return b"".join([frame(payload, retry_ms=retry_ms) for payload in payloads])
+
+
+def encoder_for(rendering: Rendering) -> StreamEncoder:
+    """The encoder of a request's stream, from the first event of its log."""
+    match rendering.endpoint:
+        case "chat":
+            return ChunkEncoder(rendering, ChatChunks(rendering))
+        case "completions":
+            return ChunkEncoder(rendering, TextChunks(rendering))
+        case "responses":
+            return ResponseEncoder(rendering)
+        case "messages":
+            return MessageEncoder(rendering)
+
+
+def ping_for(rendering: Rendering | None) -> bytes:
+    """What keeps an idle connection open. Anthropic's clients expect an event, and may count
+    events to detect that a stream has stalled."""
+    is_messages = rendering is not None and rendering.endpoint == "messages"
+    return MESSAGES_PING if is_messages else PING
 
 
 async def send_last(send: Send, data: bytes) -> None:

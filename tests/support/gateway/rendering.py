@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from gateway.api.render import encoder_for, whole_answer
+from gateway.api.event_stream import encoder_for
+from gateway.api.render import whole_answer
 from gateway.api.render.gathering import Gathering
 from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent

@@ -6,7 +6,7 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.api.render import encoder_for
+from gateway.api.event_stream import encoder_for
 from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import EventId, Framer, Passed
