@@ -17,6 +17,7 @@ from shared.telemetry.metrics import (
 )
 from shared.telemetry.requests import TenantLabels
 
+_MAX_TENANTS = 1000
 _REASONS = ("worker_lost", "worker_silent", "connection_lost", "handed_over", "requested_again")
 _LIMITS = (
     "max_requests",
@@ -65,6 +66,7 @@ class Metrics:
     def __init__(self, num_tenants: int = 0) -> None:
         self.catalog = catalog = Catalog()
         self.gen_ai = GenAiMetrics()
+        self.tenant_usage = TenantUsage()
         self._tenants = TenantLabels(num_tenants, catalog.forget_tenant)
         self._by_class: dict[tuple[str, JobClass], RequestMetrics] = {}
         by_class = ("model", "class")
@@ -204,6 +206,44 @@ class Metrics:
         """All metrics in Prometheus' text format."""
         catalogs = (PROCESS, self.catalog)
         return b"".join(generate_latest(catalog.registry) for catalog in catalogs)
+
+
+@dataclass(slots=True)
+class UsageOfTenant:
+    """The use of one tenant since the gateway's start. Tokens count once a request has ended."""
+
+    num_requests: int = 0
+    """Including those in flight."""
+    num_in_flight: int = 0
+    num_failed: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens that were found in the prefix cache."""
+    num_generated_tokens: int = 0
+
+
+class TenantUsage:
+    """The usage of the latest tenants; beyond a thousand, the one that came first is forgotten."""
+
+    def __init__(self) -> None:
+        self.by_tenant: dict[str, UsageOfTenant] = {}
+
+    def num_in_flight(self, tenant: str) -> int:
+        """The requests of a tenant that are in flight."""
+        usage = self.by_tenant.get(tenant)
+        return 0 if usage is None else usage.num_in_flight
+
+    def begin(self, tenant: str) -> UsageOfTenant:
+        """Count a request that is in flight from now on. The caller updates the tenant's usage at
+        its end."""
+        usage = self.by_tenant.get(tenant)
+        if usage is None:
+            if len(self.by_tenant) >= _MAX_TENANTS:
+                del self.by_tenant[next(iter(self.by_tenant))]
+            usage = self.by_tenant[tenant] = UsageOfTenant()
+        usage.num_requests += 1
+        usage.num_in_flight += 1
+        return usage
 
 
 class GenAiMetrics:

@@ -21,7 +21,6 @@ from gateway.intake.admission import Admission
 from gateway.intake.api_keys import Keys
 from gateway.intake.limits import Limits
 from gateway.intake.signer import Signer
-from gateway.intake.tenant_usage import TenantUsage
 from gateway.ledger.prices import PriceTable
 from gateway.ledger.recorder import UsageRecorder
 from gateway.log.registry import Relays
@@ -83,7 +82,6 @@ class Gateway:
     deliverer: Deliverer
     recorder: UsageRecorder
     prices: PriceTable
-    tenant_usage: TenantUsage = field(default_factory=TenantUsage)
     started_at: float = field(default_factory=time.time)
     """Unix time in seconds."""
     batches_changed: asyncio.Event = field(default_factory=asyncio.Event)

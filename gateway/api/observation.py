@@ -8,7 +8,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from gateway.errors import ACCEPTED, SERVICE_FAILURES, status_of
-from gateway.intake.tenant_usage import UsageOfTenant
 from gateway.log.cursor import Item
 from gateway.log.relay import LogRelay
 from gateway.metrics import Metrics
@@ -41,9 +40,8 @@ class Observation:
         job: GenerationJob,
         job_class: JobClass,
         state: MutableMapping[str, Any],
-        usage: UsageOfTenant,
     ) -> None:
-        """``state`` is that of the HTTP request, ``usage`` that of the job's tenant."""
+        """``state`` is that of the HTTP request."""
         self.status = 200
         self.error: WarrenError | None = None
         """The error that ended the request, possibly after its status was sent."""
@@ -56,7 +54,6 @@ class Observation:
         self._state = state
         self._relay: LogRelay | None = None
         """Set once the request is accepted."""
-        self._usage = usage
         self._began_at = time.monotonic()
         self._first_token_s: float | None = None
         self._has_started = False
@@ -70,6 +67,7 @@ class Observation:
         self._in_state = self._of_class.num_waiting
 
     def __enter__(self) -> Self:
+        self._usage = self._metrics.tenant_usage.begin(self._job.tenant)
         self._in_state.inc()
         return self
 
@@ -80,6 +78,7 @@ class Observation:
         traceback: TracebackType | None,
     ) -> None:
         self._in_state.dec()
+        self._usage.num_in_flight -= 1
         if isinstance(error, WarrenError):
             self.status, self.error = status_of(error).code, error
         elif error is not None:

@@ -194,10 +194,7 @@ class LineServer:
             job = structs.replace(submitted.job, created_at=time.time())
             submitted = submitted._replace(job=job)
         job, facts, grant = submitted.job, submitted.facts, place.grant
-        with (
-            gateway.tenant_usage.request(batch.tenant) as usage,
-            Observation(gateway.metrics, job, "batch", {}, usage) as observation,
-        ):
+        with Observation(gateway.metrics, job, "batch", {}) as observation:
             async with gateway.relays.open(log, job, facts, lane="batch") as relay:
                 if grant is not None:
                     grant.is_published = True

@@ -2,6 +2,5 @@
 bodies.
 
 A request passes `api_keys.Keys`, `admission.Admission`, `admission.read_body` or
-`multipart.read_form`, and `limits.Limits`. `signer.Signer` signs stream tokens, and
-`tenant_usage.TenantUsage` counts for operators what each tenant has used.
+`multipart.read_form`, and `limits.Limits`. `signer.Signer` signs stream tokens.
 """

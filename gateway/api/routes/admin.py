@@ -189,7 +189,7 @@ def router(gateway: Gateway) -> APIRouter:
         """Show live workers, queues, streams and tenants, as this gateway sees them."""
         relays = gateway.relays.current()
         streams = [_stream(relay) for relay in relays[:_MAX_STREAMS]]
-        tenants = sorted(gateway.tenant_usage.by_tenant.items())
+        tenants = sorted(gateway.metrics.tenant_usage.by_tenant.items())
         status = Status(
             gateway=_gateway(gateway),
             workers=[_worker(*heard) for heard in gateway.workers.announced()],

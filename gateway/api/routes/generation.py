@@ -156,7 +156,7 @@ async def generate(
             submitted = submitted.limited(caller)
             lane = body.job_class
             if lane == "interactive":
-                num_in_flight = gateway.tenant_usage.num_in_flight(tenant)
+                num_in_flight = gateway.metrics.tenant_usage.num_in_flight(tenant)
                 gateway.workers.admit(body.model, num_in_flight)
             submitted = await submitted.checked()
             request.state.ignored_tools = body.ignored_tools
@@ -178,8 +178,7 @@ async def generate(
                         )
                     with (
                         in_own_words(),
-                        gateway.tenant_usage.request(tenant) as usage,
-                        Observation(gateway.metrics, job, lane, state, usage) as observation,
+                        Observation(gateway.metrics, job, lane, state) as observation,
                     ):
                         framer = _framer(request, submitted)
                         try:
