@@ -14,7 +14,6 @@ import msgspec
 
 from gateway.fleet.gauges import export_fleet
 from gateway.fleet.live_workers import Backlog, LiveWorkers
-from gateway.fleet.publishing import JobPublisher
 from gateway.fleet.queue_watch import QueueWatch
 from gateway.fleet.quick import QuickLane
 from gateway.intake.admission import Admission
@@ -92,9 +91,14 @@ class Gateway:
     def build(cls, settings: GatewaySettings, bus: Bus) -> "Gateway":
         """Build a gateway. Raises `StartupError`."""
         reply_queues = ReplyQueues(bus, settings.reply_retention_s)
-        workers = LiveWorkers(bus, Backlog(bus, settings.max_queue_wait_s))
-        queues = QueueWatch(bus, workers)
         keys, metrics = Keys.of(settings), Metrics(settings.metrics_tenants)
+        workers = LiveWorkers(
+            bus,
+            Backlog(bus, settings.max_queue_wait_s),
+            catalog=metrics.catalog,
+            has_affinity=settings.affinity,
+        )
+        queues = QueueWatch(bus, workers)
         admission = Admission(
             settings.max_requests, settings.max_bytes_in_flight, has_tenants=keys.are_needed
         )
@@ -108,8 +112,7 @@ class Gateway:
             first_pause_s=settings.webhook_retry_s,
         )
         metrics.keys_file_broken.set_function(lambda: keys.is_broken)
-        publisher = JobPublisher(bus, workers, metrics.catalog, has_affinity=settings.affinity)
-        relays = Relays(bus, reply_queues, workers, publisher, settings)
+        relays = Relays(bus, reply_queues, workers, settings)
         export_fleet(
             metrics.catalog,
             settings,

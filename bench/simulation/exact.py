@@ -2,7 +2,7 @@
 
 Every worker has a real `Engine` with its scheduler, shares and block pool on a device whose steps
 take the time of the cost model, and a real `JobWindow`. Jobs go through the in-memory broker, in
-the queues of `shared.topology`. A real `Backlog` admits them, and a real `JobPublisher` chooses the
+the queues of `shared.topology`. A real `Backlog` admits them, and a real `LiveWorkers` chooses the
 worker for a conversation. Written for the simulation are the shells around these: what
 `worker.jobs.consumer`, `worker.process.service` and a gateway do.
 """
@@ -23,11 +23,9 @@ from bench.simulation.spec import Spec
 from bench.simulation.traffic import Arrivals, Tenant
 from bench.simulation.virtual_time import VirtualTimeLoop
 from gateway.fleet.live_workers import Backlog, LiveWorkers
-from gateway.fleet.publishing import JobPublisher
 from shared import topology
 from shared.bus.memory import MemoryBus
 from shared.errors import Overloaded
-from shared.telemetry.metrics import Catalog
 from worker.engine.shares import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST
 
 
@@ -129,9 +127,8 @@ class ExactFleet:
         self._overflow = topology.jobs_queue(MODEL, "overflow")
         await self._bus.declare(self._queue, self._overflow)
         backlog = Backlog(self._bus, self._spec.max_queue_wait_s, self._loop.time)
-        self._live = LiveWorkers(self._bus, backlog, self._loop.time)
-        self._publisher = JobPublisher(
-            self._bus, self._live, Catalog(), has_affinity=self._spec.has_affinity
+        self._live = LiveWorkers(
+            self._bus, backlog, self._loop.time, has_affinity=self._spec.has_affinity
         )
         for _ in range(num_workers):
             self._add_worker()
@@ -187,7 +184,7 @@ class ExactFleet:
             if ready:
                 self._live.backlog.admit(MODEL, ready, num_in_flight)
             self._requests[request.name] = request
-            await self._publisher.publish(job_of(request), "")
+            await self._live.publish(job_of(request), "")
         except Overloaded:
             self._requests.pop(request.name, None)
             self.books.refused[request.tenant] += 1

@@ -1,9 +1,9 @@
-"""The live workers, and the estimated wait for them.
+"""The live workers, the estimated wait for them, and the publishing of jobs to their queues.
 
-All this is derived from announcements and from the queues at the broker. The wait for a new request
-is estimated as the queue depth divided by the workers' throughput. A worker's throughput is
-measured only while all its sequence slots are in use; otherwise it reflects demand rather than
-capacity.
+What is known of workers is derived from announcements and from the queues at the broker. The wait
+for a new request is estimated as the queue depth divided by the workers' throughput. A worker's
+throughput is measured only while all its sequence slots are in use; otherwise it reflects demand
+rather than capacity.
 """
 
 import asyncio
@@ -13,12 +13,24 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from prometheus_client import Counter
+
+from gateway.fleet import affinity
 from gateway.fleet.affinity import Candidate, num_used
 from shared import topology
-from shared.bus.base import Bus
-from shared.errors import BusError, InvalidRequest, ModelNotFound, Overloaded
-from shared.messages import Announcement
+from shared.bus.base import Bus, Message
+from shared.errors import (
+    BusError,
+    InvalidRequest,
+    MessageTooLarge,
+    ModelNotFound,
+    Overloaded,
+    PublishRefused,
+    Unroutable,
+)
+from shared.messages import Announcement, GenerationJob, JobClass, QuickJob, encode
 from shared.telemetry import incidents
+from shared.telemetry.metrics import Catalog
 
 _LOOK_INTERVAL_S = 0.1
 _STALE_AFTER_S = 1.0
@@ -173,12 +185,16 @@ class _Known:
 
 @dataclass(slots=True)
 class LiveWorkers:
-    """Workers with a recent announcement, by address."""
+    """Workers with a recent announcement, by address, and the publishing of generations to them."""
 
     bus: Bus
     backlog: Backlog
     clock: Callable[[], float] = time.monotonic
     """Returns the time in seconds."""
+    catalog: Catalog = field(default_factory=Catalog)
+    """The metrics to which a counter is added."""
+    has_affinity: bool = False
+    """Whether a job may go to the queue of the worker that may have its prefix in its cache."""
     _workers: dict[str, _Known] = field(default_factory=dict)
     _leaving: dict[str, _Known] = field(default_factory=dict)
     """Workers that take no more jobs."""
@@ -188,6 +204,16 @@ class LiveWorkers:
     known_models: dict[str, float] = field(default_factory=dict)
     """The models whose queues are known to exist, with or without a live worker, and the Unix time
     at which each was last seen: announced, requested, or with a job in a queue."""
+    _published: Counter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._published = self.catalog.counter(
+            "warren_gateway_jobs_published_total",
+            "Generations published, by route: near (to the worker that may have their prefix in "
+            "its cache) or shared (to the queue that all workers of the model share).",
+            "model",
+            "route",
+        )
 
     def hear(self, announcement: Announcement) -> None:
         now = self.clock()
@@ -242,6 +268,22 @@ class LiveWorkers:
         if workers := self.of_model(model):
             self.backlog.admit(model, [worker.worker for worker in workers], num_in_flight)
 
+    async def publish(
+        self, job: GenerationJob, reply_key: str, lane: JobClass = "interactive"
+    ) -> None:
+        """Publish a generation: to the queue of the worker that may have its prefix in its cache,
+        or to the one that all workers share.
+
+        Raises the same errors as `publish_job`.
+        """
+        near, shared = (self._published.labels(job.model, route) for route in ("near", "shared"))
+        favourite = self._favourite(job) if lane == "interactive" else None
+        if favourite is not None and await self._publish_near(job, reply_key, favourite.worker):
+            near.inc()
+        else:
+            await publish_job(self.bus, job, reply_key, lane)
+            shared.inc()
+
     def models(self) -> dict[str, list[Announcement]]:
         """The latest announcement of each live worker, by model."""
         self._forget()
@@ -273,6 +315,25 @@ class LiveWorkers:
         """Monotonic time of a worker's last heartbeat; 0 if there was none."""
         return self._heard_at.get(worker, 0.0)
 
+    def _favourite(self, job: GenerationJob) -> Announcement | None:
+        """The worker to prefer. None for a job that is published again, because it may have been
+        lost with that worker."""
+        if not self.has_affinity or job.publication:
+            return None
+        candidates = self.candidates(job.model)
+        if len(candidates) < 2:
+            return None
+        root = affinity.root_of(job)
+        return None if root is None else affinity.favourite(root, candidates)
+
+    async def _publish_near(self, job: GenerationJob, reply_key: str, address: str) -> bool:
+        """Publish to the queue of one worker; False if it is gone or full. Raises `BusError`."""
+        message = _message(job, reply_key)
+        with suppress(Unroutable, PublishRefused, MessageTooLarge):
+            await self.bus.publish(topology.near_binding(job.model, address), message)
+            return True
+        return False
+
     def _forget(self) -> None:
         now = self.clock()
         oldest = now - _FORGET_AFTER_S
@@ -281,3 +342,29 @@ class LiveWorkers:
         if len(self._heard_at) > 2 * len(self._workers) + 16:
             oldest = now - _FORGET_HEARTBEAT_AFTER_S
             self._heard_at = {a: at for a, at in self._heard_at.items() if at > oldest}
+
+
+async def publish_job(
+    bus: Bus, job: GenerationJob | QuickJob, reply_key: str, lane: JobClass = "interactive"
+) -> None:
+    """Publish ``job`` to a queue of its model, if it is a generation that of its class ``lane``; it
+    is answered under ``reply_key``.
+
+    Raises `ModelNotFound`, `Overloaded`, `InvalidRequest` and `BusError`.
+    """
+    of_job: topology.Lane = lane if isinstance(job, GenerationJob) else "quick"
+    message = _message(job, reply_key)
+    try:
+        await bus.publish(topology.jobs_binding(job.model, of_job), message)
+    except Unroutable:
+        raise ModelNotFound(f"The model '{job.model}' does not exist.", param="model") from None
+    except PublishRefused:
+        raise Overloaded(
+            "Too many requests are waiting for this model.", limit="queue_length"
+        ) from None
+    except MessageTooLarge:
+        raise InvalidRequest("The request is too large.") from None
+
+
+def _message(job: GenerationJob | QuickJob, reply_key: str) -> Message:
+    return Message(encode(job), correlation_id=job.request_id, reply_to=reply_key)

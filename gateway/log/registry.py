@@ -22,7 +22,6 @@ from typing import Any
 import msgspec
 
 from gateway.fleet.live_workers import LiveWorkers
-from gateway.fleet.publishing import JobPublisher
 from gateway.log.cursor import NOT_FOUND, Fate, LogFacts, Retention
 from gateway.log.reading import EXPIRED
 from gateway.log.relay import LogRelay
@@ -62,11 +61,10 @@ class Relays:
         bus: Bus,
         queues: ReplyQueues,
         workers: LiveWorkers,
-        publisher: JobPublisher,
         settings: GatewaySettings,
     ) -> None:
         self._bus = bus
-        self._publisher = publisher
+        self._workers = workers
         self._queues = queues
         self._settings = settings
         self._stalls = StallWatch(workers, settings.worker_silence_s)
@@ -251,7 +249,7 @@ class Relays:
         return msgspec.structs.replace(job, publication=publication)
 
     async def _publish(self, relay: LogRelay, job: GenerationJob) -> None:
-        await self._publisher.publish(job, relay.log_name, relay.lane)
+        await self._workers.publish(job, relay.log_name, relay.lane)
 
     async def _is_broker_well(self) -> bool:
         try:

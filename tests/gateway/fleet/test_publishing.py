@@ -7,7 +7,6 @@ import pytest
 from prometheus_client import generate_latest
 
 from gateway.fleet.live_workers import Backlog, LiveWorkers
-from gateway.fleet.publishing import JobPublisher
 from shared import topology
 from shared.bus.base import Queue
 from shared.bus.memory import MemoryBus
@@ -32,14 +31,16 @@ NEAR = [near_queue("a"), near_queue("b")]
 SHARED = [topology.jobs_queue(MODEL, job_class) for job_class in topology.JOB_CLASSES]
 
 
-def publisher(
+def gateway(
     bus: MemoryBus, *workers: str, has_affinity: bool = True, catalog: Catalog | None = None
-) -> JobPublisher:
+) -> LiveWorkers:
     """A gateway that has heard these workers."""
-    live = LiveWorkers(bus, Backlog(bus, 60))
+    live = LiveWorkers(
+        bus, Backlog(bus, 60), catalog=catalog or Catalog(), has_affinity=has_affinity
+    )
     for name in workers:
         live.hear(announcement(name, model=MODEL, takes_near_jobs=True))
-    return JobPublisher(bus, live, catalog or Catalog(), has_affinity=has_affinity)
+    return live
 
 
 async def num_jobs(bus: MemoryBus, queues: list[Queue]) -> int:
@@ -50,8 +51,8 @@ async def test_a_conversation_goes_to_the_same_worker_from_all_gateways(bus: Mem
     await bus.declare(*SHARED, *NEAR)
 
     for _ in range(3):
-        await publisher(bus, "a", "b").publish(LONG, "reply.x")
-        await publisher(bus, "b", "a").publish(LONG, "reply.x")
+        await gateway(bus, "a", "b").publish(LONG, "reply.x")
+        await gateway(bus, "b", "a").publish(LONG, "reply.x")
 
     assert sorted([await num_ready(bus, queue.name) for queue in NEAR]) == [0, 6]
 
@@ -71,7 +72,7 @@ async def test_other_jobs_go_to_all_workers(
 ) -> None:
     await bus.declare(*SHARED, *NEAR)
 
-    await publisher(bus, *workers, has_affinity=has_affinity).publish(job, "reply.x", lane)
+    await gateway(bus, *workers, has_affinity=has_affinity).publish(job, "reply.x", lane)
 
     assert await num_ready(bus, topology.jobs_queue(MODEL, lane).name) == 1
     assert await num_jobs(bus, NEAR) == 0
@@ -80,7 +81,7 @@ async def test_other_jobs_go_to_all_workers(
 async def test_a_job_goes_to_all_workers_if_the_favourites_queue_is_gone(bus: MemoryBus) -> None:
     await bus.declare(*SHARED)
 
-    await publisher(bus, "a", "b").publish(LONG, "reply.x")
+    await gateway(bus, "a", "b").publish(LONG, "reply.x")
 
     assert await num_jobs(bus, SHARED) == 1
 
@@ -88,20 +89,20 @@ async def test_a_job_goes_to_all_workers_if_the_favourites_queue_is_gone(bus: Me
 async def test_a_job_goes_to_all_workers_if_the_favourites_queue_is_full(bus: MemoryBus) -> None:
     await bus.declare(*SHARED, *(replace(queue, max_length=0) for queue in NEAR))
 
-    await publisher(bus, "a", "b").publish(LONG, "reply.x")
+    await gateway(bus, "a", "b").publish(LONG, "reply.x")
 
     assert await num_jobs(bus, SHARED) == 1
 
 
 async def test_a_model_without_queues_does_not_exist(bus: MemoryBus) -> None:
     with pytest.raises(ModelNotFound):
-        await publisher(bus, "a", "b").publish(LONG, "reply.x")
+        await gateway(bus, "a", "b").publish(LONG, "reply.x")
 
 
 async def test_jobs_are_counted_by_their_route(bus: MemoryBus) -> None:
     await bus.declare(*SHARED, *NEAR)
     catalog = Catalog()
-    publishing = publisher(bus, "a", "b", catalog=catalog)
+    publishing = gateway(bus, "a", "b", catalog=catalog)
 
     for job in (LONG, LONG, SHORT):
         await publishing.publish(job, "reply.x")

@@ -3,7 +3,6 @@
 import pytest
 
 from gateway.fleet.live_workers import Backlog, LiveWorkers
-from gateway.fleet.publishing import JobPublisher
 from gateway.log.registry import Relays
 from gateway.log.reply_queues import ReplyQueues
 from shared import settings, topology
@@ -11,16 +10,14 @@ from shared.bus.base import Message
 from shared.bus.memory import MemoryBus
 from shared.errors import StreamExpired
 from shared.settings import GatewaySettings
-from shared.telemetry.metrics import Catalog
 
 
 async def test_a_log_that_is_deleted_before_its_reader_marks_its_end_has_expired(
     bus: MemoryBus,
 ) -> None:
     chosen = settings.load(GatewaySettings)
-    workers = LiveWorkers(bus, Backlog(bus, 60))
-    publisher = JobPublisher(bus, workers, Catalog(), has_affinity=True)
-    relays = Relays(bus, ReplyQueues(bus, 60), workers, publisher, chosen)
+    workers = LiveWorkers(bus, Backlog(bus, 60), has_affinity=True)
+    relays = Relays(bus, ReplyQueues(bus, 60), workers, chosen)
 
     with pytest.raises(StreamExpired):
         async with relays.resume("resp_deleted", "acme") as relay:

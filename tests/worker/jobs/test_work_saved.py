@@ -7,7 +7,7 @@ import urllib.request
 import msgspec
 import pytest
 
-from gateway.fleet.publishing import publish_job
+from gateway.fleet.live_workers import publish_job
 from shared import topology
 from shared.bus.base import Bus, Message
 from shared.bus.memory import MemoryBus
