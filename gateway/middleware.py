@@ -23,8 +23,7 @@ from gateway.errors import (
     report,
     status_of,
 )
-from gateway.intake.api_keys import Keys, authorization_of
-from gateway.intake.key_file import ApiKey
+from gateway.intake.api_keys import ApiKey, Keys, authorization_of
 from gateway.intake.limits import Limits
 from gateway.metrics import Metrics
 from shared.errors import InternalError, InvalidApiKey, PermissionDenied

@@ -178,10 +178,10 @@ def _keys(gateway: GatewaySettings) -> Finding:
         if gateway.allow_anonymous:
             return warning("API keys", "anyone may use the gateway", "set WARREN_KEYS_FILE")
         return ok("API keys", "none: the gateway listens on loopback addresses only")
-    from gateway.intake.key_file import KeyFile
+    from gateway.intake.api_keys import read_keys
 
     try:
-        num_keys = len(KeyFile(gateway.keys_file).read())
+        num_keys = len(read_keys(gateway.keys_file))
     except StartupError as error:
         remedy = "correct that line" if gateway.keys_file.exists() else "`warren keys add TENANT`"
         return failure("API keys", error.message, remedy)

@@ -8,7 +8,8 @@ import typer
 
 from cli.runtime import user_name
 from cli.terminal import notices, output
-from gateway.intake.key_file import SCOPES, ApiKey, KeyFile, id_of, read_options
+from gateway.intake.api_keys import SCOPES, ApiKey, id_of, read_keys, read_options
+from gateway.intake.key_file import KeyFile
 from shared.errors import StartupError
 from shared.settings import variable
 from shared.telemetry import audit
@@ -100,7 +101,7 @@ def list_(keys_file: KeysFile) -> None:
 
     [dim]warren keys list --keys-file /etc/warren/keys[/]
     """
-    for key in KeyFile(keys_file).read().values():
+    for key in read_keys(keys_file).values():
         _show(_described(key))
 
 
@@ -121,7 +122,7 @@ def rotate(
     file = KeyFile(keys_file)
     key = file.rotate(key_id, timedelta(hours=grace_hours))
     _show(key)
-    _record("API key rotated", key_id, file.read()[key_id].tenant)
+    _record("API key rotated", key_id, read_keys(keys_file)[key_id].tenant)
 
 
 @app.command()

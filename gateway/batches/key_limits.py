@@ -6,8 +6,7 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from gateway.intake.api_keys import Keys
-from gateway.intake.key_file import ApiKey
+from gateway.intake.api_keys import ApiKey, Keys
 from gateway.intake.limits import Grant, Limits
 from gateway.store.batches import BatchRecord
 from shared.errors import RateLimited

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 
-from gateway.intake.key_file import ApiKey
+from gateway.intake.api_keys import ApiKey
 from gateway.intake.key_usage import Claim, KeyUse, UsageLedger
 from shared import topology
 from shared.bus.base import Bus, Message

@@ -22,7 +22,7 @@ from gateway.api.bodies.structured_output import (
 )
 from gateway.api.bodies.tool_choice import ToolUse
 from gateway.api.rendering import Rendering
-from gateway.intake.key_file import ApiKey
+from gateway.intake.api_keys import ApiKey
 from gateway.log.cursor import LogFacts
 from gateway.text.reasoning import THOUGHTS
 from shared.errors import InvalidRequest

@@ -36,7 +36,7 @@ from gateway.api.render.responses import ResponseObject
 from gateway.api.rendering import Rendering
 from gateway.api.truncation import truncated
 from gateway.intake.admission import parsed, read_body
-from gateway.intake.key_file import ApiKey
+from gateway.intake.api_keys import ApiKey
 from gateway.intake.limits import Grant, tokens_of
 from gateway.intake.signer import KEY_HEADER, Verb, check_key, hash_body
 from gateway.log.cursor import Departure, Fate, Restarted

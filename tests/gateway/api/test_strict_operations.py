@@ -12,7 +12,8 @@ from openai.types.responses import ResponseStreamEvent
 from openai.types.webhooks import UnwrapWebhookEvent
 
 from gateway.app import create_app
-from gateway.intake.key_file import SCOPES, KeyFile
+from gateway.intake.api_keys import SCOPES
+from gateway.intake.key_file import KeyFile
 from shared import settings
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Failed

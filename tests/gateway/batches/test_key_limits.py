@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from gateway.batches.key_limits import LineLimits, LinePlace, key_of
-from gateway.intake.api_keys import Keys
-from gateway.intake.key_file import ApiKey, KeyFile
+from gateway.intake.api_keys import ApiKey, Keys, read_keys
+from gateway.intake.key_file import KeyFile
 from gateway.intake.limits import Limits
 from gateway.store.batches import BatchRecord
 from shared.bus.memory import MemoryBus
@@ -52,7 +52,7 @@ def batch_of(key: ApiKey) -> BatchRecord:
 def ordered(file: KeyFile, **limited: int) -> BatchRecord:
     """A batch of a new key."""
     file.add("alice", **limited)
-    (key,) = file.read().values()
+    (key,) = read_keys(file.path).values()
     return batch_of(key)
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.intake.key_file import KeyFile, id_of
+from gateway.intake.api_keys import id_of
+from gateway.intake.key_file import KeyFile
 from shared.bus.memory import MemoryBus
 from tests.support.gateway.http import chat_body, live_gateway
 from tests.support.workers.scripted_worker import ScriptedWorker

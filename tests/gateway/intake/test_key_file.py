@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.intake.key_file import ApiKey, KeyFile, parse_line
+from gateway.intake.api_keys import ApiKey, parse_line, read_keys
+from gateway.intake.key_file import KeyFile
 from shared.errors import StartupError
 
 DIGEST = "0" * 64
@@ -69,7 +70,7 @@ def test_a_fault_names_its_line_and_field(file: KeyFile, line: str, fault: str) 
     file.path.write_text(f"# keys\n{line}\n")
 
     with pytest.raises(StartupError) as raised:
-        file.read()
+        read_keys(file.path)
 
     assert str(raised.value).startswith(f"{file.path}:2: the keys cannot be used: ")
     assert fault in str(raised.value)
@@ -79,14 +80,14 @@ def test_two_keys_of_one_id_are_refused(file: KeyFile) -> None:
     file.path.write_text(f"00aa alice {DIGEST} x\n00aa bob {DIGEST} x\n")
 
     with pytest.raises(StartupError, match=r"keys:2: .*duplicate key id 00aa"):
-        file.read()
+        read_keys(file.path)
 
 
 def test_what_is_not_text_is_refused(file: KeyFile) -> None:
     file.path.write_bytes(b"\xff")
 
     with pytest.raises(StartupError, match="not text"):
-        file.read()
+        read_keys(file.path)
 
 
 def test_the_file_does_not_hold_the_key_and_is_its_owners_alone(file: KeyFile) -> None:
@@ -132,7 +133,7 @@ def test_a_key_is_added_after_a_line_that_has_no_end(file: KeyFile) -> None:
 
     file.add("bob")
 
-    assert [key.tenant for key in file.read().values()] == ["alice", "bob"]
+    assert [key.tenant for key in read_keys(file.path).values()] == ["alice", "bob"]
 
 
 @pytest.mark.parametrize("tenant", ["", "a b", "a#b", "ü", "x" * 129])
