@@ -3,8 +3,8 @@
 import msgspec
 
 from gateway.api.render import whole_answer
+from gateway.api.render.formats import rendering_of
 from gateway.api.render.gathering import Gathering
-from gateway.api.rendering import rendering_of
 from gateway.errors import error_body, status_of
 from shared import errors
 from shared.errors import InternalError

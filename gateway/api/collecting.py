@@ -16,10 +16,9 @@ from functools import partial
 from typing import NamedTuple
 
 from gateway.api import keeping
-from gateway.api.render.formats import error_of
+from gateway.api.render.formats import decode_rendering, error_of
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.responses import ResponseObject, gathered_response
-from gateway.api.rendering import decode_rendering
 from gateway.log.cursor import Departure, Item, LogEvent, LogFacts, Restarted
 from gateway.log.relay import LogRelay
 from gateway.store.history.responses import PendingResponse

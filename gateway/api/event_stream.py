@@ -10,11 +10,10 @@ from starlette.types import Receive, Send
 from gateway.api.bodies.submission import Submission
 from gateway.api.observation import Observation
 from gateway.api.render.chat_completions import ChatChunks, ChunkEncoder, TextChunks
-from gateway.api.render.formats import error_of, error_payload
+from gateway.api.render.formats import Rendering, decode_rendering, error_of, error_payload
 from gateway.api.render.messages import PING as MESSAGES_PING
 from gateway.api.render.messages import MessageEncoder
 from gateway.api.render.responses import ResponseEncoder, ResponseObject
-from gateway.api.rendering import Rendering, decode_rendering
 from gateway.log.cursor import Item, LogEvent, LogFacts, Restarted
 from gateway.log.framing import PING, Framer, StreamEncoder
 from gateway.log.relay import LogRelay

@@ -27,7 +27,7 @@ from gateway.api.bodies.tool_choice import (
     ToolUse,
     tool_use,
 )
-from gateway.api.rendering import Endpoint
+from gateway.api.render.formats import Endpoint
 from shared.errors import InvalidRequest
 from shared.messages import (
     MAX_MESSAGES,

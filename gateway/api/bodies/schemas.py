@@ -30,7 +30,7 @@ from gateway.api.bodies.tool_choice import (
     function_use,
     tool_use,
 )
-from gateway.api.rendering import Endpoint, ServiceTier
+from gateway.api.render.formats import Endpoint, ServiceTier
 from shared.errors import InvalidRequest, ModelNotFound
 from shared.messages import (
     MAX_BAD_WORDS,

@@ -5,6 +5,7 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
+import msgspec
 from msgspec import structs
 
 from gateway.api.bodies.conversations import in_form
@@ -21,13 +22,14 @@ from gateway.api.bodies.structured_output import (
     wanted_constraint,
 )
 from gateway.api.bodies.tool_choice import ToolUse
-from gateway.api.rendering import Rendering
+from gateway.api.render.formats import Rendering
 from gateway.intake.api_keys import ApiKey
 from gateway.log.cursor import LogFacts
 from gateway.text.reasoning import THOUGHTS
 from shared.errors import InvalidRequest
 from shared.messages import (
     MAX_CHOICES,
+    MAX_CONTEXT_BYTES,
     Announcement,
     ChatPrompt,
     GenerationJob,
@@ -133,7 +135,8 @@ def submission(
     rendering = _rendering(request, request_id, int(created_at), prompts, calls, served, echoed)
     rendering = structs.replace(rendering, is_stored=is_stored)
     is_detached = request.detach if is_detached is None else is_detached
-    facts = rendering.in_log(
+    facts, context = facts_of(
+        rendering,
         tenant=tenant,
         body_hash=body_hash,
         is_detached=is_detached,
@@ -151,7 +154,7 @@ def submission(
         deadline=deadline,
         is_detached=is_detached,
         wants_prompt_text=request.echo,
-        context=facts.encode(),
+        context=context,
         trace=dict(trace),
     )
     _check_sizes(request, job, served)
@@ -160,6 +163,32 @@ def submission(
 
 def _dated(prompt: Prompt, now: float) -> Prompt:
     return structs.replace(prompt, now=now) if isinstance(prompt, ChatPrompt) else prompt
+
+
+def facts_of(
+    rendering: Rendering, *, tenant: str, body_hash: str, is_detached: bool, trace_id: str = ""
+) -> tuple[LogFacts, bytes]:
+    """The facts of a request that its log carries, and their encoding. Raises `InvalidRequest` if
+    they are too long."""
+    facts = LogFacts(
+        tenant=tenant,
+        body_hash=body_hash,
+        num_choices=rendering.total_drawn,
+        is_detached=is_detached,
+        trace_id=trace_id,
+        rendering=rendering.encode(),
+    )
+    context = facts.encode()
+    if len(context) > MAX_CONTEXT_BYTES:
+        repeated = msgspec.json.decode(rendering.echoed, type=dict[str, msgspec.Raw])
+        # Apart from what is repeated, only the names of tools and of their parameters are long.
+        param = max(repeated, key=lambda name: len(repeated[name]), default="tools")
+        raise InvalidRequest(
+            f"{param}: the part of the request that its response needs is longer than "
+            f"{MAX_CONTEXT_BYTES} bytes.",
+            param=param,
+        )
+    return facts, context
 
 
 def _wanted(

@@ -22,6 +22,7 @@ from gateway.api.render.formats import (
     Delta,
     Function,
     MessageToolCall,
+    Rendering,
     TextChoice,
     TokenCounts,
     ToolCallDelta,
@@ -42,9 +43,7 @@ from gateway.api.render.logprobs import (
     chat_logprobs,
     joined,
     prompt_logprobs,
-    shown_logprobs,
 )
-from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import Payload
 from gateway.text.pieces import CallArguments, CallInput, CallStart, Content, Piece, Reasoning
@@ -74,7 +73,7 @@ class ChatChunks:
     def tokens(self, event: TokenDelta | Finished, pieces: Sequence[Piece]) -> list[ChunkChoice]:
         """New tokens of one choice, and the pieces of their text."""
         deltas = [self._delta(event.choice, piece) for piece in pieces]
-        logprobs = _chat_logprobs(self._rendering, shown_logprobs(self._rendering, event))
+        logprobs = _chat_logprobs(self._rendering, self._rendering.shown_logprobs(event))
         if logprobs is not None and not deltas:
             deltas = [Delta(content="")]
         return [
@@ -162,7 +161,7 @@ class TextChunks:
         return [self._echo(k) for k in range(first, first + self._rendering.num_drawn)]
 
     def tokens(self, event: TokenDelta | Finished, pieces: Sequence[Piece]) -> list[ChunkChoice]:
-        shown = () if self._rendering.logprobs is None else shown_logprobs(self._rendering, event)
+        shown = () if self._rendering.logprobs is None else self._rendering.shown_logprobs(event)
         if not event.text and not shown:
             return []
         logprobs = self._scales[event.choice].read(shown) if shown else None

@@ -6,8 +6,7 @@ from dataclasses import replace
 from itertools import accumulate, groupby
 from typing import TypeAlias
 
-from gateway.api.render.logprobs import shown_logprobs
-from gateway.api.rendering import Rendering
+from gateway.api.render.formats import Rendering
 from gateway.text.pieces import (
     CallArguments,
     CallInput,
@@ -67,7 +66,7 @@ class ChoiceReader:
         token's logprobs do not depend on the division into events.
         """
         num_chars = () if isinstance(event, Choice) else event.num_chars
-        shown = shown_logprobs(self.rendering, event)
+        shown = self.rendering.shown_logprobs(event)
         parts: list[Part]
         if num_chars and event.logprobs:
             ends = [*accumulate(num_chars), len(event.text)]

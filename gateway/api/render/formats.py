@@ -1,30 +1,147 @@
-"""OpenAI's formats of an answer, whole and in chunks, with its usage and errors."""
+"""How to render the answer to a request, which its log carries, and OpenAI's formats of an answer:
+whole and in chunks, with its usage and errors."""
 
 import base64
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import msgspec
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.api.render.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
-from gateway.api.rendering import Rendering, ServiceTier
 from gateway.errors import error_body
-from gateway.log.cursor import LogEvent
+from gateway.log.cursor import NOT_FOUND, LogEvent, LogFacts, decode_facts
 from gateway.log.framing import Payload
 from gateway.text.tools.delimited import kimi_call_id
 from shared import errors, messages
-from shared.errors import WarrenError
-from shared.messages import Choice, Completed, Failed, Finished, Started, TokenDelta
+from shared.errors import StreamNotFound, WarrenError
+from shared.messages import (
+    MAX_CHOICES,
+    MAX_PROMPTS,
+    Choice,
+    Completed,
+    Failed,
+    Finished,
+    Started,
+    TokenDelta,
+    TokenLogprobs,
+)
 
+Endpoint: TypeAlias = Literal["chat", "completions", "responses", "messages"]
+ServiceTier: TypeAlias = Literal["default", "flex"]
 ENCODER = msgspec.json.Encoder()
 
 
 DONE = Payload(b"[DONE]", has_place=False)
 _PADDED_BYTES = 32
 FinishReason: TypeAlias = messages.FinishReason | Literal["tool_calls", "function_call"]
+
+
+class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a log is rendered. The response is a function of this and of the log."""
+
+    endpoint: Endpoint
+    request_id: str
+    model: str
+    created: int
+    """Unix time in seconds."""
+    num_prompts: Annotated[int, Meta(ge=1, le=MAX_PROMPTS)] = 1
+    num_choices: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
+    """Answers to each prompt that the client requests."""
+    best_of: Annotated[int, Meta(ge=0, le=MAX_CHOICES)] = 0
+    """Answers generated for each prompt, if more than requested; otherwise 0."""
+    max_tokens: int | None = None
+    """The limit of an answer that may end before it because the context does."""
+    is_stream: bool = False
+    include_usage: bool = False
+    continuous_usage: bool = False
+    is_obfuscated: bool = False
+    """Chunks of a stream are padded."""
+    echo: bool = False
+    logprobs: int | None = None
+    """The number of alternatives to each token in the response; None: no logprobs."""
+    prompt_logprobs: int | None = None
+    tokens_as_ids: bool = False
+    """Tokens in logprobs are rendered as ``token_id:17``."""
+    tool_parser: str | None = None
+    """The format of tool calls to parse; None: the text contains none."""
+    tool_names: tuple[str, ...] | None = None
+    """The functions that may be called; None: any. What names another one is text."""
+    text_parameters: dict[str, tuple[str, ...]] | None = None
+    """Of each of these functions the parameters that are text, if the parser needs them."""
+    custom_tools: tuple[str, ...] = ()
+    """Those of the functions that clients know as custom tools."""
+    num_earlier_calls: int = 0
+    """The calls of the conversation, if the ids of further ones count them."""
+    is_forced: bool = False
+    """The model is constrained to write only tool calls."""
+    has_functions: bool = False
+    """A call has the older form of a chat, `function_call`."""
+    is_single_call: bool = False
+    """Tool calls after the first are dropped."""
+    reasoning_parser: str | None = None
+    include_reasoning: bool = True
+    fingerprint: str | None = None
+    service_tier: ServiceTier | None = None
+    """The one in which the request is served, if it names any."""
+    is_stored: bool = False
+    """The response is stored in the database."""
+    echoed: bytes = b"{}"
+    """The request's fields that a response of the Responses API repeats, as JSON."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all text is content: there is neither reasoning nor a call to parse."""
+        return self.tool_parser is None and self.reasoning_parser is None
+
+    @property
+    def num_drawn(self) -> int:
+        """Generated choices per prompt."""
+        return self.best_of or self.num_choices
+
+    @property
+    def total_drawn(self) -> int:
+        """Generated choices in the log."""
+        return self.num_prompts * self.num_drawn
+
+    def encode(self) -> bytes:
+        """Encode for `LogFacts.rendering`."""
+        return _RENDERING_ENCODER.encode(self)
+
+    def shown_logprobs(self, event: TokenDelta | Finished | Choice) -> Sequence[TokenLogprobs]:
+        """The logprobs of an event's tokens that the client is shown.
+
+        As in OpenAI's answers, they spell the text: a token that ended the choice without being
+        part of it is left out. Tokens as ids are the model's output rather than text, and contain
+        it. So does an echo: lm-eval asks for one token after the prompt, and ignores the last of
+        all logprobs.
+        """
+        if event.has_end_token and not self.tokens_as_ids and not self.echo:
+            return event.logprobs[:-1]
+        return event.logprobs
+
+
+_RENDERING_ENCODER = msgspec.msgpack.Encoder()
+_RENDERING_DECODER = msgspec.msgpack.Decoder(Rendering)
+
+
+def decode_rendering(facts: LogFacts) -> Rendering:
+    """Raises `StreamNotFound` if another program wrote it."""
+    try:
+        rendering = _RENDERING_DECODER.decode(facts.rendering)
+    except (msgspec.MsgspecError, RecursionError):
+        raise StreamNotFound(NOT_FOUND) from None
+    if rendering.total_drawn != facts.num_choices:
+        raise StreamNotFound(NOT_FOUND)
+    return rendering
+
+
+def rendering_of(context: bytes) -> Rendering:
+    """The rendering in a job's context. Raises `StreamNotFound` and `msgspec.MsgspecError` if
+    another program wrote it."""
+    return decode_rendering(decode_facts(context))
 
 
 def error_payload(error: WarrenError) -> Payload:

@@ -4,9 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from gateway.api.render.choice_reader import ChoiceReader, Part
-from gateway.api.render.formats import TokenCounts, Usage, system_fingerprint
-from gateway.api.render.logprobs import shown_logprobs
-from gateway.api.rendering import Rendering
+from gateway.api.render.formats import Rendering, TokenCounts, Usage, system_fingerprint
 from gateway.log.cursor import LogEvent
 from gateway.text.pieces import CallArguments, CallInput, CallStart, Content, Piece, Reasoning
 from shared import messages
@@ -53,7 +51,7 @@ class GatheredChoice:
     def read(self, event: TokenDelta | Finished | messages.Choice) -> None:
         """Take the next tokens; all but `TokenDelta` are the last."""
         self.text += event.text
-        self.logprobs += shown_logprobs(self.reader.rendering, event)
+        self.logprobs += self.reader.rendering.shown_logprobs(event)
         self.scores += [token.chosen.logprob for token in event.logprobs]
         if not isinstance(event, TokenDelta):
             self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason

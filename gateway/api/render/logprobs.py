@@ -6,8 +6,7 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from gateway.api.rendering import Rendering
-from shared.messages import Choice, Finished, Logprob, TokenDelta, TokenLogprobs
+from shared.messages import Logprob, TokenLogprobs
 
 LEAST_LIKELY = -9999.0
 """OpenAI's value for an almost impossible token; JSON has no infinity."""
@@ -45,20 +44,6 @@ class PromptLogprob(Struct, frozen=True, kw_only=True):
 
 
 PromptLogprobs: TypeAlias = list[dict[int, PromptLogprob] | None]
-
-
-def shown_logprobs(
-    rendering: Rendering, event: TokenDelta | Finished | Choice
-) -> Sequence[TokenLogprobs]:
-    """The logprobs of an event's tokens that the client is shown.
-
-    As in OpenAI's answers, they spell the text: a token that ended the choice without being part of
-    it is left out. Tokens as ids are the model's output rather than text, and contain it. So does
-    an echo: lm-eval asks for one token after the prompt, and ignores the last of all logprobs.
-    """
-    if event.has_end_token and not rendering.tokens_as_ids and not rendering.echo:
-        return event.logprobs[:-1]
-    return event.logprobs
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprobs], *, as_ids: bool) -> ChatLogprobs:

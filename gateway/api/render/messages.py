@@ -11,6 +11,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.api.render.formats import (
     ENCODER,
+    Rendering,
     TokenCounts,
     Usage,
     call_id,
@@ -18,7 +19,6 @@ from gateway.api.render.formats import (
     system_fingerprint,
 )
 from gateway.api.render.gathering import Gathering
-from gateway.api.rendering import Rendering
 from gateway.errors import messages_error_body
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import Payload

@@ -6,9 +6,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from gateway.api.render.choice_reader import Part, merged
-from gateway.api.render.formats import call_id
+from gateway.api.render.formats import Rendering, call_id
 from gateway.api.render.logprobs import chat_logprobs
-from gateway.api.rendering import Rendering
 from gateway.text.pieces import CallArguments, CallInput, CallStart, Content, Piece, Reasoning
 from shared.messages import TokenLogprobs
 

@@ -10,6 +10,8 @@ from gateway.api.render.choice_reader import ChoiceReader
 from gateway.api.render.formats import (
     ENCODER,
     PromptTokensDetails,
+    Rendering,
+    ServiceTier,
     TokenCounts,
     Usage,
     error_of,
@@ -18,7 +20,6 @@ from gateway.api.render.formats import (
 )
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.output_items import Event, ItemWriter
-from gateway.api.rendering import Rendering, ServiceTier
 from gateway.errors import status_of
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import Payload

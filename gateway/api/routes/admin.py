@@ -18,7 +18,7 @@ from msgspec import Struct
 from starlette.exceptions import HTTPException
 
 from gateway.api.openapi import answered
-from gateway.api.rendering import decode_rendering
+from gateway.api.render.formats import decode_rendering
 from gateway.fleet.queue_watch import QueueReading
 from gateway.intake.api_keys import ApiKey
 from gateway.log.cursor import LogEnd

@@ -30,10 +30,9 @@ from gateway.api.keeping import Keeping
 from gateway.api.observation import Observation
 from gateway.api.openapi import documented
 from gateway.api.render import whole_answer
-from gateway.api.render.formats import ChatCompletion, Completion
+from gateway.api.render.formats import ChatCompletion, Completion, Rendering
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.responses import ResponseObject
-from gateway.api.rendering import Rendering
 from gateway.api.truncation import truncated
 from gateway.intake.admission import parsed, read_body
 from gateway.intake.api_keys import ApiKey

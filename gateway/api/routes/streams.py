@@ -15,7 +15,7 @@ from gateway.api.event_stream import (
     raise_failure,
     until_disconnect,
 )
-from gateway.api.rendering import decode_rendering
+from gateway.api.render.formats import decode_rendering
 from gateway.intake.api_keys import ApiKey
 from gateway.intake.signer import Verb
 from gateway.log.cursor import NOT_FOUND, Departure

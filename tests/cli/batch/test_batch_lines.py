@@ -9,7 +9,7 @@ from cli.batch.input_file import BatchFile, model_of
 from gateway.api.bodies.parsing import parse
 from gateway.api.bodies.schemas import ChatRequest
 from gateway.api.bodies.submission import submission
-from gateway.api.rendering import rendering_of
+from gateway.api.render.formats import rendering_of
 from shared.errors import InvalidRequest
 from shared.messages import ChatPrompt, TextPrompt
 from tests.support.workers.batch_files import chat_line, completion_line, write_lines

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import uvloop
 
-from gateway.api.rendering import Rendering
+from gateway.api.render.formats import Rendering
 from gateway.app import create_app
 from gateway.log.cursor import LogFacts
 from gateway.server import listen, opened

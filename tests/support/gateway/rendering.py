@@ -10,8 +10,8 @@ import msgspec
 
 from gateway.api.event_stream import encoder_for
 from gateway.api.render import whole_answer
+from gateway.api.render.formats import Rendering
 from gateway.api.render.gathering import Gathering
-from gateway.api.rendering import Rendering
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import EventId, Framer
 from shared.log import LogReader, LogWriter, Relay

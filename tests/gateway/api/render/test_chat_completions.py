@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from gateway.api.render.formats import Endpoint
 from gateway.api.render.logprobs import chat_logprobs
-from gateway.api.rendering import Endpoint
 from shared.messages import Logprob, TokenLogprobs
 from tests.support.gateway.rendering import END, Log, context_of, joined
 

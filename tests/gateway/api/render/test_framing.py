@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.api.rendering import Rendering
+from gateway.api.render.formats import Rendering
 from gateway.log.framing import START, EventId, Framer, Payload
 from shared.errors import InvalidRequest
 from tests.support.gateway.rendering import END, Log, context_of

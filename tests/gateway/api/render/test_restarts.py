@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.api.event_stream import encoder_for
-from gateway.api.rendering import Rendering
+from gateway.api.render.formats import Rendering
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import EventId, Framer, Passed
 from shared.messages import Failed, Finished, Started

@@ -5,12 +5,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.api.rendering import Rendering, decode_rendering, rendering_of
+from gateway.api.bodies.submission import facts_of
+from gateway.api.render.formats import Rendering, decode_rendering, rendering_of
 from shared.errors import InvalidRequest, StreamNotFound
 from shared.messages import MAX_CONTEXT_BYTES
 
 RENDERING = Rendering(endpoint="chat", request_id="r", model="m", created=1, num_choices=3)
-FACTS = RENDERING.in_log(tenant="a", body_hash="", is_detached=False)
+FACTS, _ = facts_of(RENDERING, tenant="a", body_hash="", is_detached=False)
 
 
 def test_a_log_carries_its_rendering() -> None:
@@ -46,7 +47,7 @@ def test_what_is_too_long_for_a_log_is_named(changes: dict[str, Any], param: str
     rendering = msgspec.structs.replace(RENDERING, **changes)
 
     with pytest.raises(InvalidRequest) as caught:
-        rendering.in_log(tenant="a", body_hash="", is_detached=False)
+        facts_of(rendering, tenant="a", body_hash="", is_detached=False)
 
     assert caught.value.param == param
 
