@@ -41,10 +41,10 @@ from shared.messages import (
     decode_command,
     decode_usage,
 )
-from shared.publishers import Publishers
 from shared.settings import GatewaySettings
 from shared.telemetry import incidents
 from shared.telemetry.audit import Refusals
+from shared.topology import Publishers
 
 logger = logging.getLogger(__name__)
 

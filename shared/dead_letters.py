@@ -20,7 +20,7 @@ from shared.bus.base import (
 )
 from shared.errors import InvalidRequest, UndecodableMessage
 from shared.messages import GenerationJob, decode_job, encode, request_id_in
-from shared.publishers import Publishers
+from shared.topology import Publishers
 
 _PATIENCE_S = 2.0
 """Seconds to wait for a letter that another operator may be holding."""

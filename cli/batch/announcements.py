@@ -10,7 +10,7 @@ from shared.bus.base import Bus, Consumer
 from shared.bus.temporary import temporary
 from shared.errors import AccessRefused, UndecodableMessage
 from shared.messages import Announcement, decode_announcement
-from shared.publishers import own_name
+from shared.topology import own_name
 
 logger = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from gateway.batches.lines import ENDPOINTS, LINE_DECODER, RequestLine
 from shared.bus.base import MAX_MESSAGE_BYTES
 from shared.errors import InvalidRequest, RequestError, Unavailable
 from shared.messages import Announcement, GenerationJob, ModelName, encode
-from shared.publishers import own_name
+from shared.topology import own_name
 
 _MAX_SHOWN = 20
 _BROKER_URLS = ("/v1/chat/completions", "/v1/completions")

@@ -25,7 +25,7 @@ from shared.bus.rabbit import RabbitBus
 from shared.bus.rabbit.addresses import parse_urls
 from shared.bus.rabbit.link import DEFAULT_USER
 from shared.errors import AccessRefused, BusError, BusUnavailable, StartupError, Unroutable
-from shared.publishers import own_name
+from shared.topology import own_name
 from worker.process.prepared_queues import declare_or_find
 
 _DEFINITIONS = (

@@ -14,10 +14,9 @@ from shared.bus.base import Bus, Delivery
 from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import Unavailable, UndecodableMessage
 from shared.messages import UsageRecord, decode_record
-from shared.publishers import Publishers
 from shared.telemetry import incidents
 from shared.telemetry.metrics import Catalog
-from shared.topology import LEDGER_RECORDS
+from shared.topology import LEDGER_RECORDS, Publishers
 
 logger = logging.getLogger(__name__)
 

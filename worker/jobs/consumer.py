@@ -35,9 +35,8 @@ from shared.messages import (
     decode_job,
     encode,
 )
-from shared.publishers import Publishers
 from shared.telemetry import incidents, requests
-from shared.topology import first_log
+from shared.topology import Publishers, first_log
 from worker.jobs.delivery import JobDelivery, ReplyPublisher, as_message, in_order, published_again
 from worker.jobs.execution import JobExecution
 from worker.jobs.metrics import JobMetrics

@@ -40,8 +40,8 @@ from shared.messages import (
     UsageRecord,
     decode_quick_job,
 )
-from shared.publishers import Publishers
 from shared.telemetry import incidents, requests
+from shared.topology import Publishers
 from worker.decode.served_model import ServedModel
 from worker.jobs.delivery import JobDelivery, ReplyPublisher
 from worker.jobs.ledger import Ledger, recorded

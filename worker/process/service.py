@@ -23,11 +23,10 @@ from shared.messages import (
     decode_command,
     encode,
 )
-from shared.publishers import Publishers
 from shared.settings import WorkerSettings
 from shared.telemetry import incidents
 from shared.telemetry.metrics import VERSION
-from shared.topology import Lane
+from shared.topology import Lane, Publishers
 from worker.decode import served_model
 from worker.decode.bridge import EventPacing, Generations
 from worker.decode.served_model import ServedModel

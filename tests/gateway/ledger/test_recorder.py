@@ -17,9 +17,9 @@ from shared import settings, topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import UsageRecord, encode
-from shared.publishers import Publishers
 from shared.settings import GatewaySettings
 from shared.telemetry.metrics import Catalog
+from shared.topology import Publishers
 from tests.support.deployment.postgres import PostgresServer
 from tests.support.gateway.http import eventually, live_gateway
 

@@ -13,7 +13,7 @@ from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.subscribe import Subscription
 from shared.messages import Ended, decode_usage
-from shared.publishers import Publishers
+from shared.topology import Publishers
 from tests.support.workers.jobs import ask, new_job, publish
 from tests.support.workers.synthetic import echo_worker
 from worker.jobs import consumer as consumer_module

@@ -27,7 +27,7 @@ from shared.messages import (
     decode_event,
     encode,
 )
-from shared.publishers import Publishers
+from shared.topology import Publishers
 from tests.support.workers.jobs import Log, ask, new_job, num_ready, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
 from worker.jobs.run import LAST_RETURNS
