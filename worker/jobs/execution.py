@@ -21,8 +21,7 @@ from shared.messages import GenerationJob, JobClass, ReplyEvent
 from shared.telemetry import incidents, requests
 from shared.topology import OVERFLOW, Lane, resumed_queue
 from worker.decode.bridge import Generation, Generations
-from worker.decode.choices import Choices, is_long_replay
-from worker.decode.plan import ChoicePlan, plan, prompt_texts
+from worker.decode.choices import ChoicePlan, Choices, is_long_replay, plan, prompt_texts
 from worker.decode.served_model import ServedModel
 from worker.engine.interface import StepOutput
 from worker.jobs.delivery import LogMoved, ReplyPublisher

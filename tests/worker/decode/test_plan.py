@@ -21,7 +21,7 @@ from shared.messages import (
     ToolCall,
 )
 from shared.settings import WorkerSettings
-from worker.decode.plan import plan
+from worker.decode.choices import plan
 from worker.decode.served_model import ServedModel
 from worker.text import TextThreads, Tokenizer
 from worker.text.chat_template import ChatTemplate
