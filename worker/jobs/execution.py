@@ -24,8 +24,7 @@ from worker.decode.bridge import Generation, Generations
 from worker.decode.choices import ChoicePlan, Choices, is_long_replay, plan, prompt_texts
 from worker.decode.served_model import ServedModel
 from worker.engine.interface import StepOutput
-from worker.jobs.delivery import LogMoved, ReplyPublisher
-from worker.jobs.ledger import Ledger, recorded
+from worker.jobs.delivery import Ledger, LogMoved, ReplyPublisher, recorded
 from worker.jobs.log_reader import read_log
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.observation import JobObservation

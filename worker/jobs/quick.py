@@ -43,8 +43,7 @@ from shared.messages import (
 from shared.telemetry import incidents, requests
 from shared.topology import Publishers
 from worker.decode.served_model import ServedModel
-from worker.jobs.delivery import JobDelivery, ReplyPublisher
-from worker.jobs.ledger import Ledger, recorded
+from worker.jobs.delivery import JobDelivery, Ledger, ReplyPublisher, recorded
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.observation import record_queue_span, report_undecodable, start_run_span
 

@@ -31,8 +31,8 @@ from worker.decode import served_model
 from worker.decode.bridge import EventPacing, Generations
 from worker.decode.served_model import ServedModel
 from worker.jobs.consumer import HeldJobs, JobConsumer
+from worker.jobs.delivery import Ledger
 from worker.jobs.execution import Admission, JobExecution, Workplace
-from worker.jobs.ledger import Ledger
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.quarantine import Solitude
 from worker.jobs.quick import QuickConsumer

@@ -12,7 +12,7 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import UsageRecord, decode_record
 from tests.support.workers.jobs import ask, new_job
 from tests.support.workers.synthetic import echo_worker
-from worker.jobs.ledger import Ledger
+from worker.jobs.delivery import Ledger
 from worker.jobs.metrics import JobMetrics
 
 RECORD = UsageRecord(
@@ -63,7 +63,7 @@ async def test_a_record_outlasts_the_connection(bus: MemoryBus) -> None:
 async def test_a_full_queue_loses_records_and_says_so(
     bus: MemoryBus, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("worker.jobs.ledger._PATIENCE_S", 0.0)
+    monkeypatch.setattr("worker.jobs.delivery._RECORD_PATIENCE_S", 0.0)
     metrics = JobMetrics("m", 1)
     ledger = Ledger(bus, metrics)
     await bus.declare(dataclasses.replace(QUEUE, max_length=1))
