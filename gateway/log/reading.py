@@ -354,7 +354,7 @@ class LogReading:
                 sends.append(action)
             else:
                 buffer.restart(action)
-        if not cursor.is_waiting:
+        if self._copy is not None and not cursor.is_waiting:
             self._copy = None
         self._num_read += 1
         self._last_id = message.message_id

@@ -99,7 +99,7 @@ class Relays:
             relay = await self._begin(log, job, facts, retention, opened)
             relay.lane = lane
             relay.repeats_earlier = relay.is_answered
-            if not relay.is_answered:
+            if not relay.repeats_earlier:
                 await self._publish(relay, relay.job or job)
             try:
                 yield relay

@@ -59,6 +59,7 @@ class LogRelay:
         self.repeats_earlier = False
         """Whether the log was already there when this client sent the request."""
         self.claim = claim
+        self.request_id = claim.request_id
         self._log = log
         self._buffer = RelayBuffer(deadline)
         self.cursor = LogCursor(claim, facts)
@@ -73,10 +74,6 @@ class LogRelay:
     def log_name(self) -> str:
         """The log's queue, and the routing key of its events."""
         return self._log.queue.name
-
-    @property
-    def request_id(self) -> str:
-        return self.claim.request_id
 
     @property
     def body_hash(self) -> str:

@@ -91,18 +91,13 @@ class JobDelivery:
         self, delivery: Delivery, subscription: Subscription, *, is_trusted: bool = False
     ) -> None:
         """``is_trusted``: it comes from a worker or a gateway, whose count of returns counts."""
-        self._delivery = delivery
-        self._num_returns_before = num_returns_before(delivery.message) if is_trusted else 0
-        self._subscription = subscription
-
-    @property
-    def message(self) -> Message:
-        return self._delivery.message
-
-    @property
-    def num_returns(self) -> int:
+        self.message = delivery.message
+        self.num_returns = delivery.num_returns
         """How often the job was returned to its queue, hand-overs excepted if it has no log."""
-        return self._num_returns_before + self._delivery.num_returns
+        if is_trusted:
+            self.num_returns += num_returns_before(delivery.message)
+        self._delivery = delivery
+        self._subscription = subscription
 
     def is_of(self, subscription: Subscription) -> bool:
         return self._subscription is subscription

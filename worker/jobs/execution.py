@@ -17,6 +17,7 @@ from shared.errors import (
     Unroutable,
     WarrenError,
 )
+from shared.log import LogWriter
 from shared.messages import GenerationJob, JobClass, ReplyEvent
 from shared.telemetry import incidents, requests
 from shared.topology import OVERFLOW, Lane, resumed_queue
@@ -308,10 +309,12 @@ class JobExecution:
                 self._start(self._read_log)
             case Work.FIND_PEERS:
                 self._start(self._find_peers)
-            case Work.GENERATE if is_long_replay(self._run.log):
-                self._start(self._replay)
             case Work.GENERATE:
-                self._generate(self._new_choices())
+                log = self._run.log
+                if is_long_replay(log):
+                    self._start(partial(self._replay, log))
+                else:
+                    self._generate(self._new_choices(log), log)
 
     def _start(self, work: Callable[[], Awaitable[None]]) -> None:
         self._working = asyncio.create_task(self._survive(work))
@@ -369,22 +372,21 @@ class JobExecution:
             return await self.find_log()
         return False
 
-    async def _replay(self) -> None:
-        self._generate(await asyncio.to_thread(self._new_choices))
+    async def _replay(self, log: LogWriter) -> None:
+        self._generate(await asyncio.to_thread(self._new_choices, log), log)
 
-    def _new_choices(self) -> Choices:
-        return Choices(self._job, self._plans, self._workplace.model, self._run.log)
+    def _new_choices(self, log: LogWriter) -> Choices:
+        return Choices(self._job, self._plans, self._workplace.model, log)
 
-    def _generate(self, choices: Choices) -> None:
+    def _generate(self, choices: Choices, log: LogWriter) -> None:
         first_events = list(choices.begin())
         submits = choices.submits(self.job_class)
-        log = self._run.log
         self._observation.begin(
             log.attempt if self._job.mode == "stream" else self._num_returns + 1,
             sum(len(plan.prompt_ids) for plan in self._plans),
             sum(len(chain.token_ids) for chain in log.chains),
             self._run.replaced,
-            self._run.numerics if self._run.changes_numerics else "",
+            self._run.changed_numerics,
         )
         self._choices = choices
         self._generation = self._workplace.generations.open(submits, self._news.set)

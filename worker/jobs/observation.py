@@ -82,6 +82,7 @@ class JobObservation:
         generations: Generations,
     ) -> None:
         self._job = job
+        self._num_choices = job.total_choices
         self._class: JobClass = job_class
         self._worker = worker
         self._num_returns = num_returns
@@ -165,7 +166,7 @@ class JobObservation:
             self._record("worker.prefill", now - self._submitted_at)
             self._record_step()
         elif num_tokens:
-            per_choice = max(1.0, num_tokens / self._job.total_choices)
+            per_choice = max(1.0, num_tokens / self._num_choices)
             self._of_class.token_s.observe((now - self._moved_at) / per_choice)
             if (
                 self._num_tokens // _STEP_INTERVAL
@@ -217,7 +218,7 @@ class JobObservation:
             of_class.job_s.observe(duration_s)
             of_class.prompt_tokens.observe(self._num_prompt_tokens)
             of_class.generation_tokens.observe(self._num_tokens)
-            slot_s = (now - self._submitted_at) * self._job.total_choices
+            slot_s = (now - self._submitted_at) * self._num_choices
             self._metrics.learn(self._num_prompt_tokens + self._num_tokens, slot_s)
         if self._first_at is not None:
             of_class.decode_s.observe(now - self._first_at)

@@ -250,10 +250,10 @@ class JobRun:
         return self._attempt.numerics
 
     @property
-    def changes_numerics(self) -> bool:
-        """Whether the tokens that this run continues were generated with other numerics."""
-        known = self.numerics and self._numerics
-        return bool(known) and self.numerics != self._numerics
+    def changed_numerics(self) -> str:
+        """`numerics` if they are known to differ from those of this run; otherwise empty."""
+        numerics = self.numerics
+        return numerics if self._numerics and numerics != self._numerics else ""
 
     def on(self, event: Event, *, is_settled: bool = True) -> list[Action]:
         """Apply an event; returns the resulting actions in order. Late events have no effect.
@@ -387,7 +387,7 @@ class JobRun:
             case Verdict.GO_ON if self._failure is not None:
                 return self._fail(*self._failure)
             case Verdict.GO_ON:
-                return self._change_numerics() if self.changes_numerics else self._generate()
+                return self._change_numerics() if self.changed_numerics else self._generate()
             case Verdict.STOP:
                 return self._fail(Cancelled("The request was cancelled."))
             case Verdict.GIVE_BACK:

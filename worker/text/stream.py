@@ -268,21 +268,22 @@ class TextStream:
     """
 
     def __init__(self, detokenizer: Detokenizer, stop: StopFinder) -> None:
+        self.stop_reason: str | None = None
+        """The matched stop string; the text ends before it."""
         self._detokenizer = detokenizer
         self._stop = stop
 
-    @property
-    def stop_reason(self) -> str | None:
-        """The matched stop string; the text ends before it."""
-        return self._stop.met
-
     def push(self, token_id: int) -> str:
         """The text that the token completes; empty after a stop string."""
-        return self._stop.push(self._detokenizer.push(token_id))
+        text = self._stop.push(self._detokenizer.push(token_id))
+        self.stop_reason = self._stop.met
+        return text
 
     def flush(self) -> str:
         """The held-back text at the natural end; incomplete bytes become U+FFFD.
 
         The last bytes may complete a stop string, in which case `stop_reason` is set.
         """
-        return self._stop.push(self._detokenizer.flush()) + self._stop.flush()
+        text = self._stop.push(self._detokenizer.flush()) + self._stop.flush()
+        self.stop_reason = self._stop.met
+        return text

@@ -284,7 +284,7 @@ class Process:
             case Outcome.BURIED:
                 suspects = self._broker.lost_alone | self._broker.copied
                 is_guilty = delivery.job.publication in suspects
-                assert is_guilty or delivery.run.changes_numerics, "innocent"
+                assert is_guilty or delivery.run.changed_numerics, "innocent"
 
     def _publish_again(self, delivery: Delivery, again: Job) -> None:
         """Publish a job in place of the one in hand. That one comes back if the confirmation is
