@@ -4,6 +4,7 @@ last byte of its answer, in one coroutine."""
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,7 +14,6 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api import keeping
 from gateway.api.bodies.parsing import parse_with_ignored
-from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
 from gateway.api.bodies.submission import GenerationBody, Submission, submission
 from gateway.api.event_stream import (
@@ -33,8 +33,7 @@ from gateway.api.render import whole_answer
 from gateway.api.render.formats import ChatCompletion, Completion, Rendering
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.responses import ResponseObject
-from gateway.api.truncation import truncated
-from gateway.intake.admission import parsed, read_body
+from gateway.intake.admission import Entry, parsed, read_body
 from gateway.intake.api_keys import ApiKey
 from gateway.intake.limits import Grant, tokens_of
 from gateway.intake.signer import KEY_HEADER, Verb, check_key, hash_body
@@ -44,7 +43,7 @@ from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog, new_id
 from gateway.wiring import Gateway
 from shared.errors import WarrenError
-from shared.messages import JobClass
+from shared.messages import GenerationJob, JobClass
 from shared.settings import GatewaySettings
 from shared.telemetry import requests
 
@@ -85,6 +84,18 @@ class Reading(NamedTuple):
         body, ignored = parse_with_ignored(kind, raw_body)
         return cls(body, ignored=ignored)
 
+    async def prepared(
+        self, gateway: Gateway, tenant: str, entry: Entry
+    ) -> tuple["Reading", Keeping | None]:
+        """The request with what precedes it, and how its response is stored, if it is. ``entry``
+        holds what is added until the request ends."""
+        return self, None
+
+    async def shortened(self, gateway: Gateway, job: GenerationJob) -> GenerationJob:
+        """The job with as much of its prompt as fits the model's context, if the request permits
+        leaving some of it out."""
+        return job
+
 
 class LiveResponse(Response):
     """Serves a request while it is sent: ``serve`` receives the body and sends the answer. Until
@@ -122,87 +133,102 @@ async def generate(
     The job is cancelled if its client leaves, at once or when it does not return, unless it is
     detached.
     """
-    with gateway.admission.enter(request.state.tenant) as entry:
-        raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
-        body, echoed, promise, in_own_words, ignored = await parsed(read, raw_body)
-        request.state.ignored_parameters = ignored
-        entry.begin()
-        if not body.model:
-            body = msgspec.structs.replace(body, model=gateway.workers.only_model())
-        request.state.model = body.model
-        key = request.headers.get(KEY_HEADER)
-        body_hash = "" if key is None else hash_body(raw_body)
-        del raw_body  # an answer may take minutes
-        now, tenant = time.time(), request.state.tenant
-        caller: ApiKey = request.state.caller
-        caller.require_model(body.model)
-        kept = None
-        if isinstance(body, ResponsesRequest):
-            body, kept = await keeping.prepare(gateway, body, tenant, entry)
-        with _log_for(gateway, prefix, tenant, key, is_detached=body.detach) as log:
-            submitted = submission(
-                body,
-                request_id=log.request_id,
-                created_at=now,
-                deadline=now + _timeout_s(gateway.settings, body),
-                served=await gateway.workers.find(body.model),
-                tenant=tenant,
-                body_hash=body_hash,
-                is_stored=kept is not None,
-                echoed=echoed,
-                trace=requests.inject(),
+    caller: ApiKey = request.state.caller
+    tenant: str = request.state.tenant
+    with gateway.admission.enter(tenant) as entry:
+        reading, body_hash = await _read(gateway, request, entry, read)
+        now = time.time()
+        reading, kept = await reading.prepared(gateway, tenant, entry)
+        with _log_for(gateway, request, prefix, is_detached=reading.body.detach) as log:
+            submitted = await _submitted(
+                gateway, request, reading, log, now, body_hash, is_stored=kept is not None
             )
-            submitted = submitted.limited(caller)
-            lane = body.job_class
-            if lane == "interactive":
-                num_in_flight = gateway.metrics.tenant_usage.num_in_flight(tenant)
-                gateway.workers.admit(body.model, num_in_flight)
-            submitted = await submitted.checked()
-            request.state.ignored_tools = body.ignored_tools
-            job, state = submitted.job, request.scope["state"]
-            detached = job if body.detach else None
-            num_tokens = tokens_of(job) if caller.has_limits or body.detach else 0
+            job = submitted.job
+            detached = job if job.is_detached else None
+            num_tokens = tokens_of(job) if caller.has_limits or detached else 0
             async with gateway.limits.admit(caller, num_tokens, detached) as grant:
-                if isinstance(body, ResponsesRequest) and body.truncation == "auto":
-                    timeout_s = gateway.settings.request_timeout_s  # a background job has longer
-                    job = await truncated(gateway.quick, job, now + timeout_s)
-                    submitted = submitted._replace(job=job)
+                submitted = submitted._replace(job=await reading.shortened(gateway, job))
+                lane = reading.body.job_class
+                responder = Responder(gateway, request, send, log, submitted, lane, grant, kept)
                 # The job is published soon after this, or another gateway takes it for lost.
                 async with nullcontext() if kept is None else kept.begin(log.request_id, grant):
                     # Not before: the spare log of a refused request becomes another one's.
                     request.state.request_id = log.request_id
-                    if promise is not None:
-                        return await _start(
-                            gateway, log, submitted, grant, promise, request, send, lane
-                        )
-                    with (
-                        in_own_words(),
-                        Observation(gateway.metrics, job, lane, state) as observation,
-                    ):
-                        framer = _framer(request, submitted)
-                        try:
-                            answer = _Answer(
-                                gateway, submitted, grant, observation, framer, lane, kept
-                            )
-                            await answer.send(log, request.receive, send)
-                            grant.settle(observation.num_prompt_tokens + observation.num_tokens)
-                        except ClientGone:
-                            observation.client_left()
+                    if reading.promise is not None:
+                        await responder.start(reading.promise)
+                    else:
+                        with reading.in_own_words():
+                            await responder.answer()
+
+
+async def _read(
+    gateway: Gateway, request: Request, entry: Entry, read: Callable[[bytes], Reading]
+) -> tuple[Reading, str]:
+    """The parsed body, which names a model that the caller may use, and its hash if the request has
+    an Idempotency-Key, otherwise an empty string.
+
+    Raises `RequestError`, `ModelNotFound`, `Overloaded`, `Unavailable` and HTTPException.
+    """
+    raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
+    reading = await parsed(read, raw_body)
+    request.state.ignored_parameters = reading.ignored
+    entry.begin()
+    if not reading.body.model:
+        model = gateway.workers.only_model()
+        reading = reading._replace(body=msgspec.structs.replace(reading.body, model=model))
+    request.state.model = reading.body.model
+    body_hash = hash_body(raw_body) if KEY_HEADER in request.headers else ""
+    caller: ApiKey = request.state.caller
+    caller.require_model(reading.body.model)
+    return reading, body_hash
+
+
+async def _submitted(
+    gateway: Gateway,
+    request: Request,
+    reading: Reading,
+    log: ReplyLog,
+    now: float,
+    body_hash: str,
+    *,
+    is_stored: bool,
+) -> Submission:
+    """The checked job of a request that arrived at the Unix time ``now``. Raises `RequestError`,
+    `ModelNotFound`, `Overloaded`, `Unavailable` and `BusUnavailable`."""
+    body, tenant = reading.body, request.state.tenant
+    submitted = submission(
+        body,
+        request_id=log.request_id,
+        created_at=now,
+        deadline=now + _timeout_s(gateway.settings, body),
+        served=await gateway.workers.find(body.model),
+        tenant=tenant,
+        body_hash=body_hash,
+        is_stored=is_stored,
+        echoed=reading.echoed,
+        trace=requests.inject(),
+    ).limited(request.state.caller)
+    if body.job_class == "interactive":
+        num_in_flight = gateway.metrics.tenant_usage.num_in_flight(tenant)
+        gateway.workers.admit(body.model, num_in_flight)
+    submitted = await submitted.checked()
+    request.state.ignored_tools = body.ignored_tools
+    return submitted
 
 
 @contextmanager
 def _log_for(
-    gateway: Gateway, prefix: str, tenant: str, key: str | None, *, is_detached: bool
+    gateway: Gateway, request: Request, prefix: str, *, is_detached: bool
 ) -> Iterator[ReplyLog]:
     """The log of a new request, whose id begins with ``prefix``, and may be derived from its
     Idempotency-Key.
 
     Raises `InvalidRequest`.
     """
-    queues = gateway.reply_queues
+    queues, key = gateway.reply_queues, request.headers.get(KEY_HEADER)
     retention_s = gateway.settings.detach_ttl_s if is_detached else 0.0
     if key is not None:
-        request_id = gateway.signer.request_id(prefix, tenant, check_key(key))
+        request_id = gateway.signer.request_id(prefix, request.state.tenant, check_key(key))
         yield queues.named(request_id, retention_s, may_exist=True)
     elif is_detached:
         yield queues.named(new_id(prefix), retention_s)
@@ -216,122 +242,117 @@ def _timeout_s(settings: GatewaySettings, body: GenerationBody) -> float:
     return min(timeout_s, body.timeout or timeout_s)
 
 
-def _framer(request: Request, submitted: Submission) -> Framer:
-    """Some of OpenAI's clients expect frames that contain only ``data:``. Ids are sent to clients
-    that accept event streams, and to those of detached requests, which may return."""
-    has_ids = "text/event-stream" in request.headers.get("accept", "")
-    return Framer(is_numbered=has_ids or submitted.facts.is_detached)
+@dataclass(slots=True)
+class Responder:
+    """Publishes the job of an admitted request and answers its client."""
 
+    gateway: Gateway
+    request: Request
+    send: Send
+    log: ReplyLog
+    submitted: Submission
+    lane: JobClass
+    """The class of the job."""
+    grant: Grant
+    kept: Keeping | None
+    """How the response is stored; None if it is not."""
+    has_begun: bool = False
+    """Whether the client was sent the stream's id."""
 
-async def _start(
-    gateway: Gateway,
-    log: ReplyLog,
-    submitted: Submission,
-    grant: Grant,
-    promise: Callable[[Rendering], object],
-    request: Request,
-    send: Send,
-    lane: JobClass,
-) -> None:
-    """Publish a job without waiting for its result."""
-    async with gateway.relays.open(log, submitted.job, submitted.facts, lane=lane) as relay:
-        grant.publish(has_ended=relay.has_ended)
-        relay.close(Departure.LEFT)
-    requests.write_line("request accepted", submitted.job, {"detached": True})
-    body = msgspec.json.encode(promise(submitted.rendering))
-    await Response(body, media_type="application/json")(request.scope, request.receive, send)
+    async def start(self, promise: Callable[[Rendering], object]) -> None:
+        """Publish the job and send the client ``promise`` instead of the result."""
+        job, facts, rendering, _ = self.submitted
+        async with self.gateway.relays.open(self.log, job, facts, lane=self.lane) as relay:
+            self.grant.publish(has_ended=relay.has_ended)
+            relay.close(Departure.LEFT)
+        requests.write_line("request accepted", job, {"detached": True})
+        answer = Response(msgspec.json.encode(promise(rendering)), media_type="application/json")
+        await answer(self.request.scope, self.request.receive, self.send)
 
+    async def answer(self) -> None:
+        """Publish the job and send its result, as a stream or whole."""
+        job, state = self.submitted.job, self.request.scope["state"]
+        with Observation(self.gateway.metrics, job, self.lane, state) as observation:
+            try:
+                await self._relay(observation)
+                self.grant.settle(observation.num_prompt_tokens + observation.num_tokens)
+            except ClientGone:
+                observation.client_left()
 
-class _Answer:
-    """Runs a job and sends its result, as a stream or whole."""
-
-    def __init__(
-        self,
-        gateway: Gateway,
-        submitted: Submission,
-        grant: Grant,
-        observation: Observation,
-        framer: Framer,
-        lane: JobClass,
-        kept: Keeping | None,
-    ) -> None:
-        """``kept``: how the response is stored; None if it is not."""
-        self._gateway = gateway
-        self._submitted = submitted
-        self._grant = grant
-        self._observation = observation
-        self._framer = framer
-        self._lane = lane
-        self._kept = kept
-        self._has_begun = False
-        """Whether the client was sent the stream's id."""
-
-    async def send(self, log: ReplyLog, receive: Receive, send: Send) -> None:
-        job, facts, rendering, _ = self._submitted
+    async def _relay(self, observation: Observation) -> None:
+        job, facts, rendering, _ = self.submitted
         if facts.body_hash and not facts.is_detached:
             # The client may have sent the request again, to a gateway that was faster.
-            await require_client(receive)
-        has_ids = rendering.is_stream and self._framer.is_numbered
-        relays, lane = self._gateway.relays, self._lane
-        async with relays.open(log, job, facts, has_ids=has_ids, lane=lane) as relay:
-            self._grant.publish(has_ended=relay.has_ended)
-            self._observation.accepted(relay)
+            await require_client(self.request.receive)
+        framer = self._framer()
+        has_ids = rendering.is_stream and framer.is_numbered
+        async with self.gateway.relays.open(
+            self.log, job, facts, has_ids=has_ids, lane=self.lane
+        ) as relay:
+            self.grant.publish(has_ended=relay.has_ended)
+            observation.accepted(relay)
             try:
                 if rendering.is_stream:
-                    await self._stream(relay, receive, send)
+                    await self._stream(relay, framer, observation)
                 else:
-                    await self._send_whole(relay, receive, send)
+                    await self._send_whole(relay, observation)
                 await self._leave(relay, Departure.SERVED)
             except ClientGone:
-                await self._leave(relay, Departure.LEFT if self._has_begun else Departure.ABANDONED)
+                await self._leave(relay, Departure.LEFT if self.has_begun else Departure.ABANDONED)
                 raise
             except WarrenError:
                 await self._leave(relay, Departure.REFUSED)
                 raise
 
+    def _framer(self) -> Framer:
+        """Some of OpenAI's clients expect frames that contain only ``data:``. Ids are sent to
+        clients that accept event streams, and to those of detached requests, which may return."""
+        accepts_ids = "text/event-stream" in self.request.headers.get("accept", "")
+        return Framer(is_numbered=accepts_ids or self.submitted.facts.is_detached)
+
     async def _leave(self, relay: LogRelay, departure: Departure) -> None:
         relay.close(departure)
         is_answered = departure is Departure.SERVED and relay.is_ended
-        if self._kept is not None and not is_answered and relay.fate is Fate.ENDS:
-            await self._kept.discard()
+        if self.kept is not None and not is_answered and relay.fate is Fate.ENDS:
+            await self.kept.discard()
 
-    async def _send_whole(self, relay: LogRelay, receive: Receive, send: Send) -> None:
-        async with until_disconnect(receive):
-            answer = await gather(relay, self._submitted, self._observation)
+    async def _send_whole(self, relay: LogRelay, observation: Observation) -> None:
+        async with until_disconnect(self.request.receive):
+            answer = await gather(relay, self.submitted, observation)
         if isinstance(answer, ResponseObject) and answer.store and relay.facts is not None:
-            await keeping.finish(self._gateway, relay.facts.tenant, answer)
+            await keeping.finish(self.gateway, relay.facts.tenant, answer)
         body = msgspec.json.encode(answer)
         headers = [*_WHOLE_HEADERS, (b"content-length", b"%d" % len(body))]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send_last(send, body)
+        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send_last(self.send, body)
 
-    async def _stream(self, relay: LogRelay, receive: Receive, send: Send) -> None:
+    async def _stream(self, relay: LogRelay, framer: Framer, observation: Observation) -> None:
         stream = EventStream(
             relay,
-            self._gateway.settings,
-            self._framer,
-            partial(keeping.finish, self._gateway),
-            self._observation,
-            self._submitted,
+            self.gateway.settings,
+            framer,
+            partial(keeping.finish, self.gateway),
+            observation,
+            self.submitted,
         )
-        async with until_disconnect(receive):
-            first = await relay.take(self._gateway.settings.first_event_timeout_s)
+        async with until_disconnect(self.request.receive):
+            first = await relay.take(self.gateway.settings.first_event_timeout_s)
             raise_failure(first)
             data = stream.word(first) if first else stream.ping
             headers = [*STREAM_HEADERS, *self._tokens(relay.request_id)]
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            self._has_begun = True
-            last = await stream.send_all(data, send)
-        await stream.send_last(last, send)
+            await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+            self.has_begun = True
+            last = await stream.send_all(data, self.send)
+        await stream.send_last(last, self.send)
 
     def _tokens(self, request_id: str) -> Iterator[tuple[bytes, bytes]]:
         """The headers with stream tokens, which are valid as long as the log can be kept."""
-        settings, job = self._gateway.settings, self._submitted.job
-        is_detached = self._submitted.facts.is_detached
+        settings, job = self.gateway.settings, self.submitted.job
+        is_detached = self.submitted.facts.is_detached
         kept_s = settings.detach_ttl_s if is_detached else settings.reply_retention_s
         assert job.deadline is not None
         for header, verb in _TOKEN_HEADERS:
-            token = self._gateway.signer.stream_token(
+            token = self.gateway.signer.stream_token(
                 request_id, verb, job.deadline + kept_s, tenant=job.tenant
             )
             yield header, token.encode()

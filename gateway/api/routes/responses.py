@@ -15,16 +15,20 @@ from gateway.api import keeping
 from gateway.api.bodies.parsing import MAX_DEPTH, check_json, is_unused, parse_with_ignored
 from gateway.api.bodies.responses import ResponsesRequest, in_own_words
 from gateway.api.collecting import LoggedResponse, current_response
+from gateway.api.keeping import Keeping
 from gateway.api.openapi import answered, documented
 from gateway.api.render.responses import Echo, ResponseObject, response_object
 from gateway.api.routes.conversations import AFTER, LIMIT, ORDER, ItemList, item_list
 from gateway.api.routes.generation import LiveResponse, Reading, admitted, generate
 from gateway.api.routes.streams import ResumedStream, checked_id
+from gateway.api.truncation import truncated
+from gateway.intake.admission import Entry
 from gateway.log.framing import Framer
 from gateway.store.history.conversations import StoredItem
 from gateway.store.history.responses import ResponseRecord, not_found
 from gateway.wiring import Gateway
 from shared.errors import InvalidRequest, NotFound, StreamExpired, StreamNotFound, Unavailable
+from shared.messages import GenerationJob
 
 _EXAMPLE: Mapping[str, Any] = {
     "model": "smollm2",
@@ -34,6 +38,25 @@ _EXAMPLE: Mapping[str, Any] = {
 _PREFIX = "resp_"
 _MAX_ECHOED_DEPTH = 2 * MAX_DEPTH
 _RESPONSE_ID = Path(description="The `id` of the response.")
+
+
+class ResponseReading(Reading):
+    """A parsed body of the Responses API."""
+
+    async def prepared(
+        self, gateway: Gateway, tenant: str, entry: Entry
+    ) -> tuple[Reading, Keeping | None]:
+        assert isinstance(self.body, ResponsesRequest)
+        body, kept = await keeping.prepare(gateway, self.body, tenant, entry)
+        return self._replace(body=body), kept
+
+    async def shortened(self, gateway: Gateway, job: GenerationJob) -> GenerationJob:
+        assert isinstance(self.body, ResponsesRequest)
+        if self.body.truncation != "auto":
+            return job
+        # A background job has a later deadline.
+        deadline = job.created_at + gateway.settings.request_timeout_s
+        return await truncated(gateway.quick, job, deadline)
 
 
 class _InOwnWords(Response):
@@ -134,7 +157,7 @@ def read_response(raw_body: bytes) -> Reading:
     body, ignored = parse_with_ignored(ResponsesRequest, raw_body)
     is_awaited = body.stream or not body.background
     promise = None if is_awaited else partial(response_object, status="queued")
-    return Reading(body, echoed(raw_body), promise, in_own_words, ignored)
+    return ResponseReading(body, echoed(raw_body), promise, in_own_words, ignored)
 
 
 def echoed(body: bytes) -> bytes:
