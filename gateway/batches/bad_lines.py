@@ -84,7 +84,7 @@ def check_alone(line: RequestLine) -> Request:
     if isinstance(request, EmbeddingRequest):
         request.job(QuickDraft(required(request.model), "check", 0.0, ""))
         return request
-    with request.in_own_words():
+    with request.with_endpoint_errors():
         required(request.body.model)
         with suppress(Unavailable):  # tools need a worker
             submission(

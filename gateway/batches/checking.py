@@ -165,7 +165,7 @@ async def check_request(gateway: Gateway, key: ApiKey, request: Request) -> str:
         require_possible(key, tokens_of_quick(job))
         request.check(await _served(gateway, model))
         return model
-    with request.in_own_words():
+    with request.with_endpoint_errors():
         body = request.body
         model = required(body.model)
         key.require_model(model)

@@ -36,7 +36,7 @@ def _read(read: Callable[[bytes], Reading], raw_body: bytes) -> Reading:
     reading = read(raw_body)
     if reading.body.stream:
         raise refused("stream", "not supported in a batch.")
-    if reading.promise is not None:
+    if reading.background_answer is not None:
         raise refused("background", "not supported in a batch.")
     return reading
 

@@ -139,7 +139,7 @@ class LineServer:
         if isinstance(request, EmbeddingRequest):
             yield await self._embeddings(request_id, request, place)
             return
-        with request.in_own_words():
+        with request.with_endpoint_errors():
             async with self._generation(request_id, request, raw_body, place) as answer:
                 yield answer
 

@@ -292,7 +292,7 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
 
 
 @contextmanager
-def in_own_words() -> Iterator[None]:
+def with_response_errors() -> Iterator[None]:
     """Raise errors of chats and streams with the parameter names and terms of the Responses API."""
     try:
         yield

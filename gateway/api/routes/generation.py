@@ -71,9 +71,9 @@ class Reading(NamedTuple):
     body: GenerationBody
     echoed: bytes = b"{}"
     """The fields of the body that a response repeats, as JSON."""
-    promise: Callable[[Rendering], object] | None = None
+    background_answer: Callable[[Rendering], object] | None = None
     """The answer that is sent at once, if the client does not wait for the result."""
-    in_own_words: Callable[[], AbstractContextManager[None]] = nullcontext
+    with_endpoint_errors: Callable[[], AbstractContextManager[None]] = nullcontext
     """Raises the errors of the job in the terms of the endpoint."""
     ignored: tuple[str, ...] = ()
     """The unknown parameters."""
@@ -154,10 +154,10 @@ async def generate(
                 async with nullcontext() if kept is None else kept.begin(log.request_id, grant):
                     # Not before: the spare log of a refused request becomes another one's.
                     request.state.request_id = log.request_id
-                    if reading.promise is not None:
-                        await responder.start(reading.promise)
+                    if reading.background_answer is not None:
+                        await responder.start(reading.background_answer)
                     else:
-                        with reading.in_own_words():
+                        with reading.with_endpoint_errors():
                             await responder.answer()
 
 
@@ -259,14 +259,16 @@ class Responder:
     has_begun: bool = False
     """Whether the client was sent the stream's id."""
 
-    async def start(self, promise: Callable[[Rendering], object]) -> None:
-        """Publish the job and send the client ``promise`` instead of the result."""
+    async def start(self, background_answer: Callable[[Rendering], object]) -> None:
+        """Publish the job and send the client ``background_answer`` instead of the result."""
         job, facts, rendering, _ = self.submitted
         async with self.gateway.relays.open(self.log, job, facts, lane=self.lane) as relay:
             self.grant.publish(has_ended=relay.has_ended)
             relay.close(Departure.LEFT)
         requests.write_line("request accepted", job, {"detached": True})
-        answer = Response(msgspec.json.encode(promise(rendering)), media_type="application/json")
+        answer = Response(
+            msgspec.json.encode(background_answer(rendering)), media_type="application/json"
+        )
         await answer(self.request.scope, self.request.receive, self.send)
 
     async def answer(self) -> None:

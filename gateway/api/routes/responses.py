@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.api import keeping
 from gateway.api.bodies.parsing import MAX_DEPTH, check_json, is_unused, parse_with_ignored
-from gateway.api.bodies.responses import ResponsesRequest, in_own_words
+from gateway.api.bodies.responses import ResponsesRequest, with_response_errors
 from gateway.api.collecting import LoggedResponse, current_response
 from gateway.api.keeping import Keeping
 from gateway.api.openapi import answered, documented
@@ -59,7 +59,7 @@ class ResponseReading(Reading):
         return await truncated(gateway.quick, job, deadline)
 
 
-class _InOwnWords(Response):
+class _WithResponseErrors(Response):
     """Sends ``answer``, and raises its errors in the terms of the Responses API."""
 
     def __init__(self, answer: Response) -> None:
@@ -67,7 +67,7 @@ class _InOwnWords(Response):
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with in_own_words():
+        with with_response_errors():
             await self._answer(scope, receive, send)
 
 
@@ -109,7 +109,7 @@ def router(gateway: Gateway) -> APIRouter:
         request.state.request_id = _checked(response_id)
         if stream:
             framer = Framer(after_number=starting_after)
-            return _InOwnWords(ResumedStream(gateway, response_id, tenant, framer))
+            return _WithResponseErrors(ResumedStream(gateway, response_id, tenant, framer))
 
         async def answer(request: Request) -> Response:
             current = await _current(gateway, response_id, tenant)
@@ -156,8 +156,8 @@ def read_response(raw_body: bytes) -> Reading:
     """Raises `InvalidRequest` and `ModelNotFound`."""
     body, ignored = parse_with_ignored(ResponsesRequest, raw_body)
     is_awaited = body.stream or not body.background
-    promise = None if is_awaited else partial(response_object, status="queued")
-    return ResponseReading(body, echoed(raw_body), promise, in_own_words, ignored)
+    background_answer = None if is_awaited else partial(response_object, status="queued")
+    return ResponseReading(body, echoed(raw_body), background_answer, with_response_errors, ignored)
 
 
 def echoed(body: bytes) -> bytes:

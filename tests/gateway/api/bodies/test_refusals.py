@@ -8,7 +8,7 @@ import pytest
 from gateway.api.bodies.input_items import stored_items
 from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.bodies.parsing import parse
-from gateway.api.bodies.responses import ResponsesRequest, in_own_words
+from gateway.api.bodies.responses import ResponsesRequest, with_response_errors
 from gateway.api.bodies.schemas import ChatRequest
 from gateway.api.bodies.submission import submission
 from gateway.batches.lines import ENDPOINTS
@@ -243,7 +243,7 @@ def test_a_call_that_no_response_could_continue_is_not_stored(item: dict[str, An
 
 
 def test_other_errors_keep_their_names() -> None:
-    with pytest.raises(InvalidRequest) as caught, in_own_words():
+    with pytest.raises(InvalidRequest) as caught, with_response_errors():
         raise InvalidRequest("x", param="messages_of_old")
 
     assert caught.value.param == "messages_of_old"
