@@ -161,8 +161,11 @@ class Relays:
         if isinstance(command, Withheld):
             if relay is not None and is_own:
                 relay.give_up(_refusal(command.code))
-        elif not is_own and (code := self._let_go(command)) is not None:
-            self._spawn(self._withhold(command, code), command.request_id)
+        elif not is_own:
+            try:
+                self._let_go(command)
+            except WarrenError as error:
+                self._spawn(self._withhold(command, error.code), command.request_id)
 
     def fail_all(self, error: WarrenError) -> None:
         for relay in self._relays.values():
@@ -278,9 +281,7 @@ class Relays:
 
     @contextmanager
     def _registered(self, relay: LogRelay) -> Iterator[None]:
-        code = self._let_go(relay.claim, is_local=True)
-        if code is not None:
-            raise _refusal(code)
+        self._let_go(relay.claim, is_local=True)
         self._relays[relay.request_id] = relay
         try:
             yield
@@ -289,34 +290,32 @@ class Relays:
                 del self._relays[relay.request_id]
             self._part(relay)
 
-    def _let_go(self, release: Release, *, is_local: bool = False) -> str | None:
-        """Release a log of this gateway, or stop waiting for its client.
-
-        Returns the code of the error if the log is withheld. A reader that is still waiting for the
-        log came later than a remote one that asked before it.
-        """
+    def _let_go(self, release: Release, *, is_local: bool = False) -> None:
+        """Release a log, or stop waiting for its client, if this gateway has it. Raises the error
+        with which it is withheld."""
         relay = self._relays.get(release.request_id)
         departed = self._departed.get(release.request_id)
+        # A reader that still waits for the log came later than a remote one that asked before it.
         if relay is not None and (is_local or relay.reading.has_attached):
-            if not release.is_cancelled and relay.is_overtaken(release):
-                return None
-            if is_local and not release.is_cancelled and relay.reading.has_only_copy:
-                return Unavailable.code
-            if not (release.is_cancelled or is_local) and relay.reading.is_recreating:
-                return None  # it is asked again until the log can be read
-            code = relay.objection(release)
-            if code is None:
-                relay.release(release)
-                if release.is_cancelled and relay.has_proved_its_right:
-                    # Immediately, because a client that does not read may hold the relay for long.
-                    self._spawn(self._end(relay), relay.request_id)
-            return code
-        if departed is not None:
-            code = departed[0].objection(release)
-            if code is None:
-                _resolve(departed[1])
-            return code
-        return None
+            self._let_go_of(relay, release, is_local=is_local)
+        elif departed is not None:
+            _require_no_objection(departed[0], release)
+            _resolve(departed[1])
+
+    def _let_go_of(self, relay: LogRelay, release: Release, *, is_local: bool) -> None:
+        """Release the log of a current relay. Raises as `_let_go`."""
+        if not release.is_cancelled:
+            if relay.is_overtaken(release):
+                return
+            if relay.reading.has_only_copy and is_local:
+                raise _refusal(Unavailable.code)
+            if relay.reading.is_recreating and not is_local:
+                return  # it is asked again until the log can be read
+        _require_no_objection(relay, release)
+        relay.release(release)
+        if release.is_cancelled and relay.has_proved_its_right:
+            # Immediately, because a client that does not read may hold the relay for long.
+            self._spawn(self._end(relay), relay.request_id)
 
     async def _withhold(self, release: Release, code: str) -> None:
         withheld = Withheld(request_id=release.request_id, reader=release.reader, code=code)
@@ -382,6 +381,12 @@ def _claim(
         is_cancelled=is_cancelled,
         claimed_at=time.time(),
     )
+
+
+def _require_no_objection(relay: LogRelay, release: Release) -> None:
+    code = relay.objection(release)
+    if code is not None:
+        raise _refusal(code)
 
 
 def _refusal(code: str) -> WarrenError:
