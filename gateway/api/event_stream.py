@@ -110,7 +110,7 @@ class EventStream:
         self._failure: WarrenError | None = None
         self._num_starts = 0
         """Workers that have started the request, in this reading of the log."""
-        self._num_told = 1
+        self._num_announced_starts = 1
         """Those of them that the client knows of."""
         self._ping_s = settings.ping_interval_s
 
@@ -124,7 +124,7 @@ class EventStream:
         """What keeps the connection open while there is nothing to send."""
         return ping_for(self._rendering)
 
-    def word(self, items: list[Item]) -> bytes:
+    def render(self, items: list[Item]) -> bytes:
         """Render the frames that the client has not been sent yet."""
         if self._observation is not None:
             self._observation.read(items)
@@ -140,22 +140,22 @@ class EventStream:
         frame, encoder = self._framer.frame, self._encoder
         return b"".join(
             [
-                self._notice() + frame(event, encoder)
+                self._continuation_comment() + frame(event, encoder)
                 if type(event) is Started
                 else frame(event, encoder)
                 for event in events_of(items)
             ]
         )
 
-    def _notice(self) -> bytes:
+    def _continuation_comment(self) -> bytes:
         """A comment that says that another worker continues; empty if it is the first one.
 
         Comments go to clients that receive event ids, because others may expect only data.
         """
         self._num_starts += 1
-        if self._num_starts <= self._num_told or not self._framer.is_numbered:
+        if self._num_starts <= self._num_announced_starts or not self._framer.is_numbered:
             return b""
-        self._num_told = self._num_starts
+        self._num_announced_starts = self._num_starts
         crashes = self._relay.cursor.crashes[self._num_starts - 2 : self._num_starts]
         has_crashed = len(crashes) == 2 and crashes[0] < crashes[1]
         reason = b"worker_lost" if has_crashed else b"handed_over"
@@ -178,7 +178,7 @@ class EventStream:
                 if data:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                 items = await relay.take(self._ping_s)
-                data = self.word(items) if items else self.ping
+                data = self.render(items) if items else self.ping
             return data + self.end()
         except OSError:  # a client that does not read is treated as disconnected
             raise ClientGone from None

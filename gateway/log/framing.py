@@ -36,7 +36,8 @@ Spoken = TypeVar("Spoken", bound=TokenDelta | Finished)
 _FIELD = re.compile(r"s(\d{1,9})|(\d{1,9})\.(\d{1,9})(e?)", re.ASCII)
 PING = b": ping\n\n"
 _FAILURE = 10**6
-"""The number of payloads before that of a failure in its id: more than any event has."""
+"""An id's second number counts payloads after the position. A failure takes 1,000,000, so that it
+compares as later than any payload."""
 _EVENT_ID = re.compile(r"([^~]*)(?:~(\d{1,9}))?", re.ASCII)
 
 
@@ -239,7 +240,7 @@ class Framer:
         self._has_begun = after.place != ""
         self._place = after.place.encode()
         self._num_payloads = 0
-        self._num_seen = after.num_payloads
+        self._num_already_sent = after.num_payloads
         """The number of payloads after ``_place`` that the client has received."""
         self._number = 0
 
@@ -249,8 +250,8 @@ class Framer:
         Numbers continue, although the earlier events may be divided differently this time.
         """
         if self.has_sent:
-            number, num_seen = self._number, max(self._num_payloads, self._num_seen)
-            self._begin(EventId(self._passed.place, num_seen))
+            number, num_already_sent = self._number, max(self._num_payloads, self._num_already_sent)
+            self._begin(EventId(self._passed.place, num_already_sent))
             self._number = number
         else:
             self._begin(self._after)
@@ -283,7 +284,7 @@ class Framer:
                 frames.append(self.frame_unnumbered(payload))
                 continue
             self._num_payloads += 1
-            if self._num_payloads > self._num_seen:
+            if self._num_payloads > self._num_already_sent:
                 frames.append(self._framed(b"%b~%d" % (self._place, self._num_payloads), payload))
             else:
                 self._skip(1)
@@ -299,22 +300,22 @@ class Framer:
         return _frame(retry, payload, number)
 
     def _frame(self, event: Piece, encoder: StreamEncoder) -> bytes:
-        known, news = self._passed.split(event)
+        known, new_part = self._passed.split(event)
         if known is not None:
             self._skip(len(encoder.encode(known)))
-        if news is None:
+        if new_part is None:
             return b""
-        return self._frame_news(encoder.encode(news))
+        return self._frame_new_part(encoder.encode(new_part))
 
-    def _frame_news(self, payloads: Sequence[Payload]) -> bytes:
+    def _frame_new_part(self, payloads: Sequence[Payload]) -> bytes:
         """Frame payloads of which the last one completes the new tokens."""
         frames = self.frame_between(payloads[:-1]) if len(payloads) > 1 else b""
         if self.is_numbered:
             self._place = self._passed.place.encode()
-        if payloads or self._num_seen > _FAILURE:
-            self._num_seen = 0
+        if payloads or self._num_already_sent > _FAILURE:
+            self._num_already_sent = 0
         else:  # In the log that the client was sent, these tokens came in one event with the next.
-            self._num_seen = max(0, self._num_seen - self._num_payloads)
+            self._num_already_sent = max(0, self._num_already_sent - self._num_payloads)
         self._num_payloads = 0
         return frames + self._framed(self._place, payloads[-1]) if payloads else frames
 

@@ -340,7 +340,7 @@ class Responder:
         async with until_disconnect(self.request.receive):
             first = await relay.take(self.gateway.settings.first_event_timeout_s)
             raise_failure(first)
-            data = stream.word(first) if first else stream.ping
+            data = stream.render(first) if first else stream.ping
             headers = [*STREAM_HEADERS, *self._tokens(relay.request_id)]
             await self.send({"type": "http.response.start", "status": 200, "headers": headers})
             self.has_begun = True

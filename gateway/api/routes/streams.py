@@ -133,7 +133,7 @@ class ResumedStream(Response):
             items = await relay.take(timeout_s)
             if relay.facts is None:
                 raise_failure(items)
-            data = stream.word(items) if items else stream.ping
+            data = stream.render(items) if items else stream.ping
             timeout_s = _REPLAY_PAUSE_S
         return data
 
