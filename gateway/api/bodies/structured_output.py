@@ -58,19 +58,19 @@ class ResponseFormat(TextFormat, frozen=True, kw_only=True):
         return self.json_schema.schema, "response_format.json_schema.schema"
 
 
-class Wanted(NamedTuple):
+class RequestedConstraint(NamedTuple):
     """A constraint, and the parameter that asks for it."""
 
     param: str
     constraint: Constraint
-    parts: tuple["Wanted", ...] = ()
+    parts: tuple["RequestedConstraint", ...] = ()
     """What it is made of, as far as the client asked for that by itself."""
-    without: Callable[[str], "Wanted | None"] | None = None
+    drop_part: Callable[[str], "RequestedConstraint | None"] | None = None
     """Of an optional constraint: what is left of it without the part of this parameter, which no
     worker could obey. None: nothing is left."""
 
 
-def wanted_constraint(fields: Mapping[str, Any]) -> Wanted | None:
+def wanted_constraint(fields: Mapping[str, Any]) -> RequestedConstraint | None:
     """What a body's ``response_format``, ``structured_outputs`` or ``guided_*`` ask for. Raises
     `InvalidRequest`."""
     found = list(_all_wanted(fields))
@@ -94,7 +94,7 @@ def json_constraint(schema: Any, param: str) -> Constraint:
     return _constraint("json_schema", msgspec.json.encode(schema).decode(), param)
 
 
-async def check(wanted: Wanted, tenant: str) -> None:
+async def check(wanted: RequestedConstraint, tenant: str) -> None:
     """Raise `InvalidRequest` if no worker could obey, naming the part at fault if it is one, and
     `Overloaded`."""
     problem = await TRIALS.problem(wanted.constraint, tenant)
@@ -103,7 +103,7 @@ async def check(wanted: Wanted, tenant: str) -> None:
     _require(wanted, problem)
 
 
-def check_now(wanted: Wanted) -> None:
+def check_now(wanted: RequestedConstraint) -> None:
     """The same for callers outside an event loop; it blocks. Raises `InvalidRequest`."""
     problem = TRIALS.problem_now(wanted.constraint)
     for part in wanted.parts if problem else ():
@@ -111,13 +111,13 @@ def check_now(wanted: Wanted) -> None:
     _require(wanted, problem)
 
 
-def _require(wanted: Wanted, problem: str) -> None:
+def _require(wanted: RequestedConstraint, problem: str) -> None:
     if problem:
         # A problem quotes the constraint.
         raise InvalidRequest(f"{wanted.param}: {problem[:_MAX_REASON_CHARS]}", param=wanted.param)
 
 
-def _all_wanted(fields: Mapping[str, Any]) -> Iterator[Wanted]:
+def _all_wanted(fields: Mapping[str, Any]) -> Iterator[RequestedConstraint]:
     if response_format := fields.get("response_format"):
         yield from _from_response_format(response_format)
     if outputs := fields.get("structured_outputs"):
@@ -131,30 +131,30 @@ def _all_wanted(fields: Mapping[str, Any]) -> Iterator[Wanted]:
         yield from _of_kind(kind, fields.get(f"guided_{kind}"), f"guided_{kind}")
 
 
-def _from_response_format(wanted: TextFormat) -> Iterator[Wanted]:
+def _from_response_format(wanted: TextFormat) -> Iterator[RequestedConstraint]:
     if wanted.type == "text":
         return
     schema, param = wanted.wanted_schema()
     if wanted.type == "json_schema" and schema is None:
         raise refused(wanted.schema_param, "expected a schema.")
-    yield Wanted(param, json_constraint(schema or {"type": "object"}, param))
+    yield RequestedConstraint(param, json_constraint(schema or {"type": "object"}, param))
 
 
-def _of_kind(kind: str, value: Any, param: str) -> Iterator[Wanted]:
+def _of_kind(kind: str, value: Any, param: str) -> Iterator[RequestedConstraint]:
     if value is None or value is False:
         return
     if kind == "json":
-        yield Wanted(param, json_constraint(value, param))
+        yield RequestedConstraint(param, json_constraint(value, param))
     elif kind == "json_object":
-        yield Wanted(param, json_constraint({"type": "object"}, param))
+        yield RequestedConstraint(param, json_constraint({"type": "object"}, param))
     elif kind == "choice":
-        yield Wanted(param, _alternatives(value, param))
+        yield RequestedConstraint(param, _alternatives(value, param))
     elif not isinstance(value, str):
         raise refused(param, "expected a string.")
     elif kind == "regex":
-        yield Wanted(param, _constraint("regex", value, param))
+        yield RequestedConstraint(param, _constraint("regex", value, param))
     else:
-        yield Wanted(param, _constraint("lark", _lark(value, param), param))
+        yield RequestedConstraint(param, _constraint("lark", _lark(value, param), param))
 
 
 def _alternatives(texts: Any, param: str) -> Constraint:

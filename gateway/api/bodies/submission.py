@@ -16,7 +16,7 @@ from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
 from gateway.api.bodies.structured_output import (
     PARAMETERS,
-    Wanted,
+    RequestedConstraint,
     check,
     check_now,
     wanted_constraint,
@@ -40,7 +40,7 @@ from shared.messages import (
 )
 from shared.telemetry import requests
 
-_MAX_TOLD = 1024
+_MAX_RETURNED_LOGPROBS = 1024
 """Maximum number of logprobs for one position of all choices."""
 _MAX_SCORED = 1 << 23
 """Maximum number of logprobs of all prompts."""
@@ -61,7 +61,7 @@ class Submission(NamedTuple):
     job: GenerationJob
     facts: LogFacts
     rendering: Rendering
-    wanted: Wanted | None
+    wanted: RequestedConstraint | None
     """The constraint to check before the job is published."""
 
     def limited(self, caller: ApiKey) -> "Submission":
@@ -79,7 +79,7 @@ class Submission(NamedTuple):
             if self.wanted is not None:
                 await check(self.wanted, self.job.tenant)
         except InvalidRequest as error:
-            return await self._without_part(error).checked()
+            return await self._dropping_part(error).checked()
         return self
 
     def checked_now(self) -> "Submission":
@@ -88,13 +88,13 @@ class Submission(NamedTuple):
             if self.wanted is not None:
                 check_now(self.wanted)
         except InvalidRequest as error:
-            return self._without_part(error).checked_now()
+            return self._dropping_part(error).checked_now()
         return self
 
-    def _without_part(self, error: InvalidRequest) -> "Submission":
-        if self.wanted is None or self.wanted.without is None:
+    def _dropping_part(self, error: InvalidRequest) -> "Submission":
+        if self.wanted is None or self.wanted.drop_part is None:
             raise error
-        wanted = self.wanted.without(error.param or "")
+        wanted = self.wanted.drop_part(error.param or "")
         constraint = None if wanted is None else wanted.constraint
         sampling = structs.replace(self.job.sampling, constraint=constraint)
         return self._replace(job=structs.replace(self.job, sampling=sampling), wanted=wanted)
@@ -126,7 +126,7 @@ def submission(
     if not request.model:
         raise refused("model", "expected the name of a model.")
     calls = request.tool_use(served)
-    wanted = _wanted(request, calls, served)
+    wanted = _requested_constraint(request, calls, served)
     sampling = _sampling(request, wanted, calls, _reasoning_parser(request, served))
     prompts = request.prompts(() if calls is None else calls.tools)
     if served is not None:
@@ -191,38 +191,38 @@ def facts_of(
     return facts, context
 
 
-def _wanted(
+def _requested_constraint(
     request: GenerationBody, calls: ToolUse | None, served: Announcement | None
-) -> Wanted | None:
+) -> RequestedConstraint | None:
     fields = {name: getattr(request, name) for name in PARAMETERS}
     wanted = wanted_constraint(fields) if any(fields.values()) else None
     parser = _reasoning_parser(request, served)
     if calls is not None and calls.is_required:
-        return Wanted("tools", calls.constraint(parser), calls.schemas())
+        return RequestedConstraint("tools", calls.constraint(parser), calls.schemas())
     if wanted is None:
-        return None if calls is None else _wanted_after_tag(calls, parser)
+        return None if calls is None else _constraint_after_tag(calls, parser)
     if calls is not None:
         constraint = calls.constraint(parser, wanted.constraint)
-        return Wanted("tools", constraint, (wanted, *calls.schemas()))
+        return RequestedConstraint("tools", constraint, (wanted, *calls.schemas()))
     return wanted._replace(constraint=after_reasoning(wanted.constraint, parser))
 
 
-def _wanted_after_tag(
+def _constraint_after_tag(
     calls: ToolUse, parser: str | None, max_dropped: int = _MAX_DROPPED
-) -> Wanted | None:
+) -> RequestedConstraint | None:
     bound = calls.constraint_after_tag(parser)
     if bound is None:
         return None
 
-    def without(place: str) -> Wanted | None:
+    def drop_part(place: str) -> RequestedConstraint | None:
         if place not in calls.callable or not max_dropped:
             return None
-        return _wanted_after_tag(calls.with_any_arguments(place), parser, max_dropped - 1)
+        return _constraint_after_tag(calls.with_any_arguments(place), parser, max_dropped - 1)
 
-    parts: tuple[Wanted, ...] = ()
+    parts: tuple[RequestedConstraint, ...] = ()
     with suppress(InvalidRequest):  # a schema may be too long with its descriptions
         parts = calls.schemas()
-    return Wanted("tools", bound, parts, without)
+    return RequestedConstraint("tools", bound, parts, drop_part)
 
 
 def _reasoning_parser(request: GenerationBody, served: Announcement | None) -> str | None:
@@ -234,7 +234,7 @@ def _reasoning_parser(request: GenerationBody, served: Announcement | None) -> s
 
 def _sampling(
     request: GenerationBody,
-    wanted: Wanted | None,
+    wanted: RequestedConstraint | None,
     calls: ToolUse | None,
     reasoning_parser: str | None,
 ) -> SamplingParams:
@@ -334,21 +334,26 @@ def _check_sizes(request: GenerationBody, job: GenerationJob, served: Announceme
         raise refused("min_tokens", "must not exceed max_tokens.")
     if request.prompt_logprobs is not None and request.stream:
         raise refused("prompt_logprobs", "not with stream.")
-    _check_told(request, job)
+    _check_returned(request, job)
     if served is not None:
         _check_vocabulary(job, served.vocab_size)
 
 
-def _check_told(request: GenerationBody, job: GenerationJob) -> None:
+def _check_returned(request: GenerationBody, job: GenerationJob) -> None:
     """Check how much an answer says besides its tokens. Raises `InvalidRequest`."""
     sampling = job.sampling
-    if sampling.logprobs is not None and job.total_choices * (1 + sampling.logprobs) > _MAX_TOLD:
-        raise refused("logprobs", f"more than {_MAX_TOLD} for each position of all choices.")
+    if (
+        sampling.logprobs is not None
+        and job.total_choices * (1 + sampling.logprobs) > _MAX_RETURNED_LOGPROBS
+    ):
+        raise refused(
+            "logprobs", f"more than {_MAX_RETURNED_LOGPROBS} for each position of all choices."
+        )
     if request.echo and _num_echoed_chars(job) * request.n > _MAX_ECHOED:
         raise refused("echo", f"more than {_MAX_ECHOED} characters in all choices together.")
     if sampling.prompt_logprobs is not None:
-        num_told = _num_prompt_chars(job) * job.num_choices * (1 + sampling.prompt_logprobs)
-        if num_told > _MAX_SCORED:
+        num_returned = _num_prompt_chars(job) * job.num_choices * (1 + sampling.prompt_logprobs)
+        if num_returned > _MAX_SCORED:
             name = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
             raise refused(name, f"more than {_MAX_SCORED} of all prompts together.")
 

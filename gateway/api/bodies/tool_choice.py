@@ -15,7 +15,7 @@ from gateway.api.bodies.conversations import (
 )
 from gateway.api.bodies.grammars import GrammarTooLong, after_thought, text_rules
 from gateway.api.bodies.parsing import refused
-from gateway.api.bodies.structured_output import Wanted, json_constraint
+from gateway.api.bodies.structured_output import RequestedConstraint, json_constraint
 from gateway.text.tools import TAGGED, TOOL_PARSERS
 from shared.errors import InvalidRequest, Unavailable
 from shared.messages import MAX_GRAMMAR_CHARS, MAX_TOOLS, Announcement, Constraint, Tool
@@ -102,7 +102,7 @@ class ToolUse(NamedTuple):
         tool = structs.replace(self.callable[place], parameters={"type": "object"})
         return self._replace(callable={**self.callable, place: tool})
 
-    def schemas(self) -> tuple[Wanted, ...]:
+    def schemas(self) -> tuple[RequestedConstraint, ...]:
         """What the arguments of each of these have to match. Raises `InvalidRequest`."""
         return tuple(_schema(tool, place) for place, tool in self.callable.items())
 
@@ -229,5 +229,5 @@ def _mode(choice: ChatToolChoice | None) -> object:
     return choice.allowed_tools.mode if isinstance(choice, ChatAllowedTools) else choice
 
 
-def _schema(tool: Tool, param: str) -> Wanted:
-    return Wanted(param, json_constraint(parameters(tool), param))
+def _schema(tool: Tool, param: str) -> RequestedConstraint:
+    return RequestedConstraint(param, json_constraint(parameters(tool), param))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.api.bodies.call_grammars import FORMS as GRAMMARS
 from gateway.api.bodies.grammars import after_reasoning
-from gateway.api.bodies.structured_output import Wanted, check_now
+from gateway.api.bodies.structured_output import RequestedConstraint, check_now
 from gateway.api.bodies.tool_choice import ToolUse
 from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.text.pieces import CallArguments, CallStart, Content
@@ -37,7 +37,7 @@ def bound(parser: str, reasoning: str | None = None, *, is_parallel: bool = True
     assert use is not None
     constraint = use.constraint_after_tag(reasoning)
     assert constraint is not None
-    check_now(Wanted("tools", constraint))
+    check_now(RequestedConstraint("tools", constraint))
     return constraint
 
 
@@ -59,7 +59,7 @@ def test_a_model_that_may_call_calls_or_answers(parser: str, answer: Constraint,
 
     constraint = use.constraint(None, answer)
 
-    check_now(Wanted("tools", constraint))
+    check_now(RequestedConstraint("tools", constraint))
     assert matches(constraint, text)
     assert matches(constraint, call)
     assert not matches(constraint, f"{call}{text}")
@@ -82,8 +82,8 @@ def test_harmony_calls_or_answers_after_its_thought(thought: str) -> None:
     either, forced = use.constraint("harmony", answer), use.constraint("harmony")
     format_alone = after_reasoning(answer, "harmony")
 
-    check_now(Wanted("tools", either))
-    check_now(Wanted("tools", forced))
+    check_now(RequestedConstraint("tools", either))
+    check_now(RequestedConstraint("tools", forced))
     for constraint in (either, format_alone):
         assert matches(constraint, f'{thought}{HARMONY_TEXT}{{"a": 1}}')
         assert not matches(constraint, f"{thought}{HARMONY_TEXT}It rains.")
@@ -250,7 +250,7 @@ def plan_of(parser: str) -> tuple[ToolUse, Constraint]:
     use = use_of([PLAN], "required", parser=parser)
     assert use is not None
     constraint = use.constraint(None)
-    check_now(Wanted("tools", constraint))
+    check_now(RequestedConstraint("tools", constraint))
     return use, constraint
 
 
@@ -337,7 +337,7 @@ def test_objects_in_arguments_match_their_schemas(parser: str) -> None:
     use = use_of([ROUTE], "required", parser=parser)
     assert use is not None
     constraint = use.constraint(None)
-    check_now(Wanted("tools", constraint))
+    check_now(RequestedConstraint("tools", constraint))
     opening, _, _, closing = WRITTEN[parser]
     opening = opening.replace("plan", "route")
     place = PLACES[parser]

@@ -11,8 +11,8 @@ import pytest
 from gateway.api.bodies.grammars import after_reasoning
 from gateway.api.bodies.parsing import MAX_DEPTH, read
 from gateway.api.bodies.structured_output import (
+    RequestedConstraint,
     ResponseFormat,
-    Wanted,
     check,
     check_now,
     wanted_constraint,
@@ -30,7 +30,7 @@ AGE = {
 BOB = '{"age": 42}'
 
 
-def wanted_of(**body: Any) -> Wanted | None:
+def wanted_of(**body: Any) -> RequestedConstraint | None:
     if wanted_format := body.get("response_format"):
         body["response_format"] = read(wanted_format, ResponseFormat, "response_format")
     return wanted_constraint(body)

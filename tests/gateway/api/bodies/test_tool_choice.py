@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.api.bodies.call_grammars import MAX_CALLS
-from gateway.api.bodies.structured_output import Wanted, check_now
+from gateway.api.bodies.structured_output import RequestedConstraint, check_now
 from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.text.pieces import CallArguments, CallStart
 from gateway.text.tools import TOOL_PARSERS
@@ -144,7 +144,7 @@ def test_a_regular_expression_binds_the_input(parser: str) -> None:
     assert matches(schema.constraint, json.dumps({"input": "\n"}))
     assert not matches(schema.constraint, json.dumps({"input": "DROP"}))
     assert schema.param == "tools[0].custom.format"
-    check_now(Wanted("tools", use.constraint(None), use.schemas()))
+    check_now(RequestedConstraint("tools", use.constraint(None), use.schemas()))
 
 
 def test_a_lark_grammar_is_described_to_the_model() -> None:
@@ -166,7 +166,7 @@ def test_a_custom_tool_that_is_not_whole_is_refused(tool: dict[str, Any], param:
     def call() -> None:
         use = use_of([tool], "required")
         assert use is not None
-        check_now(Wanted("tools", use.constraint(None), use.schemas()))
+        check_now(RequestedConstraint("tools", use.constraint(None), use.schemas()))
 
     with pytest.raises(InvalidRequest) as caught:
         call()
@@ -188,7 +188,7 @@ def test_a_model_that_has_to_call_writes_what_its_parser_reads(parser: str) -> N
     use = use_of([WEATHER, TIME], "required", parser=parser)
     assert use is not None
     constraint = use.constraint(None)
-    check_now(Wanted("tools", constraint))
+    check_now(RequestedConstraint("tools", constraint))
     text = f"{opening}{weather}{between}{now}{closing}"
 
     assert matches(constraint, text)
@@ -314,7 +314,7 @@ def test_a_schema_that_nobody_can_obey_is_named_and_not_its_grammar(choice: Any)
     constraint = use.constraint(None)
 
     with pytest.raises(InvalidRequest) as caught:
-        check_now(Wanted("tools", constraint, use.schemas()))
+        check_now(RequestedConstraint("tools", constraint, use.schemas()))
 
     assert caught.value.param == "tools[1].function.parameters"
     assert caught.value.message == "tools[1].function.parameters: Invalid type: nonsense"
