@@ -97,12 +97,14 @@ class Limits:
         """Ids of keys whose use the others have to hear of."""
         self._ended: list[Ended] = []
         self._news = asyncio.Event()
-        self._number = 0
-        self._is_new = False
-        self._is_asked = False
+        self._report_number = 0
+        """Of the last report that was sent."""
+        self._must_request_reports = False
+        """Whether the next report is to ask the other gateways for theirs."""
+        self._must_send_full_report = False
         """Whether another gateway has asked for all that this one has heard."""
-        self._asked_in = 0
-        """The number of the announcement with which this gateway has asked for those of others."""
+        self._request_number = 0
+        """The number of the report that asked the others for theirs; 0 if none is unanswered."""
         self._is_ready = asyncio.Event()
 
     @asynccontextmanager
@@ -135,7 +137,7 @@ class Limits:
         """Replace the estimated tokens of an admitted claim."""
         if claim.key.has_limits:
             self._ledger.settle(claim, num_tokens, self._clock())
-            self._tell(claim.key.key_id)
+            self._publish_usage_of(claim.key.key_id)
 
     def end(self, request_id: str) -> None:
         """Tell all gateways that a request was cancelled, which may be a detached one."""
@@ -157,7 +159,7 @@ class Limits:
     def listen(self) -> None:
         """Ask the others for their use: they could not be heard so far, or for a while."""
         self._is_ready.clear()
-        self._is_new = True
+        self._must_request_reports = True
         self._news.set()
 
     def hear(self, fact: UsageReport | Ended) -> None:
@@ -168,11 +170,11 @@ class Limits:
             self._ledger.hear(fact.gateway, fact.keys, self._clock())
             self._ledger.detached.update(fact.detached)
             if fact.is_new:
-                self._is_asked = True
+                self._must_send_full_report = True
                 self._news.set()
             return None
-        if self._asked_in and fact.number >= self._asked_in:
-            self._asked_in = 0
+        if self._request_number and fact.number >= self._request_number:
+            self._request_number = 0
             asyncio.get_running_loop().call_later(_SETTLE_S, self._is_ready.set)
         self._decide(fact.number)
         return None
@@ -188,15 +190,20 @@ class Limits:
             if loop.time() >= beats_at:
                 beats_at = loop.time() + _HEARTBEAT_S
                 self._forget_ends()
-                self._tell(*self._ledger.own_keys(self._clock()))
+                self._publish_usage_of(*self._ledger.own_keys(self._clock()))
             self._news.clear()
-            if self._changed or self._ended or self._is_new or self._is_asked:
+            if (
+                self._changed
+                or self._ended
+                or self._must_request_reports
+                or self._must_send_full_report
+            ):
                 try:
                     await self._publish()
                 except BusError as error:
                     # Requests that wait for it may have the time to hear the next one.
                     logger.warning("usage of API keys not announced", extra={"reason": error.code})
-                    self._tell(*(claim.key.key_id for claim in self._waiting))
+                    self._publish_usage_of(*(claim.key.key_id for claim in self._waiting))
                     self.listen()
                     await asyncio.sleep(_RETRY_PAUSE_S)
                     await self._bus.wait_connected()
@@ -210,7 +217,7 @@ class Limits:
                 await self._is_ready.wait()
                 self._ledger.check(claim, *self._waiting)
                 self._waiting[claim] = decided
-                self._tell(claim.key.key_id)
+                self._publish_usage_of(claim.key.key_id)
                 await decided
         except TimeoutError:
             if not decided.done() or decided.cancelled():
@@ -250,7 +257,7 @@ class Limits:
     def _retract(self, claim: Claim) -> None:
         """Tell the others that a claim they may have heard of is not admitted. A job that was
         claimed before, by the same request, goes on."""
-        self._tell(claim.key.key_id)
+        self._publish_usage_of(claim.key.key_id)
         if claim.detached is not None:
             request_id = claim.detached[0]
             is_first = self._detached.get(request_id) is claim
@@ -262,7 +269,7 @@ class Limits:
         if not is_published:
             self._ledger.settle(claim, 0, self._clock())
             self._retract(claim)
-        self._tell(claim.key.key_id)
+        self._publish_usage_of(claim.key.key_id)
 
     def _hear_end(self, ended: Ended) -> None:
         self._ledger.detached.pop(ended.request_id, None)
@@ -271,38 +278,39 @@ class Limits:
             if claim is not None:
                 self.settle(claim, ended.num_tokens)
 
-    def _tell(self, *key_ids: str) -> None:
+    def _publish_usage_of(self, *key_ids: str) -> None:
+        """Let the next report name the use of these keys."""
         if key_ids:
             self._changed.update(key_ids)
             self._news.set()
 
     async def _publish(self) -> None:
         """Raises `BusError`."""
-        self._number += 1
-        if self._is_new or self._is_asked:
+        self._report_number += 1
+        if self._must_request_reports or self._must_send_full_report:
             self._changed.update(self._ledger.own_keys(self._clock()))
-        if self._is_new:
-            self._asked_in = self._number
+        if self._must_request_reports:
+            self._request_number = self._report_number
         for claim in self._waiting:
-            self._announced.setdefault(claim, self._number)
+            self._announced.setdefault(claim, self._report_number)
         claims = list(self._waiting)
-        detached = dict(self._ledger.detached) if self._is_asked else {}
+        detached = dict(self._ledger.detached) if self._must_send_full_report else {}
         detached.update(one.detached for one in claims if one.detached is not None)
-        changed, was_asked = self._changed, self._is_asked
+        changed, was_full = self._changed, self._must_send_full_report
         usage = UsageReport(
             gateway=self.name,
-            number=self._number,
+            number=self._report_number,
             keys={key_id: self._ledger.own_usage(key_id, *claims) for key_id in changed},
             detached=detached,
-            is_new=self._is_new,
+            is_new=self._must_request_reports,
         )
-        self._changed, self._is_new, self._is_asked = set(), False, False
+        self._changed, self._must_request_reports, self._must_send_full_report = set(), False, False
         try:
             await self._bus.publish(topology.USAGE, Message(encode(usage)))
         except BusError:
             # Nothing else would name a key that is no longer used.
             self._changed |= changed
-            self._is_asked |= was_asked
+            self._must_send_full_report |= was_full
             raise
         while self._ended:
             await self._bus.publish(topology.USAGE, Message(encode(self._ended[0])))
