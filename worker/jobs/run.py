@@ -169,6 +169,8 @@ Action: TypeAlias = Work | Publish | Record | Settle
 
 ENDS = (Outcome.ANSWERED, Outcome.UNREAD, Outcome.BURIED)
 """With these outcomes the request ends, too."""
+_ENDINGS = (Started, HandedOver, Failed)
+"""The events of a run that ends without an answer."""
 
 
 class State(Enum):
@@ -272,7 +274,7 @@ class JobRun:
             case Refused():
                 return self._refused(event.error)
             case Signal.LOG_MOVED:
-                return self._ask_again()
+                return self._request_position_again()
             case _ if self.state is State.ENDING:
                 return []
             case Signal():
@@ -515,7 +517,7 @@ class JobRun:
         self._is_again = True
         return [Publish(self._outbox[0])]
 
-    def _ask_again(self) -> list[Action]:
+    def _request_position_again(self) -> list[Action]:
         """Ask the reader of the log that was recreated where to continue.
 
         The tokens that it has not read are generated again; it has relayed none of them. The
@@ -542,19 +544,26 @@ class JobRun:
         is_needed = not any(_is_given_up(event) for event in self._outbox)
         self._outbox.clear()
         self._is_again = False
-        # A job that is to be buried would be queued as one that was never returned.
-        if isinstance(error, QueueDown) and is_needed and self._outcome is not Outcome.BURIED:
-            return self._settle(Outcome.EXCUSED)  # until the node returns
-        if isinstance(error, Unroutable | QueueDown):  # nobody reads
-            return self._settle(Outcome.UNREAD) if is_recorded else self._settle_unread()
-        if self.state is State.ENDING and isinstance(refused, Started | HandedOver | Failed):
-            buried = self._settle(Outcome.BURIED)
-            return buried if is_recorded else [self._record(error.code, is_read=False), *buried]
-        if refused is self._started:
-            self._started = None
-            return self._fail(error)
-        # `log` is already past the refused event, a position that no reader will have.
-        return self._end(Outcome.ANSWERED, [self._failed(error, has_position=False)])
+        is_buried = self._outcome is Outcome.BURIED
+        match error:
+            # The node of the log is down: the job waits in its queue until the node returns, unless
+            # it is to be buried, because it would be queued as one that was never returned.
+            case QueueDown() if is_needed and not is_buried:
+                return self._settle(Outcome.EXCUSED)
+            # Nobody reads.
+            case Unroutable() | QueueDown():
+                return self._settle(Outcome.UNREAD) if is_recorded else self._settle_unread()
+            # The end itself is refused.
+            case _ if self.state is State.ENDING and isinstance(refused, _ENDINGS):
+                record = [] if is_recorded else [self._record(error.code, is_read=False)]
+                return [*record, *self._settle(Outcome.BURIED)]
+            # The run fails, without an attempt in the log.
+            case _ if refused is self._started:
+                self._started = None
+                return self._fail(error)
+            # `log` is already past the refused event, a position that no reader will have.
+            case _:
+                return self._end(Outcome.ANSWERED, [self._failed(error, has_position=False)])
 
 
 def _num_cached(chains: Sequence[TokenChain], num_choices: int) -> int:
