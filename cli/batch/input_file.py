@@ -220,7 +220,7 @@ def job_of(
 ) -> GenerationJob:
     """The job to publish for a checked line."""
     ready = submitted(line, request_id, created_at, served)
-    if ready.wanted is not None and ready.wanted.without is not None:
+    if ready.wanted is not None and ready.wanted.drop_part is not None:
         ready = ready.checked_now()
     # Between two runs nothing reads the reply queue; the job must continue all the same.
     return msgspec.structs.replace(ready.job, is_detached=True)
