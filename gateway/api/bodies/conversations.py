@@ -131,8 +131,9 @@ Tools: TypeAlias = Annotated[tuple[ChatTool, ...], Meta(max_length=MAX_TOOLS)]
 
 def chat_messages(messages: Sequence[MessageParam]) -> tuple[ChatMessage, ...]:
     """The messages of a job. Raises `InvalidRequest`."""
-    newer = _with_tool_calls(messages)
-    return tuple(_message(message, f"messages[{k}]") for k, message in enumerate(newer))
+    if any(message.function_call for message in messages):  # the older form of tool calls
+        messages = _with_tool_calls(messages)
+    return tuple(_message(message, f"messages[{k}]") for k, message in enumerate(messages))
 
 
 def chat_tools(tools: Sequence[ChatTool]) -> OfferedTools:
