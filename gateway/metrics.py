@@ -169,6 +169,12 @@ class Metrics:
             "warren_gateway_keys_file_broken",
             "1 while the file of API keys has a fault and older keys are in force.",
         )
+        self.store_up = catalog.gauge(
+            "warren_gateway_store_up",
+            "1 unless the last use of the store has failed: the database, or the storage of files. "
+            "A database in use is asked every few seconds, and must work for 15 seconds.",
+            "store",
+        )
 
     def of_class(self, model: str, job_class: JobClass) -> RequestMetrics:
         """The metrics of one model and class."""

@@ -112,6 +112,8 @@ class Gateway:
             first_pause_s=settings.webhook_retry_s,
         )
         metrics.keys_file_broken.set_function(lambda: keys.is_broken)
+        for name, outage in store.outages.items():
+            metrics.store_up.labels(name).set_function(outage.is_up)
         relays = Relays(bus, reply_queues, workers, settings)
         export_fleet(
             metrics.catalog,

@@ -112,6 +112,7 @@ def _machine(gateway: GatewaySettings, worker: WorkerSettings) -> Iterator[Findi
     yield _open_files(gateway)
     yield _secret(gateway)
     yield _keys(gateway)
+    yield from _stores(gateway)
     yield from _model(worker)
     yield _device(worker)
 
@@ -188,6 +189,15 @@ def _keys(gateway: GatewaySettings) -> Finding:
     if not num_keys:
         return warning("API keys", f"{gateway.keys_file} has none", "`warren keys add TENANT`")
     return ok("API keys", f"{num_keys} in {gateway.keys_file}")
+
+
+def _stores(gateway: GatewaySettings) -> Iterator[Finding]:
+    try:
+        from cli.doctor.stores import check_stores
+    except ModuleNotFoundError as error:
+        yield skipped("data dir", f"{error.name} is not installed: no gateway runs here")
+        return
+    yield from check_stores(gateway)
 
 
 def _model(worker: WorkerSettings) -> Iterator[Finding]:

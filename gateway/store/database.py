@@ -19,6 +19,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from shared.errors import InvalidRequest, StartupError, Unavailable
+from shared.telemetry.store_outage import StoreOutage
 
 logger = logging.getLogger(__name__)
 
@@ -80,8 +81,9 @@ def uncancelled(
 class Database:
     """A pool of connections to one database."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: AsyncEngine, outage: StoreOutage) -> None:
         self._engine = engine
+        self._outage = outage
         self._reading = engine.execution_options(**{_IS_READING: True})
         self._num_open = 0
         self._is_idle = asyncio.Event()
@@ -90,16 +92,24 @@ class Database:
         self._writing = asyncio.Lock()
 
     @classmethod
-    async def open(cls, url: str | None, data_dir: Path) -> Self:
+    async def open(cls, url: str | None, data_dir: Path, outage: StoreOutage | None = None) -> Self:
         """Connect to the database at ``url``, or to the SQLite file of ``data_dir``, and migrate
-        it. Raises `StartupError` for an invalid URL or directory, and `Unavailable`."""
+        it. Failures of transactions are reported to ``outage``.
+
+        Raises `StartupError` for an invalid URL or directory, and `Unavailable`."""
+        outage = StoreOutage("database") if outage is None else outage
         place = _parsed(url, data_dir)
-        migrating = cls(_engine(place, _MIGRATION_TIMEOUT_S))
+        migrating = cls(_engine(place, _MIGRATION_TIMEOUT_S), outage)
         try:
             await migrating._migrate()
         finally:
             await migrating.close()
-        return cls(_engine(place, _STATEMENT_TIMEOUT_S))
+        return cls(_engine(place, _STATEMENT_TIMEOUT_S), outage)
+
+    @classmethod
+    def at(cls, url: str, outage: StoreOutage) -> Self:
+        """The database at ``url``, as it is. Raises `StartupError` for an invalid URL."""
+        return cls(_engine(_parsed(url, Path()), _STATEMENT_TIMEOUT_S), outage)
 
     @property
     def is_sqlite(self) -> bool:
@@ -146,6 +156,7 @@ class Database:
             async with asyncio.timeout(_BUSY_TIMEOUT_S):
                 await self._writing.acquire()
         except TimeoutError:
+            self._outage.failed("another transaction does not end")
             raise Unavailable("The database is unavailable.") from None
         try:
             yield
@@ -158,11 +169,14 @@ class Database:
             raise Unavailable("The database is closed.")
         self._num_open += 1
         self._is_idle.clear()
+        is_writing = engine is not self._reading
         try:
             async with engine.begin() as connection:
                 yield connection
+            self._outage.worked(is_writing=is_writing)
         except Exception as error:
             if _is_unavailable(error):
+                self._outage.failed(reason_of(error), is_writing=is_writing)
                 raise Unavailable("The database is unavailable.") from error
             if isinstance(error, DBAPIError) and _sqlstate(error) == _NOT_IN_REPERTOIRE:
                 raise InvalidRequest("The character U+0000 is not allowed.") from None
@@ -261,6 +275,14 @@ def _upgrade(connection: Connection) -> None:
 
 def _sqlstate(error: DBAPIError) -> str | None:
     return getattr(error.orig, "sqlstate", None)
+
+
+def reason_of(error: BaseException) -> str:
+    """What has failed, without the statement and its values, which are a user's."""
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        error = error.orig.__cause__ or error.orig  # the driver's own
+    first, *_ = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {first}"
 
 
 def refuses_values(error: Exception) -> bool:

@@ -25,6 +25,7 @@ from gateway.store.usage import UsageRecords
 from gateway.store.webhooks import Webhooks
 from shared.errors import StartupError, Unavailable
 from shared.settings import GatewaySettings
+from shared.telemetry.store_outage import StoreOutage
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,8 @@ _DAY_S = 24 * 3600
 _LOOK_INTERVAL_S = 2.0
 _RETRY_PAUSE_S = 1.0
 _LAST_WRITES_S = 5.0
+_SETTLE_S = 15.0
+"""Gateways ask the database every few seconds, so its outages end soon after this time."""
 _UNUSABLE = "This gateway cannot store anything."
 
 
@@ -48,9 +51,17 @@ class StoredState:
 
 
 class Store:
-    """Opens the state once."""
+    """Opens the state once.
+
+    Outages of the database, which begin if it cannot be opened, and of the storage of files are
+    logged and can be asked for.
+    """
 
     def __init__(self, settings: GatewaySettings) -> None:
+        self.outages = {
+            "database": StoreOutage("database", _SETTLE_S),
+            "files": StoreOutage("file storage"),
+        }
         self._settings = settings
         self._database: Database | None = None
         self._state: StoredState | None = None
@@ -69,9 +80,8 @@ class Store:
                 raise Unavailable(_UNUSABLE)
             try:
                 return await self._opened()
-            except StartupError as error:  # its message names paths
+            except StartupError:  # its message names paths
                 self._retry_at = time.monotonic() + _RETRY_PAUSE_S
-                logger.error("the database is unusable", extra={"reason": error.message})  # noqa: TRY400
                 raise Unavailable(_UNUSABLE) from None
             except Unavailable:
                 self._retry_at = time.monotonic() + _RETRY_PAUSE_S
@@ -129,16 +139,8 @@ class Store:
             raise Unavailable(_UNUSABLE)
         if self._state is None:
             settings = self._settings
-            url = settings.database_url
-            data_dir = settings.data_dir.expanduser()
-            blobs = (
-                Blobs.in_directory(data_dir / "files")
-                if settings.files_url is None
-                else Blobs.at(settings.files_url, settings.files_credentials_file)
-            )
-            database = await Database.open(
-                None if url is None else url.get_secret_value(), data_dir
-            )
+            blobs = self._opened_blobs()
+            database = await self._opened_database()
             if self._closed.is_set():  # meanwhile
                 await database.close()
                 raise Unavailable(_UNUSABLE)
@@ -165,6 +167,29 @@ class Store:
             )
             self._is_open.set()
         return self._state
+
+    def _opened_blobs(self) -> Blobs:
+        settings, outage = self._settings, self.outages["files"]
+        try:
+            if settings.files_url is not None:
+                return Blobs.at(settings.files_url, settings.files_credentials_file, outage)
+            return Blobs.in_directory(settings.data_dir.expanduser() / "files", outage)
+        except StartupError as error:
+            outage.failed(error.message)
+            raise
+
+    async def _opened_database(self) -> Database:
+        settings, outage = self._settings, self.outages["database"]
+        url = settings.database_url
+        try:
+            return await Database.open(
+                None if url is None else url.get_secret_value(),
+                settings.data_dir.expanduser(),
+                outage,
+            )
+        except StartupError as error:
+            outage.failed(error.message)
+            raise
 
     def _has_been_used(self) -> bool:
         settings = self._settings

@@ -37,12 +37,21 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.get("/health", responses={503: {"description": "No requests are taken."}})
     async def health(request: Request) -> Response:
         """Tell whether requests are taken: 503 while the broker is away or the gateway drains.
-        Requests in flight and live workers, none of which is needed because jobs wait, are listed
-        for API keys with the scope `metrics`, and for everyone on a gateway without keys."""
+        Requests in flight, live workers, none of which is needed because jobs wait, and whether
+        the stores work, which streams do not need, are listed for API keys with the scope
+        `metrics`, and for everyone on a gateway without keys."""
         now = gateway.state
         body: dict[str, Any] = {"status": now}
         if gateway.keys.permit(authorization_of(request.headers), "metrics"):
-            body |= {"requests": gateway.admission.num_requests, "models": models()}
+            stores = {
+                name: "ok" if outage.is_up() else "unavailable"
+                for name, outage in gateway.store.outages.items()
+            }
+            body |= {
+                "requests": gateway.admission.num_requests,
+                "models": models(),
+                "stores": stores,
+            }
         return JSONResponse(body, 200 if now == "ok" else 503)
 
     @routes.get("/metrics", response_class=PlainTextResponse)

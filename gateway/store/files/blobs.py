@@ -17,8 +17,10 @@ import obstore
 from obstore.exceptions import BaseError
 from obstore.store import LocalStore, ObjectStore, from_url
 
+from gateway.store.database import reason_of
 from shared.errors import StartupError, Unavailable
 from shared.settings import secret_in
+from shared.telemetry.store_outage import StoreOutage
 
 _PART_BYTES = 5 << 20
 """The smallest part that S3 takes."""
@@ -42,10 +44,11 @@ class _Abandoned(Exception):
 class BlobWriter:
     """Writes one blob, which exists once the block ends without an error."""
 
-    def __init__(self, store: ObjectStore, name: str) -> None:
+    def __init__(self, store: ObjectStore, name: str, outage: StoreOutage) -> None:
         self.num_bytes = 0
         self._store = store
         self._name = name
+        self._outage = outage
         self._directory = _directory(store)
         self._chunks: asyncio.Queue[bytes | _Abandoned | None] = asyncio.Queue(maxsize=1)
         self._writing: asyncio.Task[None] | None = None
@@ -65,8 +68,12 @@ class BlobWriter:
         try:
             await self._pass_on(None if error is None else _Abandoned())
             await self._writing
-            if error is None and self._directory is not None:
-                await asyncio.to_thread(_sync, self._directory, self._name)
+            if error is None:
+                if self._directory is not None:
+                    await asyncio.to_thread(_sync, self._directory, self._name)
+                self._outage.worked()
+        except OSError as failure:
+            raise _unreachable(failure, self._outage) from failure
         except Unavailable:
             if error is None:
                 raise
@@ -93,9 +100,9 @@ class BlobWriter:
             )
         except _Abandoned:
             # Some stores keep the parts that have arrived as a blob.
-            await _delete(self._store, self._name)
+            await _delete(self._store, self._name, self._outage)
         except (BaseError, OSError) as error:
-            raise _unreachable() from error
+            raise _unreachable(error, self._outage) from error
 
     async def _arrived(self) -> AsyncIterator[bytes]:
         while (chunk := await self._chunks.get()) is not None:
@@ -107,11 +114,15 @@ class BlobWriter:
 class Blobs:
     """Blobs by name."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, outage: StoreOutage | None = None) -> None:
+        """Failures are reported to ``outage``."""
         self._store = store
+        self._outage = StoreOutage("file storage") if outage is None else outage
 
     @classmethod
-    def at(cls, url: str, credentials: Path | None = None) -> Self:
+    def at(
+        cls, url: str, credentials: Path | None = None, outage: StoreOutage | None = None
+    ) -> Self:
         """Those under a URL. Credentials and the like come from a file in AWS's format, and
         otherwise from the variables of the store's own tools, such as ``AWS_ACCESS_KEY_ID`` and
         ``AWS_ENDPOINT_URL``. Raises `StartupError`."""
@@ -129,21 +140,21 @@ class Blobs:
                 client_options=options,
                 retry_config={"retry_timeout": _RETRY_TIMEOUT},
             )
-            return cls(store)
+            return cls(store, outage)
         except (BaseError, ValueError) as error:
             raise StartupError(f"the URL of files cannot be used: {error}") from None
 
     @classmethod
-    def in_directory(cls, path: Path) -> Self:
+    def in_directory(cls, path: Path, outage: StoreOutage | None = None) -> Self:
         """Raises `StartupError`."""
         try:
             path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            return cls(LocalStore(path))
+            return cls(LocalStore(path), outage)
         except (BaseError, OSError) as error:
             raise StartupError(f"{path} cannot be used: {error}") from None
 
     def writer(self, name: str) -> BlobWriter:
-        return BlobWriter(self._store, name)
+        return BlobWriter(self._store, name, self._outage)
 
     async def parts(
         self, name: str, start: int = 0, end: int | None = None
@@ -159,14 +170,15 @@ class Blobs:
             )
             async for part in found.stream(min_chunk_size=_READ_BYTES):
                 yield bytes(part)
+            self._outage.worked(is_writing=False)
         except FileNotFoundError:
             raise
         except (BaseError, OSError) as error:
-            raise _unreachable() from error
+            raise _unreachable(error, self._outage, is_writing=False) from error
 
     async def delete(self, name: str) -> None:
         """Delete a blob, if it exists. Raises `Unavailable`."""
-        await _delete(self._store, name)
+        await _delete(self._store, name, self._outage)
 
 
 def _credentials_in(path: Path) -> dict[str, str]:
@@ -181,7 +193,7 @@ def _credentials_in(path: Path) -> dict[str, str]:
         ) from None
 
 
-async def _delete(store: ObjectStore, name: str) -> None:
+async def _delete(store: ObjectStore, name: str, outage: StoreOutage) -> None:
     try:
         with suppress(FileNotFoundError):
             await obstore.delete_async(store, name)
@@ -189,7 +201,7 @@ async def _delete(store: ObjectStore, name: str) -> None:
         if directory is not None:
             await asyncio.to_thread(_delete_unfinished, directory, name)
     except (BaseError, OSError) as error:
-        raise _unreachable() from error
+        raise _unreachable(error, outage) from error
 
 
 def _directory(store: ObjectStore) -> Path | None:
@@ -206,17 +218,15 @@ def _delete_unfinished(directory: Path, name: str) -> None:
 
 
 def _sync(directory: Path, name: str) -> None:
-    """Make a blob outlast a loss of power. The local store does not do it. Raises `Unavailable`."""
-    try:
-        for path in (directory / name, directory):
-            descriptor = os.open(path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-    except OSError as error:
-        raise _unreachable() from error
+    """Make a blob outlast a loss of power. The local store does not do it. Raises `OSError`."""
+    for path in (directory / name, directory):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
-def _unreachable() -> Unavailable:
+def _unreachable(error: Exception, outage: StoreOutage, *, is_writing: bool = True) -> Unavailable:
+    outage.failed(reason_of(error), is_writing=is_writing)
     return Unavailable("The storage of files is unreachable.")

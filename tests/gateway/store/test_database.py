@@ -7,8 +7,9 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, text
+from sqlalchemy.exc import OperationalError
 
-from gateway.store.database import Database, uncancelled
+from gateway.store.database import Database, reason_of, uncancelled
 from gateway.store.schema import METADATA
 from shared.errors import StartupError, Unavailable
 from tests.support.deployment.postgres import PostgresServer
@@ -185,3 +186,9 @@ async def test_writers_that_wait_leave_connections_to_readers(database: Database
         assert (await connection.execute(text("SELECT 7"))).scalar_one() == 7
     may_end.set()
     await asyncio.gather(*writing)
+
+
+def test_a_reason_has_no_statement() -> None:
+    error = OperationalError("SELECT secret", {"a": "secret"}, OSError(28, "No space left"))
+
+    assert reason_of(error) == "OSError: [Errno 28] No space left"

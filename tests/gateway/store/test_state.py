@@ -5,11 +5,17 @@ from pathlib import Path
 
 import pytest
 
+from gateway.store.files.records import Files
 from gateway.store.state import Store, StoredState
 from shared import settings
 from shared.errors import Unavailable
 from shared.settings import GatewaySettings
 from tests.support.network.connections import serving
+
+
+async def write(files: Files) -> None:
+    async with files.writing("a", "name.jsonl", "batch") as draft:
+        await draft.writer.write(b"content")
 
 
 async def test_sweeps_go_on_after_one_that_does_not_reach_the_database(tmp_path: Path) -> None:
@@ -81,3 +87,54 @@ async def test_a_store_that_closes_while_it_is_opened_stays_closed(tmp_path: Pat
         await opening
     with pytest.raises(Unavailable):
         await store.open()
+
+
+async def test_the_cause_of_an_unusable_database_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gateway.store.state._RETRY_PAUSE_S", 0.0)
+    url = "postgresql://nobody:secret@127.0.0.1:1/none"
+    store = Store(settings.load(GatewaySettings, data_dir=tmp_path, database_url=url))
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await store.open()
+
+    (line,) = caplog.records
+    assert line.getMessage() == "database unavailable"
+    assert "ConnectionRefusedError" in line.__dict__["reason"]
+    assert "secret" not in line.__dict__["reason"]
+    assert (store.outages["database"].is_up(), store.outages["files"].is_up()) == (False, True)
+
+
+async def test_the_cause_of_an_unusable_directory_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("gateway.store.state._RETRY_PAUSE_S", 0.0)
+    (tmp_path / "file").touch()
+    store = Store(settings.load(GatewaySettings, data_dir=tmp_path / "file" / "data"))
+    for _ in range(3):
+        with pytest.raises(Unavailable):
+            await store.open()
+
+    (line,) = caplog.records
+    assert line.getMessage() == "file storage unavailable"
+    assert "Not a directory" in line.__dict__["reason"]
+
+
+async def test_a_full_disk_is_an_outage_until_a_file_is_written(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = Store(settings.load(GatewaySettings, data_dir=tmp_path))
+    files = (await store.open()).files
+    (tmp_path / "files").rmdir()
+    (tmp_path / "files").touch()  # as good as full
+
+    with pytest.raises(Unavailable):
+        await write(files)
+    assert not store.outages["files"].is_up()
+    (tmp_path / "files").unlink()
+    await write(files)
+
+    assert store.outages["files"].is_up()
+    assert "file storage unavailable" in caplog.text
+    await store.close()

@@ -32,7 +32,12 @@ async def test_a_gateway_is_healthy_without_a_worker(bus: MemoryBus) -> None:
         health = await gateway.http.get("/health")
 
     assert health.status_code == 200
-    assert health.json() == {"status": "ok", "requests": 0, "models": {}}
+    assert health.json() == {
+        "status": "ok",
+        "requests": 0,
+        "models": {},
+        "stores": {"database": "ok", "files": "ok"},
+    }
 
 
 @pytest.mark.parametrize("path", ["/live", "/health", "/v1/models", "/v1/models/scripted"])
