@@ -35,10 +35,14 @@ def converted(sha256: str, fetch: Callable[[Path], Path], progress: Progress) ->
     If it is missing, ``fetch(directory)`` downloads and verifies the file, and its conversion is
     written beside it. Raises `StartupError`.
     """
-    return build_once(
-        cache_directory() / "converted" / sha256,
-        lambda partial: _convert(fetch(partial), partial, progress),
-    )
+    cache = cache_directory()
+    try:
+        return build_once(
+            cache / "converted" / sha256,
+            lambda partial: _convert(fetch(partial), partial, progress),
+        )
+    except OSError as error:
+        raise StartupError(f"the cache {cache} cannot be used: {error}") from error
 
 
 def _convert(gguf: Path, directory: Path, progress: Progress) -> None:

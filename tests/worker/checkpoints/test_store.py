@@ -276,6 +276,15 @@ def test_a_gguf_file_that_cannot_be_converted_is_refused_and_leaves_nothing(
     assert [file.suffix for file in (cache / "converted").iterdir()] == [".lock"]
 
 
+def test_a_cache_that_cannot_be_written_is_named(cache: Path, tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf")
+    cache.parent.mkdir(parents=True, exist_ok=True)
+    cache.touch()  # as good as a full disk
+
+    with pytest.raises(StartupError, match=f"the cache {cache} cannot be used: .*directory"):
+        store.resolve(str(path))
+
+
 @pytest.mark.parametrize(
     ("model", "name"),
     [

