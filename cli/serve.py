@@ -5,7 +5,7 @@
 
 import asyncio
 import logging
-from contextlib import AsyncExitStack, closing
+from contextlib import AbstractContextManager, AsyncExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -115,7 +115,7 @@ async def _serve(
         server = await stack.enter_async_context(opened(app, gateway_settings))
         tasks = await stack.enter_async_context(asyncio.TaskGroup())
         tasks.create_task(run_worker(worker_settings, bus, stop=stop, ready=ready.set))
-        with notices.status(f"Loading {model} ..."):
+        with _loading(model):
             await ready.wait()
         on_signals(server.stop)
         serving = tasks.create_task(server.serve([listener]))
@@ -191,7 +191,14 @@ def _show_answer(url: str, model: str, question: str) -> None:
         show_answer(Conversation(server, model, temperature=0), question, output)
 
 
+def _loading(model: str) -> AbstractContextManager[object]:
+    """A spinner, unless there are log lines, which would break it and say the same."""
+    if logger.isEnabledFor(logging.INFO):
+        return nullcontext()
+    return notices.status(f"Loading {model} ...")
+
+
 def _say_ready(what: str, url: str) -> None:
     logger.info("serving", extra={"url": url})
-    if notices.is_terminal:
+    if notices.is_terminal and not logger.isEnabledFor(logging.INFO):
         notices.print(f"[bold green]{what}[/] is listening on {url}; press Ctrl-C to stop")
