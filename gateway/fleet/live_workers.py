@@ -7,6 +7,7 @@ rather than capacity.
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -28,9 +29,11 @@ from shared.errors import (
     PublishRefused,
     Unroutable,
 )
-from shared.messages import Announcement, GenerationJob, JobClass, QuickJob, encode
+from shared.messages import Announcement, GenerationJob, JobClass, QuickJob, encode, seconds_left
 from shared.telemetry import incidents
 from shared.telemetry.metrics import Catalog
+
+logger = logging.getLogger(__name__)
 
 _LOOK_INTERVAL_S = 0.1
 _STALE_AFTER_S = 1.0
@@ -40,6 +43,8 @@ _MAX_RETRY_AFTER_S = 60.0
 _FORGET_RATE_AFTER_S = 60.0
 _FORGET_AFTER_S = 10.0
 _FORGET_HEARTBEAT_AFTER_S = 120.0
+_HEARD_WITHIN_S = 3.0
+"""After its start, in which a gateway has heard every live worker."""
 _MANY_IN_FLIGHT = 64
 """Requests of a tenant, of which workers may have set some aside."""
 
@@ -201,12 +206,16 @@ class LiveWorkers:
     _heard_at: dict[str, float] = field(default_factory=dict)
     """Includes workers that are shutting down, whose streams continue for a while."""
     _first_seen_at: dict[str, int] = field(default_factory=dict)
+    _missed: set[str] = field(default_factory=set)
+    """Models without a live worker, for which jobs were published since."""
+    _began_at: float = field(init=False)
     known_models: dict[str, float] = field(default_factory=dict)
     """The models whose queues are known to exist, with or without a live worker, and the Unix time
     at which each was last seen: announced, requested, or with a job in a queue."""
     _published: Counter = field(init=False)
 
     def __post_init__(self) -> None:
+        self._began_at = self.clock()
         self._published = self.catalog.counter(
             "warren_gateway_jobs_published_total",
             "Generations published, by route: near (to the worker that may have their prefix in "
@@ -231,6 +240,7 @@ class LiveWorkers:
             self._leaving[announcement.worker] = known
         else:
             self._workers[announcement.worker] = known
+            self._missed.discard(announcement.model)
             self.known_models[announcement.model] = time.time()
             self._first_seen_at.setdefault(announcement.model, int(time.time()))
         self.backlog.hear(announcement)
@@ -283,6 +293,7 @@ class LiveWorkers:
         else:
             await publish_job(self.bus, job, reply_key, lane)
             shared.inc()
+            self._miss(job)
 
     def models(self) -> dict[str, list[Announcement]]:
         """The latest announcement of each live worker, by model."""
@@ -314,6 +325,17 @@ class LiveWorkers:
     def heard_at(self, worker: str) -> float:
         """Monotonic time of a worker's last heartbeat; 0 if there was none."""
         return self._heard_at.get(worker, 0.0)
+
+    def _miss(self, job: GenerationJob) -> None:
+        """Log that a published job waits, if no worker of its model is alive: the first one since
+        there was none."""
+        is_early = self.clock() < self._began_at + _HEARD_WITHIN_S
+        if is_early or job.model in self._missed or self.of_model(job.model):
+            return
+        self._missed.add(job.model)
+        left_s = seconds_left(job)
+        facts = {"model": job.model, "deadline_s": None if left_s is None else round(left_s)}
+        logger.warning("no live worker; requests wait until their deadlines", extra=facts)
 
     def _favourite(self, job: GenerationJob) -> Announcement | None:
         """The worker to prefer. None for a job that is published again, because it may have been
