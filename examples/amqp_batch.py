@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pika import BasicProperties, BlockingConnection, URLParameters
+from pika.exceptions import NackError, UnroutableError
 
 WINDOW = 100  # jobs without an answer: a long file must not fill the model's queue
 
@@ -23,7 +24,7 @@ def main(url: str, path: str, model: str = "smollm2") -> None:
     channel = BlockingConnection(parameters).channel()
     channel.queue_declare(queue, durable=True, arguments={"x-expires": 600_000})
     channel.queue_bind(queue, exchange="warren.replies", routing_key=queue)
-    channel.confirm_delivery()  # a model that was never served, or a full queue, raises below
+    channel.confirm_delivery()
 
     def publish(number: int, question: str) -> None:
         job = {
@@ -40,9 +41,14 @@ def main(url: str, path: str, model: str = "smollm2") -> None:
             reply_to=queue,
             user_id=user,
         )
-        channel.basic_publish(
-            "warren.jobs", f"{model}.batch", json.dumps(job), properties, mandatory=True
-        )
+        try:
+            channel.basic_publish(
+                "warren.jobs", f"{model}.batch", json.dumps(job), properties, mandatory=True
+            )
+        except UnroutableError:
+            sys.exit(f"the model {model} does not exist: no worker has ever served it")
+        except NackError:
+            sys.exit(f"too many jobs wait for {model}: try again later")
 
     questions = enumerate(Path(path).read_text().splitlines(), 1)
     waiting: set[str] = set()
@@ -67,4 +73,6 @@ def line(number: int, answer: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) not in (3, 4):
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -5,7 +5,10 @@ import sys
 import uuid
 
 from pika import BasicProperties, BlockingConnection, URLParameters
+from pika.exceptions import NackError, UnroutableError
 
+if len(sys.argv) != 3:
+    sys.exit(__doc__)
 parameters = URLParameters(sys.argv[1])
 user = parameters.credentials.username
 name = f"{user}.example-{uuid.uuid4().hex}"  # names of other users are refused
@@ -16,11 +19,16 @@ channel = BlockingConnection(parameters).channel()
 queue = f"reply.{name}"
 channel.queue_declare(queue, durable=True, arguments={"x-expires": 600_000})
 channel.queue_bind(queue, exchange="warren.replies", routing_key=queue)
-channel.confirm_delivery()  # a model that nobody ever served, or a full queue, raises below
+channel.confirm_delivery()
 header = BasicProperties(
     "application/json", delivery_mode=2, correlation_id=name, reply_to=queue, user_id=user
 )
-channel.basic_publish("warren.jobs", "smollm2.batch", json.dumps(job), header, mandatory=True)
+try:
+    channel.basic_publish("warren.jobs", "smollm2.batch", json.dumps(job), header, mandatory=True)
+except UnroutableError:
+    sys.exit("the model smollm2 does not exist: no worker has ever served it")
+except NackError:
+    sys.exit("too many jobs wait for smollm2: try again later")
 _, _, body = next(channel.consume(queue, auto_ack=True))
 channel.queue_delete(queue)
 answer = json.loads(body)

@@ -19,7 +19,8 @@ PYTHON
 )
 
 # Every byte that curl receives is kept, so that the last complete event is known.
-curl --silent --no-buffer --dump-header "$directory/headers" \
+touch "$directory/headers"  # curl does not create it if there is no server
+curl --silent --show-error --no-buffer --dump-header "$directory/headers" \
     -H 'Accept: text/event-stream' -H 'Content-Type: application/json' "${authorization[@]}" \
     --data "$body" "$url/v1/chat/completions" | tee "$directory/events" || true
 
@@ -30,6 +31,10 @@ refused() {
 
 if refused; then exit 1; fi
 id=$(sed -n 's/^x-request-id: \(.*\)\r$/\1/p' "$directory/headers")
+if [[ -z $id ]]; then
+    echo "no stream has begun: is $url a gateway of Warren?" >&2
+    exit 1
+fi
 until grep --quiet '^data: \[DONE\]$' "$directory/events"; do
     last=$(sed -n 's/^id: //p' "$directory/events" | tail -1)
     sleep 0.5

@@ -27,7 +27,9 @@ async def test_every_line_has_one_answer(broker: Broker, tmp_path: Path) -> None
         await topology.declare_worker(bus, MODEL, "batch")
         worker = BatchWorker(bus, model=MODEL, faults=random.Random(3))
         async with working(worker):
-            output = await run_example(broker.url_of("publisher"), path)
+            status, output, _ = await run_example(broker.url_of("publisher"), str(path), MODEL)
+
+    assert status == 0
 
     lines = {line["line"]: line for line in map(json.loads, output.splitlines())}
     assert len(output.splitlines()) == len(lines)
@@ -41,11 +43,33 @@ async def test_every_line_has_one_answer(broker: Broker, tmp_path: Path) -> None
     assert worker.max_ready <= 100
 
 
-async def run_example(url: str, path: Path) -> str:
-    """The output of the example, which must succeed."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, EXAMPLE, url, path, MODEL), stdout=asyncio.subprocess.PIPE
+async def test_without_a_file_the_usage_is_shown() -> None:
+    status, _, errors = await run_example("amqp://nobody@127.0.0.1:1/")
+
+    assert (status, "Usage: python amqp_batch.py" in errors) == (1, True)
+    assert "Traceback" not in errors
+
+
+@pytest.mark.rabbit
+async def test_a_model_that_was_never_served_is_an_error(broker: Broker, tmp_path: Path) -> None:
+    path = tmp_path / "questions.txt"
+    path.write_text("question\n")
+
+    answer = await run_example(broker.url_of("publisher"), str(path), "never-served")
+
+    assert answer == (
+        1,
+        "",
+        "the model never-served does not exist: no worker has ever served it\n",
     )
-    output, _ = await process.communicate()
-    assert process.returncode == 0
-    return output.decode()
+
+
+async def run_example(*args: str) -> tuple[int | None, str, str]:
+    """The exit code, output and errors of the example."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, str(EXAMPLE), *args),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate()
+    return process.returncode, output.decode(), errors.decode()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shared.bus.memory import MemoryBroker, MemoryBus
+from tests.support.deployment.processes import free_port
 from tests.support.gateway.http import hears_a_worker, live_gateway
 from tests.support.network.tcp_proxy import TcpProxy
 from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
@@ -62,6 +63,18 @@ async def test_curl_comes_back() -> None:
 
     assert re.findall(r'"content":"(\w+) ?"', output) == ["one", "two", "three", "four"]
     assert output.rstrip().endswith("data: [DONE]")
+
+
+async def test_curl_does_not_come_back_to_a_server_that_is_not_there() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *("bash", str(EXAMPLES / "resume.sh"), f"http://127.0.0.1:{free_port()}"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    async with asyncio.timeout(_TIMEOUT_S):
+        _, errors = await process.communicate()
+
+    assert process.returncode == 1
+    assert b"no stream has begun" in errors
 
 
 async def test_the_page_comes_back() -> None:
