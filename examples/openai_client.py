@@ -12,6 +12,7 @@ answer = client.chat.completions.create(
     model=model,
     messages=[{"role": "user", "content": "What is the capital of France?"}],
     temperature=0,
+    max_tokens=64,
     stream=True,
 )
 for chunk in answer:

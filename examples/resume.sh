@@ -14,7 +14,8 @@ body=$(python3 - "$model" "$question" <<'PYTHON'
 import json, sys
 model, question = sys.argv[1:]
 messages = [{"role": "user", "content": question}]
-print(json.dumps({"model": model, "messages": messages, "stream": True, "detach": True}))
+request = {"model": model, "messages": messages, "max_tokens": 256, "stream": True, "detach": True}
+print(json.dumps(request))
 PYTHON
 )
 
