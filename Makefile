@@ -68,6 +68,8 @@ bench: setup ## Measure Warren beside the peers found in PATH, and the cost of t
 	$(WITH_RABBITMQ) $(BIN)/python -m bench.queue
 
 up: .env ## Start RabbitMQ, a gateway and a worker in Docker
+	@docker compose version >/dev/null 2>&1 || { \
+	    echo "make up needs Docker with the Compose plugin (docker compose, version 2)" >&2; exit 1; }
 	docker compose up --build --detach
 
 .env: | .env.example

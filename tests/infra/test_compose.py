@@ -96,12 +96,23 @@ def test_every_service_that_others_wait_for_says_when_it_is_well() -> None:
 
 
 def test_only_this_machine_reaches_the_ports_unless_it_is_told_otherwise() -> None:
-    ports = re.findall(r"- (\S*:\d+:\d+)", COMPOSE.read_text())
+    ports = [port for service in RAW["services"].values() for port in service.get("ports", [])]
 
     assert len(ports) >= 5
     shared = "${PROXY_ADDRESS:-127.0.0.1}:"
     assert [port for port in ports if not port.startswith(("127.0.0.1:", shared))] == []
-    assert [port for port in ports if port.startswith(shared)] == [f"{shared}8443:8443"]
+    assert [port for port in ports if port.startswith(shared)] == [
+        f"{shared}${{PROXY_HTTPS_PORT:-8443}}:8443"
+    ]
+
+
+def test_every_published_port_can_be_chosen() -> None:
+    ports = [port for service in RAW["services"].values() for port in service.get("ports", [])]
+    chosen = [re.search(r":\$\{(\w+_PORT):-(\d+)\}:\d+$", port) for port in ports]
+
+    named = {(one[1], one[2]) for one in chosen if one is not None}
+    assert len(named) == len(ports)
+    assert named == set(re.findall(r"^# (\w+_PORT)=(\d+)$", EXAMPLE, re.MULTILINE))
 
 
 def test_every_secret_comes_from_the_environment() -> None:
@@ -152,6 +163,7 @@ def test_a_service_may_do_no_more_than_it_needs(name: str) -> None:
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["mem_limit"]
     assert 0 < service["pids_limit"] <= 4096
+    assert service["logging"]["options"] == {"max-size": "10m", "max-file": "3"}
 
 
 PINNED = re.compile(r"^(\$\{BASE_IMAGE:-)?[a-z/-]+@sha256:[0-9a-f]{64}\}?$")
