@@ -76,8 +76,7 @@ def load_runner(
         kernels=kernels,
         is_batch_invariant=is_batch_invariant,
         device=chosen,
-        block_size=limits.block_size,
-        max_seq_len=limits.max_seq_len,
+        limits=limits,
         num_threads=num_threads,
     )
     logger.info("weights read", extra={"seconds": round(time.monotonic() - began, 1)})
@@ -99,13 +98,13 @@ def load_decoder(
     kernels: str = "auto",
     is_batch_invariant: bool = False,
     device: torch.device,
-    block_size: int = 16,
-    max_seq_len: int | None = None,
+    limits: RunnerLimits = DEFAULT_LIMITS,
     num_threads: int = 1,
 ) -> Decoder:
     """Load the weights, through transformers if there is no native decoder for the model.
 
-    ``max_seq_len`` limits the memory for position tables. Raises `StartupError`.
+    The context length of ``limits`` limits the memory for position tables. Raises `StartupError`,
+    for limits that the model cannot have before the weights are read if it is a native one.
     """
     config = read_json_config(directory)
     checkpoint = Checkpoint(directory)
@@ -120,13 +119,14 @@ def load_decoder(
     ):
         if is_native(config):
             native = decoder_config(config)
+            limits.check(native, served)
             return _native_decoder(
                 native,
                 checkpoint,
                 _Compute(kernels, is_batch_invariant, device, num_threads),
                 served,
                 packed,
-                min(max_seq_len or native.max_seq_len, native.max_seq_len),
+                limits.longest(native.max_seq_len),
             )
         if packed is not None:
             raise StartupError(
@@ -139,7 +139,7 @@ def load_decoder(
             foreign_ops,
             kernels,
             device,
-            block_size=block_size,
+            block_size=limits.block_size,
             is_batch_invariant=is_batch_invariant,
         )
         return fallback.load(

@@ -10,6 +10,7 @@ import torch
 from kernels.providers import Ops
 from shared.errors import StartupError
 from worker.model import gpu_memory
+from worker.model.config import DecoderConfig
 from worker.model.decoders.fused import FusedDecoder
 from worker.model.decoders.native import NativeDecoder
 from worker.model.forward import Decoder
@@ -35,14 +36,46 @@ class RunnerLimits:
     gpu_memory_share: float = 0.9
     """The fraction of the GPU's memory for weights, activations, graphs and cache together."""
 
-    def longest(self, decoder: Decoder) -> int:
-        """The maximum context length. Raises `StartupError` if the model supports less."""
-        longest = self.max_seq_len or decoder.max_seq_len
-        if longest > decoder.max_seq_len:
-            raise StartupError(
-                f"max_seq_len is {longest}, but the model supports {decoder.max_seq_len}"
-            )
+    def longest(self, supported: int) -> int:
+        """The maximum context length of a model that supports so many tokens. Raises `StartupError`
+        if it is less."""
+        longest = self.max_seq_len or supported
+        if longest > supported:
+            raise StartupError(f"max_seq_len is {longest}, but the model supports {supported}")
         return longest
+
+    def check(self, config: DecoderConfig, dtype: torch.dtype) -> None:
+        """Check what the configuration of a model suffices for, before its weights are read.
+
+        Raises `StartupError` if the model supports a shorter context, or if ``kv_cache_bytes`` are
+        too few.
+        """
+        longest = self.longest(config.max_seq_len)
+        if self.kv_cache_bytes is None:
+            return
+        block = BlockShape(
+            config.num_layers, self.block_size, config.num_kv_heads, config.head_dim, dtype
+        )
+        num_blocks = num_blocks_for(
+            block,
+            kv_cache_bytes=self.kv_cache_bytes,
+            free_bytes=0,
+            max_num_seqs=self.max_num_seqs,
+            max_seq_len=longest,
+        )
+        self.require_room(longest, block, num_blocks)
+
+    def require_room(self, longest: int, block: BlockShape, num_blocks: int) -> None:
+        """Raise `StartupError` if a cache of so many blocks cannot hold a context of the wanted
+        length."""
+        num_slots = num_blocks * block.block_size
+        if self.max_seq_len is not None and longest > num_slots:
+            held_bytes = num_blocks * block.num_bytes
+            raise StartupError(
+                f"max_seq_len is {longest}, but the KV cache holds {num_slots} tokens in "
+                f"{held_bytes:,} bytes: lower --max-seq-len, or raise --kv-cache-bytes to "
+                f"{-(-longest // block.block_size) * block.num_bytes:,}"
+            )
 
 
 DEFAULT_LIMITS = RunnerLimits()
@@ -55,18 +88,18 @@ def start_runner(
 
     ``ops`` draw the tokens. Raises `StartupError`.
     """
-    longest = limits.longest(decoder)
+    longest = limits.longest(decoder.max_seq_len)
     graph_sizes = ladder(limits.max_num_seqs) if has_graphs else []
-    kv_cache = _kv_cache(decoder, ops, limits, longest, graph_sizes)
-    num_slots = kv_cache.num_blocks * kv_cache.block_size
-    if limits.max_seq_len is not None and longest > num_slots:
-        held_bytes = kv_cache.keys.nbytes + kv_cache.values.nbytes
-        raise StartupError(
-            f"max_seq_len is {longest}, but the KV cache holds {num_slots} tokens in "
-            f"{held_bytes:,} bytes: lower --max-seq-len, or raise --kv-cache-bytes to "
-            f"{held_bytes // num_slots * longest:,}"
-        )
-    longest = min(longest, num_slots)
+    block = BlockShape(
+        decoder.num_layers,
+        limits.block_size,
+        decoder.num_kv_heads,
+        decoder.head_dim,
+        decoder.dtype,
+    )
+    kv_cache = _kv_cache(decoder, ops, block, limits, longest, graph_sizes)
+    limits.require_room(longest, block, kv_cache.num_blocks)
+    longest = min(longest, kv_cache.num_blocks * kv_cache.block_size)
     if isinstance(decoder, FusedDecoder):
         decoder.commit_ahead(kv_cache)
     return TorchRunner(
@@ -96,16 +129,13 @@ def can_check_drafts(decoder: Decoder) -> bool:
 
 
 def _kv_cache(
-    decoder: Decoder, ops: Ops, limits: RunnerLimits, longest: int, graph_sizes: Sequence[int]
+    decoder: Decoder,
+    ops: Ops,
+    block: BlockShape,
+    limits: RunnerLimits,
+    longest: int,
+    graph_sizes: Sequence[int],
 ) -> KVCache:
-    block = BlockShape(
-        decoder.num_layers,
-        limits.block_size,
-        decoder.num_kv_heads,
-        decoder.head_dim,
-        decoder.dtype,
-    )
-
     if decoder.device.type == "cuda":
         free_bytes = _gpu_bytes(decoder, ops, block, limits, longest, graph_sizes)
     else:

@@ -12,7 +12,7 @@ from itertools import islice
 from shared import topology
 from shared.bus.base import MAX_PREFETCH, Bus, Message, Queue
 from shared.bus.subscribe import receive
-from shared.errors import AccessRefused, BusError, BusUnavailable
+from shared.errors import AccessRefused, BusError, BusUnavailable, StartupError
 from shared.messages import (
     Announcement,
     Cancel,
@@ -93,6 +93,7 @@ async def _run_worker(
 ) -> None:
     worker_id = uuid.uuid4().hex
     name = served_model.name_of(settings) if model is None else model.name
+    await _check_account(bus, worker_id)
     hearing = asyncio.create_task(hear_peers(bus, name, worker_id, settings.announce_interval_s))
     try:
         if model is None:
@@ -107,6 +108,22 @@ async def _run_worker(
         async with generations:
             worker = Worker(worker_id, settings, bus, model, generations, stop)
             await worker.run(health, ready)
+
+
+async def _check_account(bus: Bus, worker_id: str) -> None:
+    """Raise `StartupError` if the broker's user is not a worker's, rather than after the model was
+    loaded. Nothing is checked while the broker is away."""
+    if not bus.is_connected:
+        return
+    try:
+        await bus.declare(topology.worker_queue(worker_id))
+    except AccessRefused as error:
+        raise StartupError(
+            "The broker's user lacks the permissions of a worker: connect with the worker's "
+            f"account. ({error.message})"
+        ) from None
+    except BusError as error:  # it is declared later
+        logger.info("queue not declared", extra={"reason": error.code})
 
 
 class Worker:

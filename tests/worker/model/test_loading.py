@@ -1,6 +1,7 @@
 """How a runner is loaded, and what prevents its start."""
 
 import json
+import logging
 import shutil
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,22 @@ def test_a_sequence_is_no_longer_than_the_cache_unless_that_was_asked_for(model:
         load_runner(model, limits, device="cpu", dtype="float32")
 
 
-def test_a_context_beyond_the_model_is_refused(model: Path) -> None:
-    with pytest.raises(StartupError, match="max_seq_len is 257, but the model supports 256"):
-        load_runner(model, RunnerLimits(max_seq_len=257), device="cpu")
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (RunnerLimits(max_seq_len=257), "max_seq_len is 257, but the model supports 256"),
+        (RunnerLimits(kv_cache_bytes=10), "the KV cache needs .*: raise --kv-cache-bytes"),
+        (RunnerLimits(kv_cache_bytes=10_000, max_seq_len=200), "is 200, but the KV cache holds"),
+    ],
+)
+def test_what_the_configuration_does_not_suffice_for_is_refused_before_weights_are_read(
+    model: Path, limits: RunnerLimits, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with pytest.raises(StartupError, match=message):
+        load_runner(model, limits, device="cpu")
+
+    assert "weights read" not in caplog.text
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])

@@ -17,6 +17,8 @@ from shared import messages, topology
 from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.memory_queue import MemoryConsumer
+from shared.bus.rabbit import RabbitBus
+from shared.errors import StartupError
 from shared.messages import (
     JSON,
     Cancel,
@@ -31,6 +33,8 @@ from shared.messages import (
     TextPrompt,
     TokenPrompt,
 )
+from shared.settings import WorkerSettings
+from tests.support.deployment.broker import Broker
 from tests.support.deployment.processes import free_port
 from tests.support.metrics import total
 from tests.support.workers.jobs import Log, ask, ask_all, new_job, publish, read, reading
@@ -532,3 +536,12 @@ async def test_a_worker_whose_engine_hangs_is_not_live() -> None:
         after = await asyncio.to_thread(live)
 
     assert (before, during, after) == (200, 503, 200)
+
+
+@pytest.mark.rabbit
+async def test_the_account_is_checked_before_the_model_is_loaded(broker: Broker) -> None:
+    settings = WorkerSettings(model="no-such-model", health_port=None)
+
+    async with RabbitBus(broker.url_of("publisher")) as bus:
+        with pytest.raises(StartupError, match="lacks the permissions of a worker"):
+            await service.run_worker(settings, bus, stop=asyncio.Event())
