@@ -11,6 +11,8 @@ CONNECT_TIMEOUT_S = 5.0
 _SILENCE_S = 45.0
 """Three of the pauses after which a gateway pings a stream; less than `PATIENCE_S` of a chat."""
 _ERROR_NUMBER = re.compile(r"^\[Errno -?\d+\] ")
+_NOT_TLS = re.compile(r"WRONG_VERSION_NUMBER|PACKET_LENGTH|record layer failure", re.IGNORECASE)
+"""What OpenSSL says if a server answers in plain HTTP."""
 _KEY_ID = re.compile(r"wk-[0-9a-f]+-")
 _KEY_OPTIONS = "set OPENAI_API_KEY, or name a file that contains it with --api-key-file"
 
@@ -35,7 +37,10 @@ def connect(
 
 def reason_of(error: Exception) -> str:
     """Why a request failed, without the number of the system's error."""
-    return _ERROR_NUMBER.sub("", str(error)) or type(error).__name__
+    reason = _ERROR_NUMBER.sub("", str(error)) or type(error).__name__
+    if _NOT_TLS.search(reason):
+        return f"it does not speak TLS; try http:// instead of https:// ({reason})"
+    return reason
 
 
 def key_problem(url: str, api_key: str | None) -> str:

@@ -142,8 +142,8 @@ class CommonSettings(BaseSettings):
     audit_file: Path | None = Field(
         None,
         description="File to which refused logins and administrative acts are appended as JSON "
-        "lines. They are also written to the log by the logger `warren.audit`. Set it to keep "
-        "them apart from other log lines.",
+        "lines. They are also written to the log by the logger `warren.audit`, whatever "
+        "WARREN_LOG_LEVEL is. Set it to keep them apart from other log lines.",
     )
     job_log_level: Literal["info", "warning", "off"] = Field(
         "info",

@@ -133,10 +133,12 @@ class Chat:
         from cli.chat.conversation import show_answer
 
         self._console.print(f"[bold green]{self._conversation.model}[/]  ", end="")
+        num_messages = len(self._conversation.messages)
         try:
             show_answer(self._conversation, question, self._console)
         except KeyboardInterrupt:
-            self._note("\nstopped")
+            has_answer = len(self._conversation.messages) > num_messages
+            self._note("\nstopped" if has_answer else "\nstopped; the question is forgotten")
         except WarrenError as error:
             self.has_failed = True
             self._note(f"\n{error.code}: {error.message}", style="red")
@@ -199,8 +201,12 @@ class Chat:
         else:
             model = self._conversation.model
             text = json.dumps({"model": model, "messages": prompt}, indent=2, ensure_ascii=False)
-        with path.open("x", encoding="utf-8") as file:  # never replaces a file
-            file.write(f"{text.rstrip()}\n")
+        try:
+            with path.open("x", encoding="utf-8") as file:  # never replaces a file
+                file.write(f"{text.rstrip()}\n")
+        except OSError as error:
+            self._note(f"{path} cannot be written: {error.strerror}\n", style="red")
+            return
         self._note(f"{len(self._conversation.messages)} messages are in {path}.\n")
 
     def _note(self, text: str, style: str = "dim") -> None:

@@ -21,8 +21,8 @@ from cli.options import ApiKeyFile, chosen, chosen_key, takes_settings
 from cli.terminal import output
 from shared import settings
 from shared.errors import StartupError
-from shared.host_memory import free_bytes
-from shared.settings import GatewaySettings, WorkerSettings
+from shared.host_memory import free_bytes, readable_size
+from shared.settings import CommonSettings, GatewaySettings, WorkerSettings
 
 _COLORS: dict[Status, str] = {
     "ok": "green",
@@ -110,7 +110,7 @@ def _machine(gateway: GatewaySettings, worker: WorkerSettings) -> Iterator[Findi
     yield ok("settings", "all variables and options are valid")
     yield _software()
     yield _open_files(gateway)
-    yield _secret(gateway)
+    yield _secret(gateway, worker)
     yield _keys(gateway)
     yield from _stores(gateway)
     yield from _model(worker)
@@ -164,7 +164,9 @@ def _open_files(gateway: GatewaySettings) -> Finding:
     return ok("open files", f"enough for {gateway.max_connections} connections")
 
 
-def _secret(gateway: GatewaySettings) -> Finding:
+def _secret(gateway: GatewaySettings, worker: WorkerSettings) -> Finding:
+    if gateway.secret is None and _is_of_worker(gateway, worker):
+        return skipped("secret", "the settings are those of a worker, which needs none")
     if gateway.secret is None:
         return warning(
             "secret",
@@ -172,6 +174,12 @@ def _secret(gateway: GatewaySettings) -> Finding:
             "set WARREN_SECRET, the same on all gateways; `openssl rand -hex 32` generates one",
         )
     return ok("secret", "set")
+
+
+def _is_of_worker(gateway: GatewaySettings, worker: WorkerSettings) -> bool:
+    """Whether settings of a worker are given, and none of a gateway."""
+    common = CommonSettings.model_fields.keys()
+    return bool(worker.model_fields_set - common) and not gateway.model_fields_set - common
 
 
 def _keys(gateway: GatewaySettings) -> Finding:
@@ -219,7 +227,7 @@ def _model(worker: WorkerSettings) -> Iterator[Finding]:
     yield ok("model", f"{worker.model} in {directory} runs {kind}")
     needed = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
     free = free_bytes()
-    detail = f"{free:,} bytes are free, the checkpoint has {needed:,}"
+    detail = f"{readable_size(free)} are free, the checkpoint has {readable_size(needed)}"
     if needed > free:
         yield warning("memory", detail, "use --weight-format q4_1, or a machine with more memory")
     else:
@@ -248,7 +256,10 @@ def _device(worker: WorkerSettings) -> Finding:
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         name = torch.cuda.get_device_name()
-        return ok("device", f"{name}, {free:,} of {total:,} bytes free, Triton kernels")
+        return ok(
+            "device",
+            f"{name}, {readable_size(free)} of {readable_size(total)} free, Triton kernels",
+        )
     if worker.device.startswith("cuda"):
         return failure(
             "device",

@@ -8,7 +8,7 @@ import typer
 
 from cli.options import GatewayAccess, takes_gateway
 from cli.runtime import needs
-from cli.terminal import output
+from cli.terminal import notices, output
 
 app = typer.Typer(help="List, show and cancel the batches of a gateway.", no_args_is_help=True)
 
@@ -25,7 +25,10 @@ def list_batches(
 
     [dim]warren batches list --url http://127.0.0.1:8000[/]
     """
-    for batch in asked_of(gateway, "GET", "/v1/batches", params={"limit": limit})["data"]:
+    batches = asked_of(gateway, "GET", "/v1/batches", params={"limit": limit})["data"]
+    if not batches:
+        notices.print("No batches.")
+    for batch in batches:
         counts = batch["request_counts"]
         created = datetime.fromtimestamp(batch["created_at"], UTC).isoformat(timespec="seconds")
         done = f"{counts['completed']}/{counts['total']}, {counts['failed']} failed"

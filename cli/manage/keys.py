@@ -89,6 +89,8 @@ def add(
         options = read_options({name: str(one) for name, one in given.items() if one is not None})
     except ValueError as error:
         raise StartupError(str(error)) from None
+    if "expires" in options and options["expires"] <= datetime.now(UTC):
+        raise StartupError(f"--expires {expires} is in the past: the key would never be valid")
     _open(audit_file)
     key = KeyFile(keys_file).add(tenant, **options)
     _show(key)

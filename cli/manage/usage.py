@@ -94,6 +94,7 @@ def erase(
     [dim]warren usage erase alice[/]
     """
     if not yes:
+        _asked(gateway, "GET", "/admin/v1/status")  # without the scope, nothing is to be confirmed
         typer.confirm(f"Permanently delete all usage records of {tenant!r}?", abort=True)
     params = {"tenant": tenant}
     # Millions of records take minutes.

@@ -6,7 +6,7 @@ import typer
 
 from cli.manage.batches import asked_of, print_json
 from cli.options import GatewayAccess, takes_gateway
-from cli.terminal import output
+from cli.terminal import notices, output
 
 app = typer.Typer(help="Manage the webhooks of a gateway.", no_args_is_help=True)
 
@@ -25,7 +25,10 @@ def list_webhooks(
     [dim]warren webhooks list --url http://127.0.0.1:8000[/]
     """
     wanted = {} if tenant is None else {"tenant": tenant}
-    for webhook in asked_of(gateway, "GET", _PATH, params=wanted)["data"]:
+    webhooks = asked_of(gateway, "GET", _PATH, params=wanted)["data"]
+    if not webhooks:
+        notices.print("No webhooks.")
+    for webhook in webhooks:
         types = ",".join(webhook["event_types"])
         _print(webhook["id"], webhook["tenant"] or "-", webhook["url"], types)
 

@@ -73,9 +73,10 @@ def size(
 ) -> None:
     """Compute how many gateways, broker nodes and workers a load takes.
 
-    Give one of --streams, --requests-per-s and --tokens-per-s; the others follow from the length
-    and the speed of an answer. The output says which costs are measured and which are estimated.
-    Loads beyond those that were measured are extrapolated.
+    Give at least one of --streams, --requests-per-s and --tokens-per-s. What is not given follows
+    from the length and the speed of an answer; what is given is not changed. The output says which
+    costs are measured and which are estimated. Loads beyond those that were measured are
+    extrapolated.
 
     [dim]warren size --streams 10000 --tokens-per-request 500 --worker-tokens-per-s 3000[/]
     """

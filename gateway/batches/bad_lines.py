@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gateway.api.bodies.parsing import refused
+from gateway.api.bodies.parsing import refused, with_choices
 from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
 from gateway.api.bodies.submission import submission
 from gateway.batches.lines import ENDPOINTS, LINE_DECODER, Request, RequestLine
@@ -48,7 +48,7 @@ def read_line(text: bytes) -> RequestLine:
     except InvalidRequest as error:
         raise BadLine(error.code, error.message) from None
     except msgspec.ValidationError as error:
-        message = str(error)
+        message = with_choices(str(error), RequestLine)
         reason, _, place = message.partition(" - at `$")
         missing = reason.partition("missing required field `")[2].rstrip("`")
         param = missing or place.rstrip("`").lstrip(".") or None

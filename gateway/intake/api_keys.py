@@ -51,7 +51,7 @@ _MODEL = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._:@/*-]{0,127}")
 _LOOK_INTERVAL_S = 1.0
 _MAX_REVOKED = 10_000
 _NO_DIGEST = "0" * 64
-_OPEN_PATHS = frozenset({"/", "/live", "/health", "/docs", "/openapi.json"})
+_OPEN_PATHS = frozenset({"/", "/console", "/live", "/health", "/docs", "/openapi.json"})
 _OPEN_FOLDERS = ("/docs/assets/", "/console/")
 _METRICS = "/metrics"
 _OPERATORS = "/admin"
@@ -326,6 +326,10 @@ class Keys:
         self._path = path
         self._version = self._look()
         self._keys = read_keys(path) if path is not None else {}
+        if path is not None and not self._keys:
+            logger.warning(
+                "there is no API key yet, so no request is accepted", extra={"file": str(path)}
+            )
         self._revoked: dict[str, ApiKey] = {}
         """The keys that were revoked since the start, by id, for the audit log."""
         self._looked_at = time.monotonic()

@@ -50,7 +50,10 @@ class _Codec(Generic[_T]):
         try:
             return decoder.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise UndecodableMessage(_without_value(error)) from None
+            reason = _without_value(error)
+            if content_type != JSON:
+                reason += f"; it was read as MessagePack, because its content type is not {JSON}"
+            raise UndecodableMessage(reason) from None
 
 
 _JOB: _Codec[GenerationJob] = _Codec(GenerationJob)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from cli.gateway_client import asked, connect
 from cli.main import app
 from gateway.intake.key_file import KeyFile
-from shared.errors import StartupError
+from shared.errors import StartupError, Unavailable
 from tests.support.gateway.serving import served
 
 COMMANDS = [
@@ -73,3 +73,12 @@ def test_an_empty_key_file_is_named(tmp_path: Path) -> None:
         CliRunner().invoke(
             app, ["status", "--api-key-file", str(tmp_path / "key")], catch_exceptions=False
         )
+
+
+def test_https_to_a_port_without_tls_is_named() -> None:
+    with (
+        served() as url,
+        connect(url.replace("http:", "https:")) as client,
+        pytest.raises(Unavailable, match="does not speak TLS; try http:// instead"),
+    ):
+        asked(client, "GET", "/live")

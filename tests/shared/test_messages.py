@@ -276,6 +276,14 @@ def test_the_error_names_the_field_and_not_the_content(golden: str, secret: str)
     assert "sec" not in caught.value.message
 
 
+def test_the_error_says_how_a_body_without_its_content_type_was_read() -> None:
+    with pytest.raises(UndecodableMessage, match="it was read as MessagePack, because its content"):
+        messages.decode_job(b"{}", "text/plain")
+    with pytest.raises(UndecodableMessage) as caught:
+        messages.decode_job(b"{", JSON)
+    assert "MessagePack" not in caught.value.message
+
+
 @given(st.binary(max_size=200), st.sampled_from([JSON, MSGPACK, "text/plain", ""]))
 def test_any_bytes_decode_or_raise_one_error(body: bytes, content_type: str) -> None:
     for decode in (messages.decode_job, messages.decode_event):

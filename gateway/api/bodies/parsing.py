@@ -7,13 +7,13 @@ ones are not listed, and therefore ignored.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import islice
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, inspect
 
 from shared.errors import InvalidRequest
 from shared.messages import MAX_TEXT_CHARS
@@ -113,7 +113,35 @@ def read(value: Any, kind: type[_T], place: str = "") -> _T:
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _misfit(str(error), place) from None
+        raise _misfit(with_choices(str(error), kind), place) from None
+
+
+def with_choices(complaint: str, kind: Any) -> str:
+    """msgspec's complaint about a value of type ``kind``. If the value is none of several words,
+    they are named."""
+    reason, at, path = complaint.rpartition(" - at `$")
+    if not reason.startswith("Invalid enum value"):
+        return complaint
+    found = [inspect.type_info(kind)]
+    for name in re.findall(r"\.(\w+)|\[", path):
+        if name:
+            members = (field for one in _options(found) for field in getattr(one, "fields", ()))
+            found = [field.type for field in members if field.encode_name == name]
+        else:
+            lists = (inspect.ListType, inspect.VarTupleType)
+            found = [one.item_type for one in _options(found) if isinstance(one, lists)]
+    words = [
+        str(value)
+        for one in _options(found)
+        if isinstance(one, inspect.LiteralType)
+        for value in one.values
+    ]
+    return f"{reason}; expected {' or '.join(words)}{at}{path}" if words else complaint
+
+
+def _options(types: Iterable[inspect.Type]) -> Iterator[inspect.Type]:
+    for one in types:
+        yield from one.types if isinstance(one, inspect.UnionType) else (one,)
 
 
 def refused(param: str, reason: str) -> InvalidRequest:

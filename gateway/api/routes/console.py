@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import RedirectResponse
 from starlette.exceptions import HTTPException
 
 FILES = Path(__file__).parents[1] / "console"
@@ -42,6 +43,10 @@ def install(app: FastAPI) -> None:
     @app.get("/", include_in_schema=False)
     async def show_console(request: Request) -> Response:
         return _answer(files[_PAGE], request)
+
+    @app.get("/console", include_in_schema=False)
+    async def find_console() -> Response:
+        return RedirectResponse("./", status_code=308)
 
     @app.get("/console/{name}", include_in_schema=False)
     async def get_part(name: str, request: Request) -> Response:

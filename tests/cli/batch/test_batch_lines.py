@@ -30,7 +30,11 @@ def problems(path: Path) -> list[str]:
     [
         ([], "object"),
         ({**chat_line("a"), "custom_id": ""}, "custom_id"),
-        ({**chat_line("a"), "method": "GET"}, "method"),
+        ({**chat_line("a"), "method": "GET"}, "'GET'; expected POST - at `$.method`"),
+        (
+            chat_line("a", messages=[{"role": "wizard", "content": "x"}]),
+            "'wizard'; expected assistant or",
+        ),
         ({**chat_line("a"), "url": "/v1/embeddings"}, "URL is not /v1/chat/completions or"),
         ({"custom_id": "a", "method": "POST", "url": "/v1/completions"}, "body"),
         ({**chat_line("a"), "body": 1}, "object"),

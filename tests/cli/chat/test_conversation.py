@@ -412,11 +412,28 @@ def test_a_conversation_is_saved_and_no_file_is_replaced(tmp_path: Path) -> None
     as_json, as_markdown = tmp_path / "talk.json", tmp_path / "talk.md"
     as_markdown.write_text("mine")
 
-    shown = user.type("capital?", f"/save {as_json}", f"/save {as_markdown}")
+    nowhere = tmp_path / "no" / "talk"
+
+    shown = user.type("capital?", f"/save {as_json}", f"/save {as_markdown}", f"/save {nowhere}")
 
     assert json.loads(as_json.read_text())["messages"][1]["content"] == "Paris"
     assert as_markdown.read_text() == "mine"
-    assert "File exists" in shown
+    assert "talk.md cannot be written: File exists" in shown.replace("\n", "")
+    assert "no/talk cannot be written: No such file or directory" in shown.replace("\n", "")
+
+
+def test_a_question_that_is_stopped_before_its_answer_is_forgotten() -> None:
+    def stop(request: httpx.Request) -> httpx.Response:
+        raise KeyboardInterrupt
+
+    asked, screen = server(stop), io.StringIO()
+    talk = Conversation(asked, "m", 0.5)
+    typed = iter(["capital?", "/exit"])
+
+    Chat(asked, talk, lambda: next(typed), Console(file=screen, width=80)).run()
+
+    assert "stopped; the question is forgotten" in screen.getvalue()
+    assert talk.messages == []
 
 
 def test_an_unknown_command_is_not_sent_to_the_model() -> None:

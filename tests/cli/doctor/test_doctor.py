@@ -47,7 +47,16 @@ def test_a_machine_without_a_deployment_has_no_failures() -> None:
     assert {found[check]["status"] for check in ("broker", "gateway")} == {"skipped"}
     assert found["secret"]["status"] == "warning"
     assert found["device"]["status"] == "ok"
-    assert "bytes are free" in found["memory"]["detail"] or "downloaded" in found["model"]["detail"]
+    assert "GiB are free" in found["memory"]["detail"] or "downloaded" in found["model"]["detail"]
+
+
+def test_the_settings_of_a_worker_need_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WARREN_DATA_DIR", raising=False)
+    _, found = run(f"--broker={NOBODY}", "--model=no-such-model")
+    _, of_gateway = run(f"--broker={NOBODY}", "--model=no-such-model", "--port=8000")
+
+    assert found["secret"]["status"] == "skipped"
+    assert of_gateway["secret"]["status"] == "warning"
 
 
 def test_every_failure_has_a_remedy_and_no_secret(tmp_path: Path) -> None:

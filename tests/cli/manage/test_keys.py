@@ -84,3 +84,10 @@ def test_a_user_without_a_name_is_recorded_by_its_id(
 def test_an_option_that_is_no_value_of_its_field_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="scopes=all: 'all' is not one of generate"):
         run(tmp_path / "keys", "add", "alice", "--scopes", "all")
+
+
+def test_a_key_that_would_never_be_valid_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match="--expires 2020-01-31 is in the past"):
+        run(tmp_path / "keys", "add", "alice", "--expires", "2020-01-31")
+
+    assert not (tmp_path / "keys").exists()

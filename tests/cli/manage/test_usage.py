@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from cli import gateway_client
 from cli.main import app
 from cli.manage.usage import _COUNTS, _SECONDS, _table
+from gateway.intake.key_file import KeyFile
 from shared.errors import StartupError
 from tests.support.gateway.serving import served
 
@@ -62,6 +63,13 @@ def test_erasing_asks_first(url: str, typed: str, exit_code: int) -> None:
     shown = run("usage", "erase", "alice", "--url", url, typed=typed, exit_code=exit_code)
 
     assert ("0 records deleted" in shown) == (exit_code == 0)
+
+
+def test_erasing_does_not_ask_without_the_scope(tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    key = keys.add("alice")
+    with served(keys_file=str(keys.path)) as url, pytest.raises(StartupError, match="operator"):
+        run("usage", "erase", "alice", "--url", url, "--api-key", key, typed="y\n")
 
 
 def test_an_erasure_may_take_longer_than_other_requests(

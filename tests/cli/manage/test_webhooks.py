@@ -41,7 +41,8 @@ def test_a_webhook_is_added_tested_rotated_and_removed(url: str) -> None:
     assert listed.split() == [made["id"], "acme", endpoint, "batch.failed"]
     assert (tested["status_code"], removed["deleted"]) == (405, True)
     assert rotated["signing_secret"] != made["signing_secret"]
-    assert run(url, "list", "--tenant", "acme") == ""
+    result = CliRunner().invoke(app, ["webhooks", "list", "--tenant", "acme", "--url", url])
+    assert (result.stdout, result.stderr) == ("", "No webhooks.\n")
 
 
 def test_dead_deliveries_are_listed_and_a_retry_names_one(url: str) -> None:

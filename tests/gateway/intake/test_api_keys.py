@@ -301,3 +301,14 @@ def test_comparing_a_wrong_key_takes_as_long_as_a_right_one(
         lengths.append(comparisons.lengths)
 
     assert lengths == [[(64, 64), (64, 64)]] * 4
+
+
+def test_a_file_without_keys_is_a_warning(file: KeyFile, caplog: pytest.LogCaptureFixture) -> None:
+    file.path.touch()
+    Keys(file.path)
+    file.add("alice")
+    Keys(file.path)
+
+    assert [record.message for record in caplog.records] == [
+        "there is no API key yet, so no request is accepted"
+    ]

@@ -1,13 +1,13 @@
 """What a response's body may not say, and the name that an error gives it."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
 
 from gateway.api.bodies.input_items import stored_items
 from gateway.api.bodies.messages import MessagesRequest
-from gateway.api.bodies.parsing import parse
+from gateway.api.bodies.parsing import parse, read
 from gateway.api.bodies.responses import ResponsesRequest, with_response_errors
 from gateway.api.bodies.schemas import ChatRequest
 from gateway.api.bodies.submission import submission
@@ -266,3 +266,26 @@ def test_nothing_is_truncated_in_a_batch() -> None:
         ENDPOINTS["/v1/responses"].read(body)
 
     assert caught.value.param == "truncation"
+
+
+class _Leaf(msgspec.Struct):
+    kind: Literal["a", "b"] | None = None
+
+
+class _Tree(msgspec.Struct):
+    leaves: list[_Leaf] | str = ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        (_Leaf, {"kind": "c"}, "kind: invalid enum value 'c'; expected a or b"),
+        (_Tree, {"leaves": [{}, {"kind": "c"}]}, "leaves: invalid enum value 'c'; expected a or b"),
+        (_Tree, {"leaves": [{"kind": 1}]}, "leaves: expected `str | null`, got `int`"),
+    ],
+)
+def test_the_words_that_a_parameter_may_have_are_named(kind: type, value: Any, said: str) -> None:
+    with pytest.raises(InvalidRequest) as refusal:
+        read(value, kind)
+
+    assert refusal.value.message == said

@@ -55,6 +55,12 @@ async def test_a_part_that_the_browser_has_is_not_sent_again(gateway: LiveGatewa
     assert first.headers["content-type"] == "text/javascript; charset=utf-8"
 
 
+async def test_another_address_of_the_page_leads_to_it(closed_gateway: LiveGateway) -> None:
+    response = await closed_gateway.http.get("/console", follow_redirects=True)
+
+    assert (response.status_code, response.url.path) == (200, "/")
+
+
 async def test_other_files_are_not_served(gateway: LiveGateway) -> None:
     response = await gateway.http.get("/console/..%2froutes%2fadmin.py")
 
