@@ -37,6 +37,19 @@ ApiKeyFile: TypeAlias = Annotated[
     Path | None, typer.Option(help="File that contains the API key. It takes precedence.")
 ]
 
+_MAIN = (
+    "model",
+    "host",
+    "port",
+    "broker_file",
+    "keys_file",
+    "device",
+    "max_num_seqs",
+    "max_seq_len",
+    "kv_cache_bytes",
+    "log_level",
+)
+"""The settings that help shows first."""
 _Command = TypeVar("_Command", bound=Callable[..., None])
 _GATEWAY_OPTIONS: dict[str, tuple[Any, Any]] = {
     "url": (GatewayUrl, DEFAULT_URL),
@@ -97,7 +110,9 @@ def takes_settings(*classes: type[CommonSettings]) -> Callable[[_Command], _Comm
     def decorate(command: _Command) -> _Command:
         signature = inspect.signature(command)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        options = [_parameter(name, *place) for name, place in fields.items()]
+        first = [name for name in _MAIN if name in fields]
+        names = [*first, *(name for name in fields if name not in first)]
+        options = [_parameter(name, *fields[name]) for name in names]
         # typer reads the parameters from the signature.
         command.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=[*own, *options]
@@ -129,9 +144,7 @@ def _parameter(name: str, cls: type[CommonSettings], field: FieldInfo) -> inspec
         help=rf"{_meaning(field)} \[default: {_default(field) or 'none'}]",
         metavar=None if is_boolean else _metavar(field),
         show_default=False,
-        rich_help_panel="Gateway and worker"
-        if _is_common(name)
-        else cls.__name__.removesuffix("Settings"),
+        rich_help_panel=_panel(name, cls),
     )
     return inspect.Parameter(
         name,
@@ -139,6 +152,12 @@ def _parameter(name: str, cls: type[CommonSettings], field: FieldInfo) -> inspec
         default=None,
         annotation=Annotated[bool | None if is_boolean else str | None, declared],
     )
+
+
+def _panel(name: str, cls: type[CommonSettings]) -> str:
+    if name in _MAIN:
+        return "Main options"
+    return "Gateway and worker" if _is_common(name) else cls.__name__.removesuffix("Settings")
 
 
 def _row(name: str, field: FieldInfo) -> str:

@@ -90,6 +90,16 @@ def test_sources_that_are_not_installed_have_no_version(tmp_path: Path) -> None:
     assert shown.stdout == "warren of unknown version: run from its sources, and not installed\n"
 
 
+def test_help_shows_the_main_options_first() -> None:
+    shown = warren("serve", "--help").stdout
+
+    panels = re.findall(r"^╭─ (.+?) ─", shown, re.MULTILINE)
+    main = shown.partition("Main options")[2].partition("╭─ ")[0]
+    assert panels == ["Options", "Main options", "Gateway and worker", "Gateway", "Worker"]
+    assert len(re.findall(r"^│ +--[a-z]", main, re.MULTILINE)) == 10
+    assert all(option in main for option in ("--model ", "--port ", "--broker-file "))
+
+
 def test_help_loads_neither_side() -> None:
     code = "import sys, warren; print({'torch', 'fastapi', 'aio_pika', 'httpx'} & set(sys.modules))"
 
