@@ -299,12 +299,15 @@ async def _ended(gateway: Gateway, tenant: str, response: ResponseObject) -> boo
     Raises `Unavailable` after some time."""
     output = [StoredItem(item["id"], msgspec.json.encode(item)) for item in response.output]
     body = msgspec.json.encode(response)
+    has_failed = response.status == "failed"
     event = _EVENTS[response.status] if response.background else None
     give_up_at = time.monotonic() + _PATIENCE_S
     while True:
         try:
             state = await gateway.store.open()
-            return await state.responses.end(tenant, response.id, body, output, event=event)
+            return await state.responses.end(
+                tenant, response.id, body, output, has_failed=has_failed, event=event
+            )
         except Unavailable:
             if time.monotonic() > give_up_at:
                 raise

@@ -137,7 +137,8 @@ class Conversations:
         async with self._database.read() as connection:
             await _get(connection, tenant, conversation_id)
             if after is not None:
-                last = await _item(connection, conversation_id, after)
+                # From the last one with this id on, so that no page comes again.
+                last = await _item(connection, conversation_id, after, newest=not newest_first)
                 query = query.where(
                     position < last.position if newest_first else position > last.position
                 )
@@ -247,12 +248,22 @@ async def _get(
     return ConversationRecord(**row._mapping)
 
 
-async def _item(connection: AsyncConnection, conversation_id: str, item_id: str) -> Any:
-    query = select(CONVERSATION_ITEMS).where(
-        CONVERSATION_ITEMS.c.conversation_id == conversation_id,
-        CONVERSATION_ITEMS.c.id == item_id,
+async def _item(
+    connection: AsyncConnection, conversation_id: str, item_id: str, *, newest: bool = True
+) -> Any:
+    """The newest or the oldest item with this id: an older gateway adds the items of responses that
+    fail, and those of their retries have the same ids. Raises `NotFound`."""
+    position = CONVERSATION_ITEMS.c.position
+    query = (
+        select(CONVERSATION_ITEMS)
+        .where(
+            CONVERSATION_ITEMS.c.conversation_id == conversation_id,
+            CONVERSATION_ITEMS.c.id == item_id,
+        )
+        .order_by(position.desc() if newest else position)
+        .limit(1)
     )
-    row = (await connection.execute(query)).first()
+    row = (await connection.execute(query)).one_or_none()
     if row is None:
         raise NotFound(
             f"Item with id '{item_id[:128]}' not found in this conversation.", param="item_id"

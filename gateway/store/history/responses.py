@@ -96,10 +96,11 @@ class Responses:
         body: bytes,
         output: Sequence[StoredItem],
         *,
+        has_failed: bool = False,
         event: EventType | None = None,
     ) -> bool:
-        """Store what a response became, add its input and ``output`` to its conversation, and
-        announce the event. Returns False if it has ended before, or was deleted."""
+        """Store what a response became, add its input and ``output`` to its conversation unless it
+        has failed, and announce the event. Returns False if it has ended before, or was deleted."""
         is_it = and_(_is(tenant, response_id), RESPONSES.c.is_pending)
         statement = (
             update(RESPONSES)
@@ -115,7 +116,7 @@ class Responses:
             if not (await connection.execute(statement)).rowcount:
                 return False
             row = (await connection.execute(query)).one()
-            if row.conversation_id is not None:
+            if row.conversation_id is not None and not has_failed:
                 items = [*items_of(row.input), *output]
                 await add_items(connection, tenant, row.conversation_id, items, self._expiry())
             if event is not None:

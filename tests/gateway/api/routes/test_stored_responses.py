@@ -513,7 +513,8 @@ async def test_a_stream_that_failed_and_is_sent_again_is_stored_anew(
 
     succeed, worker.script = worker.script, fail
     key = {"Idempotency-Key": "k"}
-    body = {"model": MODEL, "input": "one", "stream": True}
+    conversation = await gateway.openai.conversations.create()
+    body = {"model": MODEL, "input": "one", "stream": True, "conversation": conversation.id}
     async with gateway.http.stream("POST", "/v1/responses", json=body, headers=key) as stream:
         response_id = stream.headers["x-request-id"]
         async for line in stream.aiter_lines():
@@ -522,10 +523,12 @@ async def test_a_stream_that_failed_and_is_sent_again_is_stored_anew(
     stored = await gateway.openai.responses.retrieve(response_id)
     await forget_log(bus, response_id)
     worker.script = succeed
-    again = await say(gateway, "two", extra_headers=key)
+    again = await say(gateway, "two", conversation=conversation.id, extra_headers=key)
 
     assert (stored.status, again.status, again.id) == ("failed", "completed", response_id)
     assert await gateway.openai.responses.retrieve(again.id) == again
+    items: Any = await gateway.openai.conversations.items.list(conversation.id, order="asc")
+    assert [item.content[0].text for item in items.data] == ["two", "two"]
 
 
 async def test_a_gateway_completes_what_another_one_leaves_when_it_dies(

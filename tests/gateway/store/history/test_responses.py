@@ -172,6 +172,40 @@ async def test_a_conversation_receives_what_a_response_was_asked_and_answered(
     assert changed.num_bytes == sum(len(item.body) for item in after[0])
 
 
+async def test_a_conversation_receives_nothing_of_a_response_that_fails(
+    responses: Responses, conversations: Conversations
+) -> None:
+    conversation = await conversations.create("a", {}, [ITEM])
+    again = draft("one", conversation_id=conversation.id)
+    await responses.begin(again)
+
+    await responses.end("a", "one", b"{}", [OUTPUT], has_failed=True)
+    after_failure = await conversations.history("a", conversation.id, max_bytes=NO_LIMIT)
+    await responses.begin(again, is_again=True)
+    await responses.end("a", "one", b"{}", [OUTPUT])
+
+    assert after_failure == ([ITEM], 1)
+    history = await conversations.history("a", conversation.id, max_bytes=NO_LIMIT)
+    assert history == ([ITEM, StoredItem("msg_in", b'{"id":"msg_in"}'), OUTPUT], 3)
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+async def test_pages_end_where_items_share_an_id(
+    conversations: Conversations, newest_first: bool
+) -> None:
+    twice = [StoredItem("msg_twice", body) for body in (b"1", b"2")]
+    conversation = await conversations.create("a", {}, twice)
+
+    async def page(after: str | None) -> tuple[list[StoredItem], bool]:
+        return await conversations.page(
+            "a", conversation.id, after=after, limit=1, newest_first=newest_first
+        )
+
+    assert await page(None) == ([twice[1 if newest_first else 0]], True)
+    assert await page("msg_twice") == ([], False)
+    assert await conversations.item("a", conversation.id, "msg_twice") == twice[1]
+
+
 async def test_a_response_outlives_its_conversation(
     responses: Responses, conversations: Conversations
 ) -> None:
