@@ -186,11 +186,14 @@ class Conversations:
     ) -> tuple[list[StoredItem], int] | None:
         """The items up to the position ``end``, or all, and the position of the last one; None if
         they have more than ``max_bytes``. Raises `NotFound`."""
-        is_before = CONVERSATION_ITEMS.c.conversation_id == conversation_id
-        if end is not None:
-            is_before = and_(is_before, CONVERSATION_ITEMS.c.position <= end)
         async with self._database.read() as connection:
             conversation = await _get(connection, tenant, conversation_id)
+            # On PostgreSQL, items may be added between the queries.
+            last = conversation.last_position if end is None else end
+            is_before = and_(
+                CONVERSATION_ITEMS.c.conversation_id == conversation_id,
+                CONVERSATION_ITEMS.c.position <= last,
+            )
             size = select(func.sum(func.length(CONVERSATION_ITEMS.c.body))).where(is_before)
             if ((await connection.execute(size)).scalar_one() or 0) > max_bytes:
                 return None

@@ -1,3 +1,4 @@
+import asyncio
 from dataclasses import asdict
 from pathlib import Path
 
@@ -5,7 +6,7 @@ import pytest
 from sqlalchemy import insert, text
 
 from gateway.store.database import Database
-from gateway.store.history.conversations import Conversations, StoredItem
+from gateway.store.history.conversations import Conversations, StoredItem, add_items
 from gateway.store.history.responses import MAX_CHAIN_LEN, ResponseDraft, Responses, StoreLimits
 from gateway.store.schema import RESPONSES
 from shared.errors import NotFound
@@ -170,6 +171,27 @@ async def test_a_conversation_receives_what_a_response_was_asked_and_answered(
     assert await conversations.history("a", conversation.id, max_bytes=10) is None
     changed = await conversations.get("a", conversation.id)
     assert changed.num_bytes == sum(len(item.body) for item in after[0])
+
+
+async def test_a_history_ends_with_the_last_position_that_it_states(
+    database: Database, conversations: Conversations
+) -> None:
+    conversation = await conversations.create("a", {}, [ITEM])
+    async with database.begin() as connection:
+        if not database.is_sqlite:  # the items are read once they have been added to
+            await connection.execute(text("LOCK TABLE conversation_items"))
+        history = conversations.history("a", conversation.id, max_bytes=NO_LIMIT)
+        reading = asyncio.create_task(history)
+        while not database.is_sqlite:
+            query = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+            if (await connection.execute(text(query))).scalar_one():
+                break
+        await add_items(connection, "a", conversation.id, [OUTPUT], 1 << 40)
+
+    found = await reading
+    assert found is not None
+    items, last_position = found
+    assert len(items) == last_position
 
 
 async def test_a_conversation_receives_nothing_of_a_response_that_fails(
