@@ -433,7 +433,9 @@ class Batches:
         """Delete the answers of batches that have ended, and the batches that ended before this
         time; returns how many batches."""
         await self.forget_answers()
-        return await self._sweep(before)
+        endings = (BATCHES.c[f"{ending}_at"] for ending in (*_EVENTS, "failed"))
+        has_ended = and_(BATCHES.c.status.not_in(UNENDED), func.coalesce(*endings) < before)
+        return await self._database.delete(BATCHES, has_ended)
 
     @uncancelled
     async def _forget_some(self) -> bool:
@@ -450,13 +452,6 @@ class Batches:
         async with self._database.begin() as connection:
             await connection.execute(delete(ANSWERS).where(is_forgotten))
         return True
-
-    @uncancelled
-    async def _sweep(self, before: float) -> int:
-        endings = (BATCHES.c[f"{ending}_at"] for ending in (*_EVENTS, "failed"))
-        has_ended = and_(BATCHES.c.status.not_in(UNENDED), func.coalesce(*endings) < before)
-        async with self._database.begin() as connection:
-            return (await connection.execute(delete(BATCHES).where(has_ended))).rowcount
 
     @uncancelled
     async def _of_key(self, tenant: str, order: Order) -> BatchRecord | None:

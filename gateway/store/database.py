@@ -12,7 +12,17 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar
 
-from sqlalchemy import Connection, event, func, select, text
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Table,
+    delete,
+    event,
+    func,
+    select,
+    text,
+    tuple_,
+)
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
@@ -34,6 +44,9 @@ _STATEMENT_TIMEOUT_S = 60.0
 connection."""
 _MIGRATION_TIMEOUT_S = 3600.0
 """The same for a statement of a migration, which may index a large table."""
+_MAX_DELETED = 1000
+"""Rows that one transaction deletes. A statement over all, and what is deleted with them, would
+exceed its time."""
 _IS_READING = "is_reading"
 _LOCK_TIMEOUT_S = 20
 """For which a gateway waits until another one has migrated the database, before it tries again."""
@@ -132,6 +145,14 @@ class Database:
         none. Raises like `begin`."""
         return self._transaction(self._reading)
 
+    async def delete(self, table: Table, condition: ColumnElement[bool]) -> int:
+        """Delete rows in transactions of limited size; returns how many. Raises `Unavailable`."""
+        num_deleted = 0
+        # Others delete, too, so fewer may be left to delete than were found.
+        while num := await self._delete_some(table, condition):
+            num_deleted += num
+        return num_deleted
+
     async def hold(self, connection: AsyncConnection, lock: int, name: str = "") -> None:
         """Hold a lock until the end of the connection's transaction, once no other one holds it.
         Not needed on SQLite, which has one writing transaction at a time."""
@@ -147,6 +168,15 @@ class Database:
                     await self._is_idle.wait()
         self._is_closed = True  # the pool would connect again
         await self._engine.dispose()
+
+    @uncancelled
+    async def _delete_some(self, table: Table, condition: ColumnElement[bool]) -> int:
+        key = table.primary_key.columns
+        # Unless it locks them, it finds rows that another transaction is about to have deleted.
+        some = select(*key).where(condition).limit(_MAX_DELETED).with_for_update()
+        async with self.begin() as connection:
+            deleted = await connection.execute(delete(table).where(tuple_(*key).in_(some)))
+        return deleted.rowcount
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:

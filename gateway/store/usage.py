@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
-from sqlalchemy import Column, and_, case, delete, func, not_, or_, select, tuple_, update
+from sqlalchemy import Column, and_, case, func, not_, or_, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.store.database import Database, uncancelled
@@ -18,8 +18,6 @@ from shared.messages import UsageRecord
 Group: TypeAlias = Literal["tenant", "key", "model", "day"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 MAX_ROWS = 10_000
-_MAX_DELETED = 10_000
-"""Records that one transaction deletes. A statement over millions would exceed its time."""
 _MAX_COUNT = 2**31 - 1
 """Of the database's smallest integers."""
 _WRITE_LOCK = 0x55534147
@@ -141,15 +139,13 @@ class UsageRecords:
         sums = [_sum(ordered, row) for row in rows]
         return [found for found in sums if found.used.num_requests]  # without groups there is a row
 
-    @uncancelled
     async def erase(self, tenant: str) -> int:
         """Delete all records of a tenant; returns how many."""
-        return await self._delete(USAGE.c.tenant == tenant)
+        return await self._database.delete(USAGE, USAGE.c.tenant == tenant)
 
-    @uncancelled
     async def sweep(self, before: float) -> int:
         """Delete the records of requests that ended before this time; returns how many."""
-        return await self._delete(USAGE.c.ended_at < before)
+        return await self._database.delete(USAGE, USAGE.c.ended_at < before)
 
     def _upsert(self) -> Any:
         """Inserts a record, or replaces the record of the same execution if that counts less."""
@@ -172,18 +168,6 @@ class UsageRecords:
                 ),
             ),
         )
-
-    async def _delete(self, condition: Any) -> int:
-        # Unless it locks them, it finds records that another transaction is about to have deleted.
-        some = select(*_KEY_COLUMNS).where(condition).limit(_MAX_DELETED).with_for_update()
-        statement = delete(USAGE).where(tuple_(*_KEY_COLUMNS).in_(some))
-        num_deleted = 0
-        while True:
-            async with self._database.begin() as connection:
-                num: int = (await connection.execute(statement)).rowcount
-            num_deleted += num
-            if not num:  # others delete, too, so fewer may be left to delete than were found
-                return num_deleted
 
 
 def _set_aside(record: UsageRecord) -> Any:

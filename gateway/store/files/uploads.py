@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 from weakref import WeakValueDictionary
 
-from sqlalchemy import and_, delete, func, insert, select, update
+from sqlalchemy import and_, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.database import Database, uncancelled
@@ -150,12 +150,9 @@ class Uploads:
             raise _not_pending(upload)
         return upload
 
-    @uncancelled
     async def sweep(self) -> None:
         """Forget uploads that ended long ago. `Files.sweep` removes their parts."""
-        is_old = UPLOADS.c.expires_at < time.time() - _KEPT_S
-        async with self._database.begin() as connection:
-            await connection.execute(delete(UPLOADS).where(is_old))
+        await self._database.delete(UPLOADS, UPLOADS.c.expires_at < time.time() - _KEPT_S)
 
     async def _complete(
         self,

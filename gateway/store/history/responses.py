@@ -209,20 +209,21 @@ class Responses:
         async with self._database.read() as connection:
             return [PendingResponse(*row) for row in await connection.execute(query)]
 
-    @uncancelled
     async def sweep(self) -> None:
         """Delete the responses and conversations that have expired, and of each tenant those that
         were not used for longest, as far as there are too many."""
         now = int(time.time())
-        async with self._database.read() as connection:
-            crowded = list((await connection.execute(self._crowded_tenants())).scalars())
-        async with self._database.begin() as connection:
+        for table in (RESPONSES, CONVERSATIONS):
+            await self._database.delete(table, table.c.expires_at <= now)
+        for tenant in await self._ids(self._crowded_tenants()):
+            surplus = await self._ids(self._surplus(tenant))
             for table in (RESPONSES, CONVERSATIONS):
-                await connection.execute(delete(table).where(table.c.expires_at <= now))
-            for tenant in crowded:
-                surplus = list((await connection.execute(self._surplus(tenant))).scalars())
-                for table in (RESPONSES, CONVERSATIONS):
-                    await connection.execute(delete(table).where(table.c.id.in_(surplus)))
+                await self._database.delete(table, table.c.id.in_(surplus))
+
+    @uncancelled
+    async def _ids(self, query: Any) -> list[str]:
+        async with self._database.read() as connection:
+            return list((await connection.execute(query)).scalars())
 
     def _crowded_tenants(self) -> Any:
         objects = union_all(

@@ -173,7 +173,7 @@ async def test_old_records_are_swept(usage: UsageRecords) -> None:
 async def test_any_number_of_records_is_erased(
     usage: UsageRecords, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_MAX_DELETED", 2)
+    monkeypatch.setattr("gateway.store.database._MAX_DELETED", 2)
     await usage.write([a_record(str(number)) for number in range(5)])
 
     assert await usage.erase("alice") == 5
@@ -184,7 +184,7 @@ async def test_any_number_of_records_is_erased(
 async def test_an_erasure_goes_on_after_records_that_another_gateway_deletes(
     database: Database, usage: UsageRecords, monkeypatch: pytest.MonkeyPatch, num_lost: int
 ) -> None:
-    monkeypatch.setattr(store, "_MAX_DELETED", 2)
+    monkeypatch.setattr("gateway.store.database._MAX_DELETED", 2)
     await usage.write([a_record(str(number)) for number in range(5)])
     lost = [str(number) for number in range(num_lost)]
 

@@ -1,14 +1,17 @@
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from sqlalchemy import insert, text
+from sqlalchemy import insert, select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.database import Database
 from gateway.store.history.conversations import Conversations, StoredItem, add_items
 from gateway.store.history.responses import MAX_CHAIN_LEN, ResponseDraft, Responses, StoreLimits
-from gateway.store.schema import RESPONSES
+from gateway.store.schema import CONVERSATIONS, RESPONSES
 from shared.errors import NotFound
 
 DAY_S = 24 * 3600
@@ -137,6 +140,42 @@ async def test_what_expires_is_invisible_and_then_deleted(database: Database) ->
         await conversations.get("a", conversation.id)
     await short.sweep()
     assert await short.begin(draft("one"))
+
+
+class CountingDatabase(Database):
+    num_written = 0
+    """Transactions."""
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncConnection]:
+        self.num_written += 1
+        async with super().begin() as connection:
+            yield connection
+
+
+@pytest.mark.parametrize("limits", [{"retention_s": 0}, {"max_objects": 0}])
+async def test_a_sweep_is_made_of_small_transactions(
+    database_url: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limits: dict[str, int],
+) -> None:
+    monkeypatch.setattr("gateway.store.database._MAX_DELETED", 2)
+    database = await CountingDatabase.open(database_url, tmp_path)
+    responses = Responses(database, LIMITS._replace(**limits))
+    conversations = Conversations(database, limits.get("retention_s", DAY_S))
+    for name in ("one", "two", "three"):
+        await store(responses, name)
+        await conversations.create("a", {}, [ITEM])
+
+    before = database.num_written
+    await responses.sweep()
+
+    assert database.num_written - before >= 4
+    async with database.read() as connection:
+        for table in (RESPONSES, CONVERSATIONS):
+            assert (await connection.execute(select(table))).all() == []
+    await database.close()
 
 
 async def test_what_a_tenant_has_too_much_goes_the_oldest_first(database: Database) -> None:
