@@ -97,6 +97,7 @@ _STATUS: dict[str, HttpStatus] = {
     # A retry would crash as many workers again.
     errors.WorkerLost.code: HttpStatus(500, is_retryable=False),
     errors.Unavailable.code: HttpStatus(503),
+    errors.OutOfMemory.code: HttpStatus(503),
     errors.BusUnavailable.code: HttpStatus(503),
     errors.PublishUnconfirmed.code: HttpStatus(503),
     errors.DeadlineExceeded.code: HttpStatus(504, is_retryable=False),

@@ -17,6 +17,7 @@
     │   │   └── RateLimited               a limit of the API key
     │   ├── Unavailable                 service_unavailable
     │   │   └── ShuttingDown              the process ends
+    │   ├── OutOfMemory                 out_of_memory
     │   ├── DeadlineExceeded            deadline_exceeded
     │   ├── Cancelled                   cancelled
     │   ├── WorkerLost                  worker_lost
@@ -150,6 +151,13 @@ class ShuttingDown(Unavailable):
     """This process completes nothing any more; another one continues its streams."""
 
 
+class OutOfMemory(ServiceError):
+    """The request needs more memory than its worker has left. A retry would interrupt the other
+    requests of a worker again."""
+
+    code = "out_of_memory"
+
+
 class DeadlineExceeded(ServiceError):
     code = "deadline_exceeded"
 
@@ -248,6 +256,7 @@ _FROM_WIRE: dict[str, type[WarrenError]] = {
         StreamExpired,
         Overloaded,
         Unavailable,
+        OutOfMemory,
         DeadlineExceeded,
         Cancelled,
         WorkerLost,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TypeAlias
 
-from shared.errors import ContextLengthExceeded, InvalidRequest, Unavailable, WarrenError
+from shared.errors import ContextLengthExceeded, InvalidRequest, OutOfMemory, WarrenError
 from worker.engine.block_pool import BlockPool
 from worker.engine.interface import (
     CancelSequence,
@@ -327,5 +327,5 @@ class Engine:
         self._release(sequence.submit.sequence_id)
 
 
-def _out_of_memory() -> Unavailable:
-    return Unavailable("The worker does not have enough memory for this request at present.")
+def _out_of_memory() -> OutOfMemory:
+    return OutOfMemory("The worker does not have enough memory for this request at present.")

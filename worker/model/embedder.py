@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.errors import StartupError, Unavailable
+from shared.errors import OutOfMemory, StartupError
 from shared.messages import SamplingParams
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId
 from worker.model.decoders.native import NativeDecoder
@@ -163,7 +163,7 @@ class Embedder:
         try:
             return KVCache.allocate(block, num_blocks, decoder.device), tables
         except StartupError as error:
-            raise Unavailable("The worker does not have enough memory for this request.") from error
+            raise OutOfMemory("The worker does not have enough memory for this request.") from error
 
 
 def _groups(prompts: Sequence[Sequence[int]], max_num_tokens: int) -> Iterator[list[Sequence[int]]]:

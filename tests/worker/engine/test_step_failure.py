@@ -100,7 +100,7 @@ def test_the_longest_chunk_of_the_step_ends_and_says_why() -> None:
     _, (failed,) = run(submits, {1})
     assert failed.sequence_id == submits[1].sequence_id
     assert (failed.error.code, failed.error.message) == (
-        "service_unavailable",
+        "out_of_memory",
         "The worker does not have enough memory for this request at present.",
     )
 

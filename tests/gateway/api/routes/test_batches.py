@@ -361,6 +361,23 @@ async def test_a_line_is_tried_again_after_an_error_that_passes(
     assert texts(await output(storing, batch.output_file_id)) == {"a": "one two three"}
 
 
+async def test_a_line_that_is_too_large_for_its_worker_is_not_tried_again(
+    storing: LiveGateway, worker: ScriptedWorker
+) -> None:
+    async def lack_memory(job: ScriptedJob) -> None:
+        await job.start()
+        await job.fail("out_of_memory", "Too little.")
+
+    worker.script = lack_memory
+
+    batch = await ended(storing, await order(storing, [chat("a")]))
+
+    (line,) = await output(storing, batch.error_file_id)
+    assert line["response"]["status_code"] == 503
+    assert line["response"]["body"]["error"]["code"] == "out_of_memory"
+    assert len(worker.jobs) == 1
+
+
 async def test_an_embedding_waits_for_one_of_all_batches_at_most(
     storing: LiveGateway, worker: ScriptedWorker
 ) -> None:

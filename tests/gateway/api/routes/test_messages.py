@@ -506,6 +506,7 @@ async def test_errors_of_the_route_have_anthropics_shape(gateway: LiveGateway) -
         ("rate_limit_exceeded", (429, "rate_limit_error")),
         ("worker_lost", (500, "api_error")),
         ("service_unavailable", (503, "overloaded_error")),
+        ("out_of_memory", (503, "overloaded_error")),
         ("deadline_exceeded", (504, "timeout_error")),
     ],
 )
