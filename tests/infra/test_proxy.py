@@ -23,7 +23,12 @@ from tests.support.gateway.http import (
     live_gateway,
     text_of,
 )
-from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker, repeat_the_prompt
+from tests.support.workers.scripted_worker import (
+    MODEL,
+    ScriptedJob,
+    ScriptedWorker,
+    repeat_the_prompt,
+)
 
 PROXY = Path(__file__).parents[2] / "infra" / "proxy"
 HOSTS = ("127.0.0.1", "127.0.0.2")
@@ -156,7 +161,7 @@ async def test_another_gateway_takes_what_a_draining_one_refuses(proxied: Proxie
         await job.finish("two")
 
     proxied.worker.script = wait
-    leaving = proxied.gateways[0]
+    leaving, response = proxied.gateways[0], {"model": MODEL, "input": "one"}
     async with leaving.http.stream("POST", CHAT, json=chat_body(stream=True)) as answer:
         pieces = answer.aiter_text()
         body = await anext(pieces)
@@ -167,12 +172,36 @@ async def test_another_gateway_takes_what_a_draining_one_refuses(proxied: Proxie
 
         await eventually(drains)
         proxied.worker.script = repeat_the_prompt
-        answers = [await proxied.plain.post(CHAT, json=chat_body()) for _ in range(8)]
+        answers = [
+            await proxied.plain.post(path, json=chat_body() if path == CHAT else response)
+            for path in (CHAT, "/v1/responses")
+            for _ in range(8)
+        ]
         held.set()
         body += "".join([piece async for piece in pieces])
 
-    assert [answer.status_code for answer in answers] == [200] * 8
+    assert [answer.status_code for answer in answers] == [200] * 16
     assert text_of(body) == "one two"
+
+
+async def test_a_response_is_not_begun_again_after_its_gateway_is_gone(proxied: Proxied) -> None:
+    num_taken = 0
+
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal num_taken
+        await reader.readuntil(b"\r\n\r\n")
+        num_taken += 1
+        writer.close()
+
+    port = int(proxied.gateways[1].url.rpartition(":")[2])
+    proxied.dns.addresses = ["127.0.0.3", HOSTS[1]]
+    body = {"model": MODEL, "input": "one"}
+    async with await asyncio.start_server(die, "127.0.0.3", port):
+        answers = [await proxied.plain.post("/v1/responses", json=body) for _ in range(8)]
+
+    statuses = [answer.status_code for answer in answers]
+    assert set(statuses) == {200, 502}
+    assert statuses.count(502) == num_taken
 
 
 async def test_gateways_come_and_go_without_a_reload(proxied: Proxied) -> None:
