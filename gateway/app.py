@@ -48,6 +48,9 @@ from shared.telemetry import incidents
 
 logger = logging.getLogger(__name__)
 
+MAX_CLOSING_S = 70
+"""Seconds that a gateway may take to end beyond ``drain_grace_s``, if neither clients nor broker
+nor database answer. Whatever runs it waits as long before it kills it."""
 _LAST_WORDS_S = 5.0
 _CLEAN_UP_S = 10.0
 _PROGRESS_INTERVAL_S = 5.0

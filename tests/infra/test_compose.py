@@ -11,6 +11,7 @@ import yaml
 from compose_spec import PyCompose
 
 from docs.site.generate import SET_BY_COMPOSE, composed
+from gateway.app import MAX_CLOSING_S
 from shared.settings import PREFIX, GatewaySettings, WorkerSettings, variable
 
 ROOT = Path(__file__).parents[2]
@@ -230,3 +231,9 @@ def test_make_writes_each_password_and_the_secret_once(tmp_path: Path) -> None:
     secrets = re.findall(r"^(?:\w+_PASSWORD|WARREN_SECRET)=([0-9a-f]{64})$", text, re.MULTILINE)
     assert len(set(secrets)) == 6
     assert (tmp_path / ".env").stat().st_mode & 0o077 == 0
+
+
+def test_a_gateway_has_more_time_to_end_than_its_drain_takes() -> None:
+    allowed = RAW["services"]["gateway"]["stop_grace_period"]
+
+    assert int(allowed.removesuffix("s")) >= GatewaySettings().drain_grace_s + MAX_CLOSING_S

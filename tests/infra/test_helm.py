@@ -16,6 +16,7 @@ import pytest
 import yaml
 from helm_python import HelmError
 
+from gateway.app import MAX_CLOSING_S
 from shared.settings import GatewaySettings, WorkerSettings, variable
 from tests.support.deployment.helm import (
     CHART,
@@ -441,14 +442,16 @@ def test_a_gpu_is_requested_by_pools_that_have_one(everything: list[Manifest]) -
     assert large["spec"]["strategy"]["rollingUpdate"] == {"maxUnavailable": 1, "maxSurge": 0}
 
 
-@pytest.mark.parametrize("name", ["warren-gateway", "warren-worker-small"])
+@pytest.mark.parametrize(
+    ("name", "beyond_s"), [("warren-gateway", 5 + MAX_CLOSING_S), ("warren-worker-small", 20)]
+)
 def test_a_pod_has_more_time_to_end_than_its_drain_takes(
-    everything: list[Manifest], name: str
+    everything: list[Manifest], name: str, beyond_s: int
 ) -> None:
     pod = find(everything, "Deployment", name)
     drain_s = float(variables_of(pod)["WARREN_DRAIN_GRACE_S"])
 
-    assert pod["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= drain_s + 20
+    assert pod["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] >= drain_s + beyond_s
 
 
 def test_no_pod_sees_the_variables_of_services_or_the_clusters_token(

@@ -9,6 +9,7 @@ import pytest
 import typer
 
 from cli import main
+from gateway.app import MAX_CLOSING_S
 from shared.settings import GatewaySettings
 
 UNITS = sorted((Path(__file__).parents[2] / "infra" / "systemd").iterdir())
@@ -49,7 +50,9 @@ def test_its_command_and_options_exist(unit: Path) -> None:
     assert {argument for argument in arguments if argument.startswith("--")} <= options
 
 
-@pytest.mark.parametrize(("name", "beyond_s"), [("warren-gateway", 25), ("warren-worker@", 10)])
+@pytest.mark.parametrize(
+    ("name", "beyond_s"), [("warren-gateway", MAX_CLOSING_S), ("warren-worker@", 10)]
+)
 def test_it_is_killed_only_after_its_drain(name: str, beyond_s: int) -> None:
     (unit,) = [unit for unit in UNITS if unit.stem == name]
 
