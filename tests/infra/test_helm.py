@@ -202,6 +202,47 @@ def test_values_that_cannot_work_are_refused(values: dict[str, Any], message: st
         render(values)
 
 
+@pytest.mark.parametrize(
+    ("place", "name", "instead"),
+    [
+        ("settings", "drain_grace_s", "set drainSeconds of the gateway or of the pool instead"),
+        ("settings", "broker_file", "set broker.existingSecret instead"),
+        ("settings", "model", "set model of the pool instead"),
+        ("gateway.settings", "port", "set gateway.service.port instead"),
+        ("gateway.settings", "host", "the chart sets it"),
+        ("gateway.settings", "secret_file", "set gateway.existingSecret instead"),
+        ("gateway.settings", "keys_file", "set apiKeys.existingSecret instead"),
+        ("gateway.settings", "database_url_file", "set gateway.databaseSecret instead"),
+        ("workers.large.settings", "model", "set model of the pool instead"),
+        ("workers.large.settings", "device", "set gpus of the pool instead"),
+        ("workers.large.settings", "health_port", "the chart sets it"),
+        ("workers.large.settings", "health_host", "the chart sets it"),
+    ],
+)
+def test_a_setting_that_the_chart_would_replace_is_refused(
+    place: str, name: str, instead: str
+) -> None:
+    values: dict[str, Any] = {
+        "workers": {"large": {"model": "m", "gpus": 1}},
+        "gateway": {"databaseSecret": "postgres"},
+    }
+    target = values
+    for key in place.split("."):
+        target = target.setdefault(key, {})
+    target[name] = "1"
+
+    with pytest.raises(HelmError, match=re.escape(f"{place}.{name} has no effect: {instead}")):
+        render(values)
+
+
+def test_anonymous_access_is_allowed_in_one_place() -> None:
+    keys = {"existingSecret": "", "allowAnonymous": True}
+    values = {"apiKeys": keys, "gateway": {"settings": {"allow_anonymous": False}}}
+
+    with pytest.raises(HelmError, match=r"set apiKeys\.allowAnonymous instead"):
+        render(values)
+
+
 def test_workers_of_a_revision_are_scaled_by_the_metrics_of_their_model() -> None:
     pool = {"model": "org/name@abc123", "autoscaling": {"enabled": True}}
 

@@ -75,6 +75,28 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
+{{/* Refuse settings that would be replaced, given the chart's own ones and those of the user by their place. */}}
+{{- define "warren.refuseReplaced" -}}
+{{- $instead := dict
+    "port" "gateway.service.port"
+    "broker_file" "broker.existingSecret"
+    "secret_file" "gateway.existingSecret"
+    "keys_file" "apiKeys.existingSecret"
+    "allow_anonymous" "apiKeys.allowAnonymous"
+    "database_url_file" "gateway.databaseSecret"
+    "drain_grace_s" "drainSeconds of the gateway or of the pool"
+    "model" "model of the pool"
+    "device" "gpus of the pool" }}
+{{- range $place, $settings := .given }}
+{{- range $name, $_ := $settings }}
+{{- if hasKey $.own $name }}
+{{- $what := ternary (printf "set %s instead" (get $instead $name)) "the chart sets it" (hasKey $instead $name) }}
+{{- fail (printf "%s.%s has no effect: %s" $place $name $what) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
 {{/* The settings that the user gave for gateways. */}}
 {{- define "warren.gatewaySettings" -}}
 {{- mergeOverwrite (deepCopy .Values.settings) (deepCopy .Values.gateway.settings) | toJson -}}
