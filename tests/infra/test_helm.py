@@ -316,6 +316,18 @@ def test_a_setting_of_a_pool_wins_and_whole_numbers_stay_whole(everything: list[
     assert gateway["WARREN_CORS_ORIGINS"] == "https://a.example,https://b.example"
 
 
+def test_the_charts_own_pool_can_be_removed() -> None:
+    pools = {"large": {"model": "m"}}
+
+    def named(workers: dict[str, Any]) -> list[str]:
+        manifests = render({"workers": workers})
+        deployments = [one for one in manifests if one["kind"] == "Deployment"]
+        return [one["metadata"]["name"].removeprefix("warren-") for one in deployments]
+
+    assert named(pools) == ["gateway", "worker-large", "worker-smollm2"]
+    assert named({**pools, "smollm2": None}) == ["gateway", "worker-large"]
+
+
 def test_a_pool_may_be_empty_and_an_autoscaled_one_leaves_its_size_to_keda(
     everything: list[Manifest],
 ) -> None:
