@@ -53,6 +53,8 @@ with suppress(ImportError):
 # Gateways whose tests store nothing find no database.
 os.environ[f"{PREFIX}DATA_DIR"] = str(Path(tempfile.gettempdir()) / f"warren-tests-{os.getpid()}")
 
+_GC_THRESHOLDS = (5000, 10, 20)
+"""Rare collections: gateways leave much garbage, among much that stays."""
 _PULL_TIMEOUT_S = 900
 _LONGEST = (
     *("tests/system/", "tests/infra/", "tests/examples/", "tests/worker/", "tests/shared/"),
@@ -73,6 +75,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Spare the collections of garbage what was imported and collected, which stays."""
     gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
     gc.enable()
 
 
