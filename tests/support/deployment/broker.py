@@ -39,6 +39,13 @@ _RABBITMQ4 = {
     "deprecated_features.permit.global_qos": "false",
     "deprecated_features.permit.transient_nonexcl_queues": "false",
 }
+_PRELOAD = (
+    'code:ensure_modules_loaded([list_to_atom(filename:basename(File,\\".beam\\"))||'
+    "App<-[rabbit,rabbit_common,rabbitmq_prelaunch,ra,osiris,cuttlefish,ranch,mnesia,ssl,"
+    "public_key,inets,xmerl,compiler,tools,observer_cli,syslog,jsx,syntax_tools,os_mon,stdlib],"
+    'Dir<-[code:lib_dir(App)],is_list(Dir),File<-filelib:wildcard(Dir++\\"/ebin/*.beam\\")])'
+)
+"""To load these modules at once halves the time of a start, which would load each by itself."""
 _SETTLE = (
     # The write-ahead log begins its next file in the background, and then hands over the last one.
     "#{names := #{wal := Log, segment_writer := Writer}} = ra_system:fetch(quorum_queues),"
@@ -127,7 +134,7 @@ class RabbitNode(Broker):
     def launch(self) -> None:
         """Start the node."""
         self._family.start()
-        self._node = self._spawn(*self._script("rabbitmq-server"))
+        self._node = self._spawn(*self._script("rabbitmq-server"), ERL_AFLAGS=f"-eval {_PRELOAD}")
 
     def wait_started(self) -> None:
         """Wait until the node takes connections."""
@@ -251,11 +258,8 @@ class RabbitNode(Broker):
             "HOME": str(self._family.directory),  # where Erlang keeps its cookie
             "LANG": "C.UTF-8",
             "ERL_EPMD_PORT": str(self._family.mapper_port),
-            # One thread for processes and one for files: they leave the cores to others. The second
-            # spins while it waits, which halves the time of a start.
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
-                "+S 1:1 +SDio 1 +sbwt none +sbwtdcpu none +sbwtdio medium"
-            ),
+            # One thread for processes and one for files: they leave the cores to others.
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +SDio 1",
             "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_DIST_PORT": str(self._distribution_port),
             "RABBITMQ_MNESIA_BASE": str(self._directory / "data"),
@@ -275,11 +279,11 @@ class RabbitNode(Broker):
         assert found is not None, f"{name} is not installed; `make test` installs RabbitMQ"
         return [found]
 
-    def _spawn(self, *command: str) -> subprocess.Popen[bytes]:
+    def _spawn(self, *command: str, **variables: str) -> subprocess.Popen[bytes]:
         with (self._directory / "output").open("ab") as output:
             return subprocess.Popen(
                 command,
-                env=self._environment,
+                env={**self._environment, **variables},
                 cwd=self._directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
