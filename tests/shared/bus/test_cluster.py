@@ -1,6 +1,7 @@
 """What a cluster of three nodes does that one node does not."""
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
 import pytest
@@ -11,9 +12,16 @@ from shared.bus.rabbit import RabbitBus
 from shared.bus.rabbit import bus as bus_module
 from shared.errors import QueueDown
 from tests.shared.bus.deliveries import PATIENCE_S, publish, take_bodies
-from tests.support.deployment.broker import RabbitCluster, RabbitNode
+from tests.support.deployment.broker import RabbitCluster, RabbitNode, running_cluster
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RabbitCluster]:
+    """The nodes of all tests, the last of which leaves one of them dead."""
+    with running_cluster() as cluster:
+        yield cluster
 
 
 async def declare_and_consume(bus: Bus, queue: Queue) -> None:
@@ -23,32 +31,12 @@ async def declare_and_consume(bus: Bus, queue: Queue) -> None:
         pass
 
 
-async def test_a_node_dies_for_good(own_cluster: RabbitCluster) -> None:
-    doomed, *others = own_cluster.nodes
-    jobs = topology.jobs_queue("m", "interactive")
-    log = topology.reply_queue("cmpl-1", expires_s=60)
-    async with RabbitBus(doomed.url) as theirs, RabbitBus(others[0].url) as bus:
-        await theirs.declare(log, jobs)
-        await publish(theirs, jobs, [b"job"])
-        async with bus.consume(log.name, is_exclusive=True) as consumer:
-            await asyncio.to_thread(doomed.kill)
-            with pytest.raises(QueueDown):
-                await anext(consumer)
-
-        with pytest.raises(QueueDown):
-            await bus.inspect(log.name)
-        with pytest.raises(QueueDown):
-            await declare_and_consume(bus, log)
-        async with bus.consume(jobs.name, prefetch=1) as jobs_left:
-            assert await take_bodies(jobs_left, 1) == [b"job"]
-
-
 async def test_publishing_returns_to_a_node_that_has_come_back(
-    own_cluster: RabbitCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: RabbitCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus_module, "_COME_BACK_S", (0.5, 0.5))
-    doomed = own_cluster.nodes[0]
-    urls = ",".join(node.url for node in own_cluster.nodes)
+    doomed = cluster.nodes[0]
+    urls = ",".join(node.url for node in cluster.nodes)
     async with AsyncExitStack() as stack:
         # Each connection begins at a random node.
         buses = [await stack.enter_async_context(RabbitBus(urls)) for _ in range(8)]
@@ -68,6 +56,26 @@ async def test_publishing_returns_to_a_node_that_has_come_back(
                 await (await anext(consumer)).ack()
 
     assert before > 0
+
+
+async def test_a_node_dies_for_good(cluster: RabbitCluster) -> None:
+    doomed, *others = cluster.nodes
+    jobs = topology.jobs_queue("m", "interactive")
+    log = topology.reply_queue("cmpl-1", expires_s=60)
+    async with RabbitBus(doomed.url) as theirs, RabbitBus(others[0].url) as bus:
+        await theirs.declare(log, jobs)
+        await publish(theirs, jobs, [b"job"])
+        async with bus.consume(log.name, is_exclusive=True) as consumer:
+            await asyncio.to_thread(doomed.kill)
+            with pytest.raises(QueueDown):
+                await anext(consumer)
+
+        with pytest.raises(QueueDown):
+            await bus.inspect(log.name)
+        with pytest.raises(QueueDown):
+            await declare_and_consume(bus, log)
+        async with bus.consume(jobs.name, prefetch=1) as jobs_left:
+            assert await take_bodies(jobs_left, 1) == [b"job"]
 
 
 async def connections_to(node: RabbitNode) -> int:
