@@ -112,11 +112,14 @@ def run(main: Coroutine[Any, Any, _Result]) -> _Result:
 
 async def _collecting_garbage(main: Coroutine[Any, Any, _Result]) -> _Result:
     async def collect() -> None:
+        gc.collect()
+        gc.freeze()  # a service imports most of its modules when it begins
+        took_s = 0.0
         while True:
+            await asyncio.sleep(max(_GC_INTERVAL_S, took_s / _GC_SHARE))
             began_at = time.perf_counter()
             gc.collect()
             took_s = time.perf_counter() - began_at
-            await asyncio.sleep(max(_GC_INTERVAL_S, took_s / _GC_SHARE))
 
     collecting = asyncio.create_task(collect())
     try:

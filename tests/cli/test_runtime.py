@@ -76,3 +76,23 @@ def test_opening_streams_does_not_stop_a_service_again_and_again() -> None:
     ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
 
     assert int(ended.stdout) == 0
+
+
+def test_what_a_service_has_imported_is_passed_over() -> None:
+    program = textwrap.dedent(
+        """
+        import asyncio, gc
+        from cli.runtime import run
+
+        async def serve():
+            imported = [[k] for k in range(30_000)]
+            await asyncio.sleep(0.1)
+            print(len(imported) - len(gc.get_objects()))
+
+        run(serve())
+        """
+    )
+
+    ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+    assert int(ended.stdout) > 0
