@@ -104,7 +104,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
         webhooks,
         health,
     ):
-        app.include_router(group.router(gateway))
+        app.serve(group.router(gateway))
     docs.install(app)
     console.install(app)
     _add_middleware(app, gateway)

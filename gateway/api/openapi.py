@@ -11,7 +11,8 @@ from functools import cache
 from typing import Any
 
 import msgspec
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 from msgspec import Struct
 
 from gateway.errors import ErrorBody, MessagesErrorBody, is_messages
@@ -156,6 +157,14 @@ class DocumentedAPI(FastAPI):
             responses=_errors(),
             **options,
         )
+
+    def serve(self, group: APIRouter) -> None:
+        """Add the routes of ``group`` as they are. `include_router` would analyse the parameters of
+        each again at the first request, and look for the route of a request in every group."""
+        for route in group.routes:
+            if isinstance(route, APIRoute):
+                route.responses = {**self.router.responses, **route.responses}
+        self.router.routes.extend(group.routes)
 
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()
