@@ -1,12 +1,32 @@
 """Rows of products with 4-bit weights are equal in every bit, whatever else is in the batch."""
 
+from collections.abc import Callable
+from functools import cache
+
 import pytest
 import torch
+from torch import Tensor
 
 from kernels.awq_layout import repack_awq
 from kernels.providers import load_ops
 
-INPUTS, OUTPUTS = 512, 136
+INPUTS, OUTPUTS, NUM_ROWS = 512, 136, 258
+
+
+@cache
+def products(device: torch.device, dtype: torch.dtype) -> tuple[Callable[[int], Tensor], Tensor]:
+    """The products of so many of the first rows alone, and those of all rows together."""
+    ops = load_ops("triton", is_batch_invariant=True)
+    torch.manual_seed(11)
+    words = torch.randint(-(2**31), 2**31, (INPUTS + 4, OUTPUTS // 8), device=device).int()
+    scales = torch.rand(4, OUTPUTS, device=device)
+    packed = repack_awq(words[:INPUTS], words[INPUTS:], scales)
+    hidden = torch.randn(NUM_ROWS, INPUTS, device=device).to(dtype)
+
+    def of_first(num_tokens: int) -> Tensor:
+        return ops.awq_linear(hidden[:num_tokens], *packed, group_size=128)
+
+    return of_first, of_first(NUM_ROWS)
 
 
 @pytest.mark.parametrize(
@@ -18,14 +38,6 @@ INPUTS, OUTPUTS = 512, 136
 def test_a_row_does_not_depend_on_the_others_where_that_is_asked_for(
     device: torch.device, num_tokens: int, dtype: torch.dtype
 ) -> None:
-    ops = load_ops("triton", is_batch_invariant=True)
-    torch.manual_seed(11)
-    words = torch.randint(-(2**31), 2**31, (INPUTS + 4, OUTPUTS // 8), device=device).int()
-    scales = torch.rand(4, OUTPUTS, device=device)
-    packed = repack_awq(words[:INPUTS], words[INPUTS:], scales)
-    hidden = torch.randn(258, INPUTS, device=device).to(dtype)
+    of_first, together = products(device, dtype)
 
-    together = ops.awq_linear(hidden, *packed, group_size=128)
-
-    alone = ops.awq_linear(hidden[:num_tokens], *packed, group_size=128)
-    assert torch.equal(alone, together[:num_tokens])
+    assert torch.equal(of_first(num_tokens), together[:num_tokens])
