@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor
 
 from kernels.providers import Provider, load_ops
 from shared.errors import StartupError
-from worker.model.decoders import fallback
-from worker.model.decoders.fallback import ForeignDecoder
 from worker.model.forward import ForwardInputs
 from worker.model.kv_cache import KVCache
+
+if TYPE_CHECKING:
+    from worker.model.decoders.fallback import ForeignDecoder
 
 MAX_RELATIVE_ERROR = 1e-5
 BLOCK_SIZE = 8
@@ -109,14 +110,16 @@ def tiny_model(model_type: str, **sizes: Any) -> Any:
     return model.eval()
 
 
-def load(directory: Path, provider: Provider = "reference") -> ForeignDecoder:
+def load(directory: Path, provider: Provider = "reference") -> "ForeignDecoder":
     cpu = torch.device("cpu")
+    from worker.model.decoders import fallback  # not in every process that collects the tests
+
     return fallback.load(
         directory, dtype=torch.float32, device=cpu, ops=lambda shape: load_ops(provider)
     )
 
 
-def save_and_load(model: Any, directory: Path) -> ForeignDecoder:
+def save_and_load(model: Any, directory: Path) -> "ForeignDecoder":
     model.save_pretrained(directory)
     return load(directory)
 
@@ -143,7 +146,7 @@ def pack(chunks: Sequence[Chunk], sequences: Sequence[Tensor]) -> ForwardInputs:
     )
 
 
-def paged_logits(decoder: ForeignDecoder, sequences: Sequence[Tensor]) -> list[Tensor]:
+def paged_logits(decoder: "ForeignDecoder", sequences: Sequence[Tensor]) -> list[Tensor]:
     """Logits of every token of every sequence, computed in `STEPS`."""
     shape = (decoder.num_layers, 7, BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim)
     kv_cache = KVCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan))
