@@ -28,8 +28,8 @@ NUM_CALLERS = 4
 
 
 def slow_worker(broker: str, log: Path) -> WarrenProcess:
-    """As many streams are open as with a faster one, for a third of its CPU time."""
-    return mortal_worker(broker, log, "--step-ms=60")
+    """As many streams are open as with a faster one, for a fifth of its CPU time."""
+    return mortal_worker(broker, log, "--step-ms=100")
 
 
 def wrong(rows: list[Row]) -> list[str]:
