@@ -3,12 +3,15 @@
 A module chooses other ones with fixtures of its own: `worker_script`, `parsers`, `gateway_options`.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from gateway.store.database import SQLITE_FILE, Database
 from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
 from tests.support.workers.scripted_worker import Script, ScriptedWorker, repeat_the_prompt
@@ -72,3 +75,15 @@ async def gateway(
         if parsers:
             await hears_a_worker(gateway)
         yield gateway
+
+
+@pytest.fixture(scope="session")
+def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty SQLite database. To copy it takes a tenth of the time of the migrations."""
+    directory = tmp_path_factory.mktemp("migrated")
+
+    async def migrate() -> None:
+        await (await Database.open(None, directory)).close()
+
+    asyncio.run(migrate())
+    return directory / SQLITE_FILE

@@ -1,5 +1,7 @@
 """Each test of this folder runs on SQLite and on PostgreSQL."""
 
+import asyncio
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -12,15 +14,45 @@ from gateway.store.files.records import Files
 from gateway.store.files.uploads import Uploads
 from gateway.store.seen_models import SeenModels
 from gateway.store.usage import UsageRecords
+from tests.support.deployment.postgres import PostgresServer
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest) -> str | None:
-    """The URL of an empty database; None for SQLite."""
-    if request.param == "sqlite":
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def new_url(kind: str, request: pytest.FixtureRequest) -> str | None:
+    """The URL of a database that is yet to be migrated; None for SQLite."""
+    if kind == "sqlite":
         return None
     url: str = request.getfixturevalue("postgres").create_database()
     return url
+
+
+@pytest.fixture(scope="session")
+def migrated_template(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The URL of an empty database of PostgreSQL, as `migrated_file` is one of SQLite."""
+    url = postgres.create_database()
+
+    async def migrate() -> None:
+        await (await Database.open(url, tmp_path_factory.mktemp("unused"))).close()
+
+    asyncio.run(migrate())
+    return url
+
+
+@pytest.fixture
+def database_url(
+    kind: str, request: pytest.FixtureRequest, migrated_file: Path, tmp_path: Path
+) -> str | None:
+    """The URL of a database without records; None for SQLite."""
+    if kind == "sqlite":
+        shutil.copy(migrated_file, tmp_path)
+        return None
+    server: PostgresServer = request.getfixturevalue("postgres")
+    return server.create_database(request.getfixturevalue("migrated_template"))
 
 
 @pytest.fixture

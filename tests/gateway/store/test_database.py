@@ -24,8 +24,8 @@ async def test_the_migrations_make_the_tables(database: Database) -> None:
         assert await connection.run_sync(difference) == []
 
 
-async def test_gateways_may_start_at_once(database_url: str | None, tmp_path: Path) -> None:
-    opening = [Database.open(database_url, tmp_path) for _ in range(4)]
+async def test_gateways_may_start_at_once(new_url: str | None, tmp_path: Path) -> None:
+    opening = [Database.open(new_url, tmp_path) for _ in range(4)]
 
     for database in await asyncio.gather(*opening):
         await database.close()

@@ -49,15 +49,18 @@ class PostgresServer:
     def url_of(self, database: str) -> str:
         return f"postgresql://{_USER}@127.0.0.1:{self._port}/{database}"
 
-    def create_database(self) -> str:
-        """Create an empty database; returns its URL."""
+    def create_database(self, template: str = "template1") -> str:
+        """Create a database, a copy of the one whose name or URL is ``template``; returns its
+        URL."""
         name = f"test_{secrets.token_hex(8)}"
-        self.run("createdb", "-h127.0.0.1", f"-p{self._port}", f"-U{_USER}", name)
+        place = ("-h127.0.0.1", f"-p{self._port}", f"-U{_USER}")
+        self.run("createdb", *place, f"--template={template.rpartition('/')[2]}", name)
         return self.url_of(name)
 
     def start(self) -> None:
         """Start the server and wait until it takes connections."""
-        options = [f"-p{self._port}", "-h127.0.0.1", f"-k{self._directory}", "-cfsync=off"]
+        place = [f"-p{self._port}", "-h127.0.0.1", f"-k{self._directory}"]
+        options = [*place, "-cfsync=off", "-cautovacuum=off"]
         with (self._directory / "log").open("ab") as log:
             self._server = subprocess.Popen(
                 [_programs() / "postgres", f"-D{self._data}", *options],

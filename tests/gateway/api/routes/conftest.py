@@ -1,5 +1,6 @@
 """Gateways with a directory of their own, and with API keys."""
 
+import shutil
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from tests.support.workers.scripted_worker import ScriptedWorker
 
 @pytest.fixture
 async def storing(
-    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
+    bus: MemoryBus, worker: ScriptedWorker, migrated_file: Path, tmp_path: Path
 ) -> AsyncIterator[LiveGateway]:
+    shutil.copy(migrated_file, tmp_path)
     async with live_gateway(bus, data_dir=tmp_path) as gateway:
         yield gateway
 
