@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from bench.echo_worker import echo_model
 from shared import settings
-from shared.errors import InvalidRequest, StartupError
+from shared.errors import InvalidRequest, OutOfMemory, StartupError
 from shared.messages import Embedded, EmbeddingJob, TextPrompt
 from shared.settings import WorkerSettings
 from tests.support.models.tiny import write_tiny_model
@@ -162,3 +162,18 @@ async def test_a_text_waits_for_a_pass_of_a_longer_one_and_not_for_all_of_it(
     answered = await answering
     assert isinstance(answered, Embedded)
     assert len(answered.vectors) == 500
+
+
+def test_prompts_for_which_memory_does_not_suffice_fail_as_such(
+    runner: TorchRunner, model: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedder = start_embedder(model[0], runner, max_num_batched_tokens=MAX_TOKENS)
+    assert embedder is not None
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("worker.model.kv_cache.allocate", fail)
+
+    with pytest.raises(OutOfMemory):
+        vectors(embedder)
