@@ -86,7 +86,12 @@ async def test_they_say_what_died_where_and_of_what() -> None:
     assert facts == [
         ("a", "rejected", "jobs.m.interactive"),
         ("b", "rejected: its workers crashed", "jobs.m.suspect"),
-        ("c", "rejected: Expected `object`, got `int`", "jobs.m.interactive"),
+        (
+            "c",
+            "rejected: Expected `object`, got `int`; it was read as MessagePack, because its "
+            "content type is not application/json",
+            "jobs.m.interactive",
+        ),
     ]
     assert ages[0] == pytest.approx(90, abs=5)
     assert ages[2] == pytest.approx(0, abs=5)

@@ -67,7 +67,7 @@ class Victims:
 
     def __init__(self, urls: Sequence[str], harms: Sequence[Harm]) -> None:
         self.ends: Counter[str] = Counter()
-        """The error codes, of the last event, or of the response if there was no stream."""
+        """What the streams ended with: ``[DONE]``, or the code of their error."""
         self._urls = urls
         self._harms = harms
 
@@ -134,7 +134,8 @@ async def test_provoked_faults_take_no_stream_with_them(
 
     assert row.tally.errors == []
     assert row.tally.num_streams > NUM_CALLERS
-    assert victims.ends["internal_error"]
+    assert victims.ends["[DONE]"]
+    assert not victims.ends["internal_error"]
     assert [end for end in victims.ends if end == "no end" or end.startswith("hangs")] == []
     assert of_worker.num_of
     assert of_gateway.num_of
