@@ -37,7 +37,14 @@ from shared.messages import (
 )
 from shared.telemetry import incidents, requests
 from shared.topology import Publishers, first_log
-from worker.jobs.delivery import JobDelivery, ReplyPublisher, as_message, in_order, published_again
+from worker.jobs.delivery import (
+    JobDelivery,
+    ReplyPublisher,
+    as_message,
+    in_order,
+    published_again,
+    refuse,
+)
 from worker.jobs.execution import JobExecution
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.observation import report_undecodable
@@ -521,12 +528,8 @@ class JobConsumer:
         await self._bus.publish(binding, message)
 
     async def _refuse(self, delivery: JobDelivery, error: UndecodableMessage) -> None:
-        """Dead-letter a job. Its publisher receives the error if the reply queue is its own."""
         report_undecodable(delivery.message, error, self._metrics, self._worker)
-        if self._publishers.may_be_answered(delivery.message):
-            publisher = ReplyPublisher(self._bus, delivery, delivery.message.correlation_id)
-            await publisher.refuse(error)
-        await delivery.reject()
+        await refuse(self._bus, delivery, error, self._publishers)
 
     def _decode(self, delivery: JobDelivery) -> GenerationJob:
         message = delivery.message

@@ -184,13 +184,6 @@ class ReplyPublisher:
             await asyncio.sleep(_RETRY_PAUSE_S)
             await self._bus.wait_connected()
 
-    async def refuse(self, error: UndecodableMessage) -> None:
-        """Answer a job that cannot be read, if its log is there. Raises nothing."""
-        failed = Failed(code=InvalidRequest.code, message=error.message)
-        with suppress(BusError, LogMoved, TimeoutError):
-            async with asyncio.timeout(_REFUSAL_S):
-                await self.publish(failed)
-
     async def _wait_or_raise(self, error: PublishRefused | Unroutable, tries: _Tries) -> None:
         """Return if the event is to be sent again; raises ``error``, or `QueueDown`, otherwise."""
         state = await self._look()
@@ -346,3 +339,18 @@ def num_returns_before(message: Message) -> int:
     """How often the messages were returned that a worker's message replaces."""
     num = message.headers.get(_RETURNS_HEADER, 0)
     return max(0, num) if isinstance(num, int) else 0
+
+
+async def refuse(
+    bus: Bus, delivery: JobDelivery, error: UndecodableMessage, publishers: topology.Publishers
+) -> None:
+    """Dead-letter a job that cannot be read. Its publisher receives the error if the reply queue is
+    its own, and is there."""
+    message = delivery.message
+    if publishers.may_be_answered(message):
+        publisher = ReplyPublisher(bus, delivery, message.correlation_id)
+        failed = Failed(code=InvalidRequest.code, message=error.message)
+        with suppress(BusError, LogMoved, TimeoutError):
+            async with asyncio.timeout(_REFUSAL_S):
+                await publisher.publish(failed)
+    await delivery.reject()

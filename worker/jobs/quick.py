@@ -43,7 +43,7 @@ from shared.messages import (
 from shared.telemetry import incidents, requests
 from shared.topology import Publishers
 from worker.decode.served_model import ServedModel
-from worker.jobs.delivery import JobDelivery, Ledger, ReplyPublisher, recorded
+from worker.jobs.delivery import JobDelivery, Ledger, ReplyPublisher, recorded, refuse
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.observation import record_queue_span, report_undecodable, start_run_span
 
@@ -137,15 +137,12 @@ class QuickConsumer:
 
     async def _take(self, delivery: JobDelivery) -> None:
         message = delivery.message
-        publisher = ReplyPublisher(self._bus, delivery, message.correlation_id)
         try:
             job = decode_quick_job(message.body, message.content_type)
             job = self._publishers.admitted(job, message)
         except UndecodableMessage as error:
             report_undecodable(message, error, self._metrics, self._worker)
-            if self._publishers.may_be_answered(message):
-                await publisher.refuse(error)
-            return await delivery.reject()
+            return await refuse(self._bus, delivery, error, self._publishers)
         # A connection that is lost returns jobs, too.
         is_poison = delivery.num_returns >= _MAX_RETURNS and self._bus.is_settled
         began = time.monotonic()
@@ -158,6 +155,7 @@ class QuickConsumer:
         recording = None if record is None else self._ledger.record(record)
         if recording is not None:
             await recorded(recording)
+        publisher = ReplyPublisher(self._bus, delivery, message.correlation_id)
         try:
             await _publish(publisher, answered)
         except BusError as error:
