@@ -131,7 +131,8 @@ def submission(
     prompts = request.prompts(() if calls is None else calls.tools)
     if served is not None:
         prompts = tuple(in_form(prompt, served.tool_parser) for prompt in prompts)
-    prompts = tuple(_dated(prompt, now) for prompt in prompts)
+    if now:
+        prompts = tuple(_dated(prompt, now) for prompt in prompts)
     rendering = _rendering(request, request_id, int(created_at), prompts, calls, served, echoed)
     rendering = structs.replace(rendering, is_stored=is_stored)
     is_detached = request.detach if is_detached is None else is_detached
