@@ -102,7 +102,11 @@ async def gateways(clock: Clock) -> AsyncIterator[list[Limits]]:
 
 
 async def opened(stack: AsyncExitStack, broker: MemoryBroker, clock: Clock, seed: int) -> Limits:
-    bus = await stack.enter_async_context(SlowBus(broker, seed))
+    return await opened_over(stack, SlowBus(broker, seed), clock)
+
+
+async def opened_over(stack: AsyncExitStack, bus: MemoryBus, clock: Clock) -> Limits:
+    await stack.enter_async_context(bus)
     limits = Limits(bus, max_detached=3, clock=clock)
     return await stack.enter_async_context(running_limits(limits, bus))
 
@@ -399,11 +403,9 @@ async def test_the_end_of_a_long_request_is_heard_though_its_announcement_fails(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.intake.limits._RETRY_PAUSE_S", 0.0)
-    one, broker = key(max_concurrent=1), MemoryBroker()
-    first = Limits(bus := UnboundBus(broker), max_detached=3, clock=clock)
+    one, bus = key(max_concurrent=1), UnboundBus(broker := MemoryBroker())
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(bus)
-        await stack.enter_async_context(running_limits(first, bus))
+        first = await opened_over(stack, bus, clock)
         second = await opened(stack, broker, clock, 1)
         async with first.admit(one, 10) as grant:
             grant.publish(has_ended=False)
@@ -423,11 +425,9 @@ async def test_a_gateway_that_begins_hears_of_detached_jobs_though_the_first_ans
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.intake.limits._RETRY_PAUSE_S", 0.0)
-    one, broker = key(max_detached=1), MemoryBroker()
-    first = Limits(bus := UnboundBus(broker), max_detached=3, clock=clock)
+    one, bus = key(max_detached=1), UnboundBus(broker := MemoryBroker())
     async with AsyncExitStack() as stack:
-        await stack.enter_async_context(bus)
-        await stack.enter_async_context(running_limits(first, bus))
+        first = await opened_over(stack, bus, clock)
         async with first.admit(one, job=detached_job("req-0", clock)) as grant:
             grant.publish(has_ended=False)
         await heard()
