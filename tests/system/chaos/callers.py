@@ -31,6 +31,8 @@ _GONE_STATUS = 410
 _MAX_EVENTS_READ = 30
 _LEAVES_WITHIN_S = 2.0
 _SHARE_DELETED = 0.25
+_LONG_GAP_S = 3.0
+"""Seconds. Longer gaps are logged with the id of their stream, whose log lines explain them."""
 
 
 @dataclass(frozen=True)
@@ -270,8 +272,11 @@ class _Stream:
 
     def take(self, event_id: str | None, data: str) -> None:
         now = time.monotonic()
-        if self.heard_at:
-            self.tally.worst_gap_s = max(self.tally.worst_gap_s, now - self.heard_at)
+        gap_s = now - self.heard_at
+        if self.heard_at and gap_s > self.tally.worst_gap_s:
+            self.tally.worst_gap_s = gap_s
+            if gap_s > _LONG_GAP_S:
+                logger.info("a gap of %.1f s: %s after %s", gap_s, self.stream_id, self.last_id)
         self.heard_at = now
         if data == "[DONE]":
             self.is_done = True
