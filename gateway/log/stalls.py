@@ -9,8 +9,9 @@ from gateway.log.relay import LogRelay
 
 LOOK_INTERVAL_S = 1.0
 _MAX_LATE_S = 0.5
-_DESERTED_S = 5.0
-"""Seconds. A worker looks for its log at once when it cannot write, and otherwise each second."""
+_DESERTED_S = 2.0
+"""Seconds. A worker that still has something to write looks for its log within one second. One more
+job is cheaper than a longer pause of the stream."""
 _MAX_AT_ONCE = 32
 """Maximum number of streams moved at once, so as not to overload a slow machine or broker
 further."""
