@@ -9,7 +9,7 @@ from gateway.log.relay import LogRelay
 
 LOOK_INTERVAL_S = 1.0
 _MAX_LATE_S = 0.5
-_DESERTED_S = 2.0
+_DESERTED_S = 1.5
 """Seconds. A worker that still has something to write looks for its log within one second. One more
 job is cheaper than a longer pause of the stream."""
 _MAX_AT_ONCE = 32
