@@ -136,15 +136,16 @@ class Resources:
 
     Its calls must be neither cancelled nor timed out: see `shared.bus.rabbit.shielded_calls`.
 
-    The bindings of exclusive queues have an argument that differs between connections, and no other
-    effect. After the queues of a lost node are deleted, RabbitMQ removes their bindings from its
-    topic exchanges, and an equal binding that its client has made again by then with them.
+    The bindings of exclusive queues have an argument that differs between declarations, and no
+    other effect. After the queues of a lost node are deleted, RabbitMQ removes their bindings from
+    its topic exchanges, and an equal binding that its client has made again by then with them.
     """
 
     def __init__(self, open_channel: OpenChannel) -> None:
         self._calls = CallChannels(open_channel)
         self._known: set[Exchange] = set()
-        self._connection_id = secrets.token_hex(8)
+        self._declaration_ids: dict[str, str] = {}
+        """Of exclusive queues, by name."""
 
     async def declare_exchange(self, exchange: Exchange) -> None:
         """Create the exchange unless it exists; checking first needs no configure permission."""
@@ -183,6 +184,7 @@ class Resources:
                     await channel.queue_bind(queue.name, exchange, key, arguments=arguments)
 
     async def delete_queue(self, name: str) -> None:
+        self._declaration_ids.pop(name, None)
         async with self._calls.lend() as channel:
             with translated(f"delete {name}", channel):
                 await channel.queue_delete(name)
@@ -221,6 +223,8 @@ class Resources:
             arguments=dict(queue_arguments(queue)),
             nowait=True,
         )
+        if queue.is_exclusive:
+            self._declaration_ids[queue.name] = secrets.token_hex(8)
         arguments = self._binding_arguments(queue)
         for binding in queue.bindings:
             exchange, key = binding.exchange.name, binding.routing_key
@@ -228,7 +232,8 @@ class Resources:
         await channel.basic_qos()
 
     def _binding_arguments(self, queue: Queue) -> dict[str, FieldValue] | None:
-        return {"connection": self._connection_id} if queue.is_exclusive else None
+        declaration_id = self._declaration_ids.get(queue.name)
+        return None if declaration_id is None else {"declaration": declaration_id}
 
     async def _raise_reason(self, channel: Channel) -> None:
         """Raise the error with which the broker closed the channel before the last call was

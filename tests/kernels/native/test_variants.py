@@ -15,7 +15,7 @@ from kernels.native.packed import pack
 from kernels.native.paged_attention import attend
 from kernels.native.rank_logits import ranked_by
 from kernels.quantized import Matrix
-from tests.kernels.attention import Case
+from tests.kernels.attention import Case, Tensors
 from tests.kernels.attention import build as build_case
 from tests.kernels.native.test_linear import FORMATS, NUM_ROWS, linear, matrix, rows, unpack_rows
 from tests.kernels.native.test_sampling import SIZES, filters
@@ -23,6 +23,8 @@ from tests.kernels.native.test_sampling import rows as logits_of
 from tests.support.models.native import variants
 
 DENORMAL = 1e-40
+ODD_NUMBERS = [DENORMAL, 1e38, torch.inf, torch.nan]
+LENGTHS = (1, 33, 150)
 
 
 def assert_same_bits(compute: Callable[[Library], Tensor]) -> None:
@@ -53,7 +55,7 @@ def test_products_of_sizes_that_fill_no_vector(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("odd", [DENORMAL, 1e38, torch.inf, torch.nan])
+@pytest.mark.parametrize("odd", ODD_NUMBERS)
 def test_products_of_numbers_at_the_limits(odd: float, name: str) -> None:
     weight, hidden = matrix(name, 37, 64), rows(12, 64)
     hidden[:, 3], hidden[3] = odd, odd * hidden[3].sign()
@@ -72,27 +74,37 @@ def test_embeddings(name: str) -> None:
 @pytest.mark.parametrize("head_dim", [16, 48, 64])
 @pytest.mark.parametrize("window", [None, 50])
 def test_attention(window: int | None, head_dim: int, dtype: torch.dtype) -> None:
-    lengths = (1, 33, 150)
-    case = Case(lengths, (1, 20, 150), 6, head_dim=head_dim, sliding_window=window, dtype=dtype)
-    tensors = build_case(case)
-    assert_same_bits(
-        lambda library: attend(
-            library,
-            tensors.query.float(),
-            tensors.key_cache,
-            tensors.value_cache,
-            tensors.block_tables,
-            tensors.query_starts,
-            tensors.context_lens,
-            scale=0.3,
-            sliding_window=window,
-        ),
+    case = Case(LENGTHS, (1, 20, 150), 6, head_dim=head_dim, sliding_window=window, dtype=dtype)
+    assert_same_bits(partial(_attended, build_case(case), window))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("odd", ODD_NUMBERS)
+def test_attention_to_numbers_at_the_limits(odd: float, dtype: torch.dtype) -> None:
+    tensors = build_case(Case(LENGTHS, (1, 20, 150), 6, head_dim=48, dtype=dtype))
+    tensors.query[:, 1, 3] = tensors.key_cache[2, 5] = tensors.value_cache[3, 7] = odd
+    assert_same_bits(partial(_attended, tensors, None))
+
+
+def _attended(tensors: Tensors, window: int | None, library: Library) -> Tensor:
+    return attend(
+        library,
+        tensors.query.float(),
+        tensors.key_cache,
+        tensors.value_cache,
+        tensors.block_tables,
+        tensors.query_starts,
+        tensors.context_lens,
+        scale=0.3,
+        sliding_window=window,
     )
 
 
 @pytest.mark.parametrize("vocab_size", SIZES)
-def test_draws(vocab_size: int) -> None:
+@pytest.mark.parametrize("odd", [0.0, DENORMAL, 1e38, -torch.inf])
+def test_draws(odd: float, vocab_size: int) -> None:
     logits, (temperatures, *limits) = logits_of(vocab_size, 4.0), filters(vocab_size)
+    logits[:, 1::3] = odd  # not the first, so that a token is left
     uniforms = torch.rand(len(logits), generator=torch.Generator().manual_seed(2))
 
     def floors(library: Library) -> Tensor:

@@ -196,6 +196,24 @@ async def test_the_end_of_the_last_connection_cannot_unbind_an_exclusive_queue(
         assert await take_bodies(consumer, 1) == numbered(1)
 
 
+@pytest.mark.breaks_broker
+async def test_the_end_of_a_lost_queue_cannot_unbind_the_one_declared_in_its_place(
+    node: RabbitNode, rabbit_bus: RabbitBus, make_rabbit_queue: QueueMaker
+) -> None:
+    queue = make_rabbit_queue(topology.CONTROL, is_exclusive=True)
+    await rabbit_bus.declare(queue)
+    printed = await asyncio.to_thread(node.ctl, "eval", TAKE_BINDINGS % queue.name)
+    bindings = printed.rpartition(".")[0]
+
+    await asyncio.to_thread(node.ctl, "eval", FORGET % queue.name)
+    await rabbit_bus.declare(queue)
+    await asyncio.to_thread(node.ctl, "eval", UNBIND_LATE % bindings)
+
+    await publish(rabbit_bus, queue, numbered(1))
+    async with rabbit_bus.consume(queue.name) as consumer:
+        assert await take_bodies(consumer, 1) == numbered(1)
+
+
 async def test_a_connection_may_end_before_an_acknowledgement_is_on_its_way(
     broker: Broker,
     rabbit_bus: RabbitBus,
