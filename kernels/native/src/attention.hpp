@@ -145,10 +145,34 @@ inline void attend_rows(Running* rows, const Visit<Element>& visit) {
     for (; d < head_dim; d += 16) add_values<kRows, kVectors>(rows, visit, low, high, d, weights);
 }
 
+// Whether a row does not attend to tokens of the span to which another one does, and which have a value that is no
+// finite number. Its weights for them are zero, and a product of zero with such a value is NaN.
+template <class Element>
+inline bool is_poisoned(const Running& front, const Running& back, const Visit<Element>& visit) {
+    const auto is_poisoned_between = [&](int low, int high) {
+        Floats poison = {};
+        for (int i = std::max(low, visit.low); i < std::min(high, visit.high); i++)
+            for (int d = 0; d < visit.head_dim; d += kLanes) poison += load_element(visit.values[i] + d) * 0.0f;
+        float total = 0;
+        for (int i = 0; i < kLanes; i++) total += poison[i];
+        return total != 0;
+    };
+    return is_poisoned_between(front.first - visit.begin, back.first - visit.begin) ||
+           is_poisoned_between(front.last - visit.begin, back.last - visit.begin);
+}
+
 template <int kRows = kRowsAtOnce, class Element>
-inline void attend_span(Running* row, Running* end, const Visit<Element>& visit) {
+inline void attend_groups(Running* row, Running* end, const Visit<Element>& visit) {
     for (; end - row >= kRows; row += kRows) attend_rows<kRows>(row, visit);
-    if constexpr (kRows > 1) attend_span<(kRows > 3 ? 3 : kRows - 1)>(row, end, visit);
+    if constexpr (kRows > 1) attend_groups<(kRows > 3 ? 3 : kRows - 1)>(row, end, visit);
+}
+
+template <class Element>
+inline void attend_span(Running* row, Running* end, const Visit<Element>& visit) {
+    if (is_poisoned(*row, *(end - 1), visit))
+        attend_groups<1>(row, end, visit);
+    else
+        attend_groups(row, end, visit);
 }
 
 // Tokens `from` .. `to` - 1 of one sequence's share of the step, for the query heads that share one key head.

@@ -9,6 +9,8 @@ from kernels.native.paged_attention import attend
 from tests.kernels.attention import Case, Tensors, build
 
 LENGTH = 150
+POISONED = 70
+"""The token that has another value."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -22,6 +24,22 @@ def test_a_token_is_computed_alike_however_a_prompt_is_cut(
     at_once = _in_chunks(native, case, tensors, LENGTH)
     for size in (1, 2, 45):
         assert torch.equal(_in_chunks(native, case, tensors, size), at_once), size
+
+
+@pytest.mark.parametrize("value", [torch.inf, torch.nan])
+def test_a_value_that_is_no_finite_number_reaches_no_token_before_it(
+    native: Library, value: float
+) -> None:
+    case = Case((LENGTH,), (LENGTH,), 6, head_dim=48)
+    tensors = build(case)
+    expected = _in_chunks(native, case, tensors, LENGTH)
+    block = tensors.block_tables[0, POISONED // case.block_size]
+    tensors.value_cache[block, POISONED % case.block_size] = value
+
+    actual = _in_chunks(native, case, tensors, LENGTH)
+
+    assert torch.equal(actual[:POISONED], expected[:POISONED])
+    assert not actual[POISONED:].isfinite().any()
 
 
 def _in_chunks(native: Library, case: Case, tensors: Tensors, size: int) -> Tensor:
