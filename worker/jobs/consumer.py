@@ -469,6 +469,8 @@ class JobConsumer:
         outcome = None
         try:
             outcome = await held.execution.run()
+            if held.current_delivery is None and outcome is Outcome.ANSWERED:
+                await held.execution.excuse()
             delivery = await held.wait_for_delivery()
             if delivery is not None:
                 await self._settle(held, delivery, outcome)

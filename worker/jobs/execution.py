@@ -18,7 +18,7 @@ from shared.errors import (
     WarrenError,
 )
 from shared.log import LogWriter
-from shared.messages import GenerationJob, JobClass, ReplyEvent
+from shared.messages import GenerationJob, HandedOver, JobClass, ReplyEvent
 from shared.telemetry import incidents, requests
 from shared.topology import OVERFLOW, Lane, resumed_queue
 from worker.decode.bridge import Generation, Generations
@@ -188,6 +188,19 @@ class JobExecution:
     def on(self, event: Event) -> None:
         """Apply an event to the run."""
         self._apply(event, is_settled=self._workplace.bus.is_settled)
+
+    async def excuse(self) -> None:
+        """Tell the readers of the log that this run has ended. Another run may have replaced it
+        without its knowledge, and they count a run that is replaced as a crash unless it says so.
+        """
+        if self._job.mode != "stream":
+            return
+        event = HandedOver(ticket=self._observation.ticket)
+        with suppress(BusError):
+            try:
+                await self._publisher.publish(event)
+            except LogMoved:
+                await self._publisher.publish(event)
 
     def hand_over(self, reason: str) -> None:
         """Let another worker continue; ``reason`` is for the log."""

@@ -13,7 +13,7 @@ import pytest
 from shared import topology
 from shared.bus.base import Bus, Consumer
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages import GenerationJob, HandedOver, SamplingParams, Started
+from shared.messages import GenerationJob, HandedOver, SamplingParams, Started, decode_event
 from tests.support.workers.jobs import LateBus, Log, ask, come_back, new_job, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
 from worker.jobs.consumer import HeldJob
@@ -74,6 +74,17 @@ async def test_a_lost_connection_does_not_interrupt_a_stream() -> None:
 
     assert log.token_ids == (await undisturbed(job)).token_ids
     assert (num_started(log), num_left) == (1, 0)
+
+
+async def test_an_answer_that_ends_without_its_delivery_does_not_count_as_a_crash() -> None:
+    async with answering(10) as (job, bus, consumer, log, theirs), bus.consume(JOBS) as other:
+        theirs.sever()
+        await anext(other)
+        log = await read(bus, job, consumer, log)
+        message = (await anext(consumer)).message
+
+    event = decode_event(message.body, message.content_type)
+    assert event == HandedOver(ticket=cast("str", log.reader.ticket))
 
 
 async def test_an_adopted_job_has_a_line_with_its_worker(caplog: pytest.LogCaptureFixture) -> None:
