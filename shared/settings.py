@@ -487,9 +487,9 @@ class WorkerSettings(CommonSettings):
     )
     weight_format: Literal["auto", "q8_0", "q4_0", "q4_1"] = Field(
         "auto",
-        description="Quantization of the weights, on the CPU only. It saves memory and bandwidth "
-        "at some loss of quality. auto: no quantization; weights have WARREN_DTYPE. Set it to fit "
-        "a larger model or to decode faster.",
+        description="Quantization of the weights for the CPU. It saves memory and bandwidth at "
+        "some loss of quality; a GPU expands the weights again and saves nothing. auto: no "
+        "quantization; weights have WARREN_DTYPE. Set it to fit a larger model or to decode faster.",
     )
     kernels: Literal["auto", "native", "reference", "triton"] = Field(
         "auto",
@@ -675,8 +675,9 @@ class WorkerSettings(CommonSettings):
     )
     job_timeout_s: Seconds = Field(
         600,
-        description="Deadline in seconds of jobs whose publisher sets none. Raise it if such jobs "
-        "wait longer in the queue.",
+        description="Seconds for which a worker runs a job whose publisher sets no deadline. The "
+        "time in the queue does not count. Raise it for very long answers to AMQP programs and "
+        "`warren batch`.",
     )
 
 

@@ -100,6 +100,7 @@ EVERYTHING: dict[str, Any] = {
     "monitoring": {
         "enabled": True,
         "labels": {"release": "prometheus"},
+        "apiKeySecret": "scraper",
         "rules": {"enabled": True, "runbookUrl": "https://docs.example/warren/runbooks.html"},
         "dashboards": {"enabled": True},
     },
@@ -194,6 +195,10 @@ def test_the_chart_passes_helms_strict_lint(name: str) -> None:
                 "networkPolicy": {"gatewayFrom": EVERYTHING["networkPolicy"]["gatewayFrom"]},
             },
             "networkPolicy.metricsFrom",
+        ),
+        (
+            {"monitoring": {"enabled": True}, "settings": {"open_metrics": False}},
+            "monitoring.apiKeySecret",
         ),
     ],
 )
@@ -483,6 +488,32 @@ def test_monitoring_is_made_on_demand() -> None:
     kinds = {manifest["kind"] for manifest in render()}
 
     assert kinds.isdisjoint({"ServiceMonitor", "PodMonitor", "PrometheusRule", "ConfigMap"})
+
+
+def test_prometheus_sends_gateways_the_api_key_of_its_secret(everything: list[Manifest]) -> None:
+    (endpoint,) = find(everything, "ServiceMonitor", "warren-gateway")["spec"]["endpoints"]
+
+    assert endpoint["authorization"] == {"credentials": {"name": "scraper", "key": "key"}}
+
+
+@pytest.mark.parametrize(
+    ("component", "url"), [("gateway", "gateway-url"), ("worker-smollm2", "worker-url")]
+)
+def test_a_pod_has_its_own_url_of_the_broker_and_the_certificate_of_a_private_authority(
+    component: str, url: str
+) -> None:
+    deployment = find(render(VALUES["existing"]), "Deployment", f"warren-{component}")
+
+    (volume,) = (
+        one for one in deployment["spec"]["template"]["spec"]["volumes"] if one["name"] == "broker"
+    )
+    own, authority = (source["secret"] for source in volume["projected"]["sources"])
+    assert own == {"name": "broker", "items": [{"key": url, "path": url}]}
+    assert authority == {
+        "name": "broker",
+        "optional": True,
+        "items": [{"key": "ca.crt", "path": "ca.crt"}],
+    }
 
 
 def test_a_gpu_is_requested_by_pools_that_have_one(everything: list[Manifest]) -> None:
