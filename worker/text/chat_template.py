@@ -35,6 +35,7 @@ _RENDER_ERRORS = (
 
 _NAMED_OUTPUT = "<start_function_response>"
 """Part of FunctionGemma's templates, which name the function of each output."""
+_DEVELOPER = "developer"
 HARMONY = "<|channel|>analysis<|message|>"
 """Part of templates for models that answer in OpenAI's Harmony format."""
 _SERIALIZED_ARGUMENTS = re.compile(r"""arguments['"\]]*\s*\|\s*tojson""")
@@ -79,6 +80,8 @@ class ChatTemplate:
         if not self.has_tools and _has_tools(prompt):
             prompt = with_written_tools(prompt, self.written_form)
         said = prompt.messages
+        if _DEVELOPER not in self.source:
+            said = tuple(_without_developers(said))
         if _NAMED_OUTPUT in self.source:
             said = tuple(_with_names(said))
         messages = [self._message(message) for message in said]
@@ -131,6 +134,24 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"The model's chat template rejects these messages: {error}", param="messages"
             ) from error
+
+
+def _without_developers(messages: Iterable[ChatMessage]) -> Iterator[ChatMessage]:
+    """The messages for a template that does not know the role ``developer``, and would leave them
+    out: they are system messages. One after a system message continues it, because many templates
+    refuse a second one."""
+    last: ChatMessage | None = None
+    for message in messages:
+        is_developer = message.role == _DEVELOPER
+        if is_developer and last is not None and last.role == "system":
+            content = f"{last.content}\n\n{message.content}"
+            last = structs.replace(last, content=content, part_chars=())
+            continue
+        if last is not None:
+            yield last
+        last = structs.replace(message, role="system") if is_developer else message
+    if last is not None:
+        yield last
 
 
 def _has_tools(prompt: ChatPrompt) -> bool:

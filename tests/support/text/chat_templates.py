@@ -77,9 +77,6 @@ CONVERSATIONS: Mapping[str, Body] = {
     "a question": {"messages": [_user("What is 2 + 2?")]},
     "an empty question": {"messages": [_user("")]},
     "a system message": {"messages": [_system(" Be brief, <é> & 'so'. "), _user("Hi 🙂\n")]},
-    "a developer message": {
-        "messages": [{"role": "developer", "content": "Be brief."}, _user("Hi")]
-    },
     "two system messages": {"messages": [_system("Be brief."), _system("Be kind."), _user("Hi")]},
     "turns": {"messages": [_user("one"), _answer("two\n"), _user(" three")]},
     "turns after a system message": {

@@ -308,6 +308,27 @@ def test_harmony_is_given_what_was_said_before_a_call_as_a_thought() -> None:
     assert template.render(chat) == "<|channel|>analysis<|message|>Hm.\nI look.highNone"
 
 
+def test_a_developer_speaks_as_the_system_to_a_model_that_knows_no_developers() -> None:
+    source = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{% endfor %}"
+    template = ChatTemplate(source, {})
+    said = (
+        ChatMessage(role="system", content="Be kind."),
+        ChatMessage(role="developer", content="Be brief."),
+        ChatMessage(role="user", content="Hi"),
+        ChatMessage(role="developer", content="In French."),
+    )
+
+    text = template.render(ChatPrompt(messages=said))
+
+    assert text == "[system: Be kind.\n\nBe brief.][user: Hi][system: In French.]"
+
+
+def test_a_developer_is_left_to_a_template_that_knows_the_role() -> None:
+    template = ChatTemplate("{{ messages[0].role == 'developer' }}", {})
+
+    assert template.render(ChatPrompt(messages=(ChatMessage(role="developer"),))) == "True"
+
+
 def test_a_message_bears_its_name() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.name is defined }},{% endfor %}", {})
 
