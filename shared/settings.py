@@ -489,7 +489,8 @@ class WorkerSettings(CommonSettings):
         "auto",
         description="Quantization of the weights for the CPU. It saves memory and bandwidth at "
         "some loss of quality; a GPU expands the weights again and saves nothing. auto: no "
-        "quantization; weights have WARREN_DTYPE. Set it to fit a larger model or to decode faster.",
+        "quantization; weights have WARREN_DTYPE. Set it to fit a larger model or to decode "
+        "faster.",
     )
     kernels: Literal["auto", "native", "reference", "triton"] = Field(
         "auto",

@@ -67,7 +67,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Added to the logits of tokens, by token id."""
     min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
     """The number of tokens before which neither an end token nor one of ``stop_token_ids`` is
-    drawn."""
+    drawn, and of those within which no stop string ends the text."""
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
     """Tokens that end the text."""
     bad_words: Annotated[tuple[StopString, ...], Meta(max_length=MAX_BAD_WORDS)] = ()

@@ -204,6 +204,7 @@ class ChoiceWriter:
             sampling.stop,
             includes_stop=sampling.include_stop_in_output,
             skips_special=sampling.skip_special_tokens,
+            min_tokens=sampling.min_tokens,
         )
         for token_id in self._chain.token_ids:
             self._push(token_id)

@@ -215,8 +215,10 @@ class StopFinder:
         self._held = ""
         self._includes_stop = includes_stop
 
-    def push(self, text: str) -> str:
-        """The text that is certain to precede any stop string, or to belong to an included one."""
+    def push(self, text: str, *, may_stop: bool = True) -> str:
+        """The text that is certain to precede any stop string, or to belong to an included one.
+
+        Unless it ``may_stop``, stop strings that end in ``text`` do not count."""
         if self.met is not None:
             return ""
         if not self._matchers:
@@ -224,7 +226,7 @@ class StopFinder:
         pending = self._held + text
         for end, char in enumerate(text, start=len(self._held) + 1):
             ended = [matcher.stop for matcher in self._matchers if matcher.advance(char)]
-            if ended:
+            if ended and may_stop:
                 self.met = max(ended, key=len)
                 return pending[: end if self._includes_stop else end - len(self.met)]
         num_safe = len(pending) - max(matcher.num_matched for matcher in self._matchers)
@@ -249,10 +251,11 @@ class _Matcher:
             self._borders.append(self._next(self._borders[-1], char))
 
     def advance(self, char: str) -> bool:
-        """Advance by ``char``; returns whether it completes the stop string, which ends the
-        text."""
-        self.num_matched = self._next(self.num_matched, char)
-        return self.num_matched == len(self.stop)
+        """Advance by ``char``; returns whether it completes the stop string."""
+        num_matched = self._next(self.num_matched, char)
+        is_complete = num_matched == len(self.stop)
+        self.num_matched = self._borders[-1] if is_complete else num_matched
+        return is_complete
 
     def _next(self, num_matched: int, char: str) -> int:
         while num_matched and self.stop[num_matched] != char:
@@ -267,15 +270,21 @@ class TextStream:
     and never contains text that may still become part of a stop string.
     """
 
-    def __init__(self, detokenizer: Detokenizer, stop: StopFinder) -> None:
+    def __init__(self, detokenizer: Detokenizer, stop: StopFinder, *, min_tokens: int = 0) -> None:
+        """Stop strings that end within the first ``min_tokens`` tokens do not count, as in vLLM."""
         self.stop_reason: str | None = None
         """The matched stop string; the text ends before it."""
         self._detokenizer = detokenizer
         self._stop = stop
+        self._num_unstoppable = min_tokens
+        """How many of the next tokens cannot end the text."""
+        self._may_stop = not min_tokens
 
     def push(self, token_id: int) -> str:
         """The text that the token completes; empty after a stop string."""
-        text = self._stop.push(self._detokenizer.push(token_id))
+        self._may_stop = not self._num_unstoppable
+        self._num_unstoppable -= not self._may_stop
+        text = self._stop.push(self._detokenizer.push(token_id), may_stop=self._may_stop)
         self.stop_reason = self._stop.met
         return text
 
@@ -284,6 +293,7 @@ class TextStream:
 
         The last bytes may complete a stop string, in which case `stop_reason` is set.
         """
-        text = self._stop.push(self._detokenizer.flush()) + self._stop.flush()
+        text = self._stop.push(self._detokenizer.flush(), may_stop=self._may_stop)
+        text += self._stop.flush()
         self.stop_reason = self._stop.met
         return text

@@ -171,11 +171,17 @@ class Tokenizer:
         return "".join(texts) + detokenizer.flush()
 
     def text_stream(
-        self, stop: Sequence[str] = (), *, includes_stop: bool = False, skips_special: bool = True
+        self,
+        stop: Sequence[str] = (),
+        *,
+        includes_stop: bool = False,
+        skips_special: bool = True,
+        min_tokens: int = 0,
     ) -> TextStream:
         """Create the text stream of a new choice."""
         detokenizer = self._detokenizer() if skips_special else self._literal()
-        return TextStream(detokenizer, StopFinder(stop, includes_stop=includes_stop))
+        finder = StopFinder(stop, includes_stop=includes_stop)
+        return TextStream(detokenizer, finder, min_tokens=min_tokens)
 
     def _text(self, prompt: Prompt, max_chars: int | None) -> str:
         """What is to be tokenized; empty if it is tokens already."""

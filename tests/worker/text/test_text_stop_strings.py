@@ -50,6 +50,27 @@ def test_exactly_what_may_become_a_stop_string_is_held_back(
             assert sent == given_text[: len(given_text) - num_to_hold(given_text, stop)]
 
 
+@given(pieces=st.lists(TEXTS, max_size=8), stop=STOPS, num_ignored=st.integers(0, 8))
+def test_stop_strings_that_end_where_the_text_may_not_do_not_count(
+    pieces: list[str], stop: list[str], num_ignored: int
+) -> None:
+    finder = StopFinder(stop)
+    text = "".join(pieces)
+    num_chars = len("".join(pieces[:num_ignored]))
+
+    sent = [finder.push(piece, may_stop=k >= num_ignored) for k, piece in enumerate(pieces)]
+
+    ends = [
+        (end, string)
+        for end in range(num_chars + 1, len(text) + 1)
+        for string in sorted(stop, key=len, reverse=True)
+        if text[:end].endswith(string)
+    ]
+    end, met = ends[0] if ends else (len(text), None)
+    assert finder.met == met
+    assert "".join(sent) + finder.flush() == text[: end - len(met or "")]
+
+
 def test_the_stop_string_that_ends_first_wins() -> None:
     finder = StopFinder(["abcd", "bc"])
 
