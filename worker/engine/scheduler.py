@@ -310,24 +310,28 @@ class Scheduler:
     def _prefill(self, plan: StepPlan) -> None:
         """Continue prompts that earlier steps started.
 
-        The longest prompt gets at least half of the step. The other half is for prompts that are at
-        most half as long as its remainder, or interactive if it is not: no prompt waits for the
-        whole length of another one.
+        The longest prompt gets at least half of the step, and of its scores. The other half is for
+        prompts that are at most half as long as its remainder, or interactive if it is not: no
+        prompt waits for the whole length of another one.
         """
         begun = [sequence for sequence in self._running if sequence.num_uncomputed > 1]
         if not begun:
             return
         *short, longest = sorted(begun, key=_prompt_order)
         num_for_short = self._max_prompt_tokens(plan, start=0) // 2
+        num_scores_kept = plan.num_scores_left // 2 if longest.num_unscored else 0
+        plan.num_scores_left -= num_scores_kept
         for sequence in short:
             num_for_short -= plan.add_prompt(sequence, num_for_short)
         while (
             num_for_short
             and (first := self._first()) is not None
             and self._is_shorter(first, longest)
+            and (plan.num_scores_left or not first.num_unscored)
             and self._has_room(first)
         ):
             num_for_short -= self._begin(first, plan, num_for_short)
+        plan.num_scores_left += num_scores_kept
         plan.add_prompt(longest, max(1, self._max_prompt_tokens(plan, longest.num_computed)))
 
     def _is_shorter(self, first: Sequence, longest: Sequence) -> bool:

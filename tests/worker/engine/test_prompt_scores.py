@@ -78,6 +78,25 @@ def test_a_step_scores_so_many_tokens_at_most() -> None:
         assert scores(engine, submit.sequence_id) == expected_scores(submit)
 
 
+def test_a_long_prompt_is_scored_however_many_short_ones_are() -> None:
+    engine = SmallEngine(num_blocks=2000, max_num_batched_tokens=600, max_num_seqs=64)
+    long = replace(
+        new_submit("long", 2000, max_tokens=0, sampling=SCORED, choice=0), scores_prompt=True
+    )
+    engine.step([long])
+
+    for number in range(16):
+        shorts = [
+            replace(
+                new_submit(f"{number}-{k}", 100, max_tokens=0, sampling=SCORED), scores_prompt=True
+            )
+            for k in range(6)
+        ]
+        engine.step(shorts)
+
+    assert len(scores(engine, long.sequence_id)) >= 16 * MAX_SCORED_TOKENS // 2 - 600
+
+
 def test_scores_come_before_the_first_token() -> None:
     engine = SmallEngine(max_num_batched_tokens=8)
     submit = replace(new_submit(num_prompt=20, sampling=SCORED), scores_prompt=True)
