@@ -39,8 +39,8 @@ class DecoderConfig:
 def read_json_config(directory: Path) -> dict[str, Any]:
     """Read ``config.json``.
 
-    Raises `StartupError` if it is missing or not JSON, or if the weights are quantized with another
-    method than AWQ, which is not supported.
+    Raises `StartupError` if it is missing or not JSON, if the weights are quantized with another
+    method than AWQ, or if tokens attend to those after them, neither of which is supported.
     """
     try:
         config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
@@ -53,6 +53,8 @@ def read_json_config(directory: Path) -> dict[str, Any]:
             f"the model's weights are quantized with {method}, which is not supported: use the "
             "model in its original precision, or as a GGUF file"
         )
+    if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
+        raise StartupError("the model's attention is not causal, which is not supported")
     return config
 
 

@@ -79,6 +79,17 @@ def test_what_the_configuration_does_not_suffice_for_is_refused_before_weights_a
     assert "weights read" not in caplog.text
 
 
+@pytest.mark.parametrize("field", [{"is_causal": False}, {"use_bidirectional_attention": True}])
+def test_a_model_whose_tokens_attend_to_later_ones_is_refused(
+    model: Path, field: dict[str, bool]
+) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | field))
+
+    with pytest.raises(StartupError, match="attention is not causal"):
+        load_runner(model, device="cpu")
+
+
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
 def test_dtype_auto_is_that_of_the_stored_weights(model: Path, stored: torch.dtype) -> None:
     path = model / "model.safetensors"
