@@ -33,6 +33,8 @@ THOUGHTS: Mapping[str, Thought] = {
     "qwen3": Thought("<think>", "</think>"),
 }
 """By the names in workers' announcements."""
+CLOSED: Mapping[str, str] = {"deepseek_r1": "qwen3"}
+"""The parser for prompts that do not open a thought, of one for prompts that do."""
 
 
 class ReasoningSplit:

@@ -1,6 +1,6 @@
 """Builds jobs from bodies, and checks everything that does not need the model."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
@@ -25,7 +25,7 @@ from gateway.api.bodies.tool_choice import ToolUse
 from gateway.api.render.formats import Rendering
 from gateway.intake.api_keys import ApiKey
 from gateway.log.cursor import LogFacts
-from gateway.text.reasoning import THOUGHTS
+from gateway.text.reasoning import CLOSED, THOUGHTS, Thought
 from shared.errors import InvalidRequest
 from shared.messages import (
     MAX_CHOICES,
@@ -126,14 +126,17 @@ def submission(
     if not request.model:
         raise refused("model", "expected the name of a model.")
     calls = request.tool_use(served)
-    wanted = _requested_constraint(request, calls, served)
-    sampling = _sampling(request, wanted, calls, _reasoning_parser(request, served))
     prompts = request.prompts(() if calls is None else calls.tools)
+    parser = _reasoning_parser(request, prompts, served)
+    wanted = _requested_constraint(request, calls, parser)
+    sampling = _sampling(request, wanted, calls, parser)
     if served is not None:
         prompts = tuple(in_form(prompt, served.tool_parser) for prompt in prompts)
     if now:
         prompts = tuple(_dated(prompt, now) for prompt in prompts)
-    rendering = _rendering(request, request_id, int(created_at), prompts, calls, served, echoed)
+    rendering = _rendering(
+        request, request_id, int(created_at), prompts, calls, parser, served, echoed
+    )
     rendering = structs.replace(rendering, is_stored=is_stored)
     is_detached = request.detach if is_detached is None else is_detached
     facts, context = facts_of(
@@ -193,11 +196,10 @@ def facts_of(
 
 
 def _requested_constraint(
-    request: GenerationBody, calls: ToolUse | None, served: Announcement | None
+    request: GenerationBody, calls: ToolUse | None, parser: str | None
 ) -> RequestedConstraint | None:
     fields = {name: getattr(request, name) for name in PARAMETERS}
     wanted = wanted_constraint(fields) if any(fields.values()) else None
-    parser = _reasoning_parser(request, served)
     if calls is not None and calls.is_required:
         return RequestedConstraint("tools", calls.constraint(parser), calls.schemas())
     if wanted is None:
@@ -226,11 +228,26 @@ def _constraint_after_tag(
     return RequestedConstraint("tools", bound, parts, drop_part)
 
 
-def _reasoning_parser(request: GenerationBody, served: Announcement | None) -> str | None:
+def _reasoning_parser(
+    request: GenerationBody, prompts: Sequence[Prompt], served: Announcement | None
+) -> str | None:
     if served is None or request.endpoint == "completions":
         return None
     parser = served.reasoning_parser
-    return parser if parser in THOUGHTS else None
+    if parser is None or parser not in THOUGHTS:
+        return None
+    chats = (prompt for prompt in prompts if isinstance(prompt, ChatPrompt))
+    is_open = all(_may_end_in_thought(chat, THOUGHTS[parser]) for chat in chats)
+    return parser if is_open else CLOSED.get(parser, parser)
+
+
+def _may_end_in_thought(chat: ChatPrompt, thought: Thought) -> bool:
+    """Whether a thought may be open at the end of the prompt: that is where the template begins an
+    answer, or the client has left its own one open."""
+    if not chat.continue_final_message:
+        return chat.add_generation_prompt
+    begun = chat.messages[-1].content
+    return begun.rfind(thought.opening) > begun.rfind(thought.closing)
 
 
 def _sampling(
@@ -279,6 +296,7 @@ def _rendering(
     created: int,
     prompts: tuple[Prompt, ...],
     calls: ToolUse | None,
+    parser: str | None,
     served: Announcement | None,
     echoed: bytes,
 ) -> Rendering:
@@ -308,7 +326,7 @@ def _rendering(
         has_functions=isinstance(request, ChatRequest) and request.has_functions,
         is_forced=calls is not None and calls.is_required,
         is_single_call=calls is not None and calls.is_single,
-        reasoning_parser=_reasoning_parser(request, served),
+        reasoning_parser=parser,
         include_reasoning=request.include_reasoning,
         fingerprint=served.fingerprint if served else None,
         service_tier=request.tier,

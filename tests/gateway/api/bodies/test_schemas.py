@@ -459,3 +459,29 @@ def test_a_body_is_an_object(body: bytes) -> None:
 def test_a_huge_list_is_refused_without_reading_it_all() -> None:
     """One error for each of a million items would hold up the event loop for seconds."""
     assert blamed(CompletionRequest, prompt=["a"] * 1_000_000) == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("answer", "fields", "parser"),
+    [
+        (None, {}, "deepseek_r1"),
+        (None, {"add_generation_prompt": False}, "qwen3"),
+        ("The capital is", {"continue_final_message": True}, "qwen3"),
+        ("<think>Hm.</think>It is", {"continue_final_message": True}, "qwen3"),
+        ("<think>Hm", {"continue_final_message": True}, "deepseek_r1"),
+    ],
+)
+def test_a_prompt_that_goes_on_with_an_answer_has_no_thought_open(
+    answer: str | None, fields: dict[str, bool], parser: str
+) -> None:
+    messages = [USER, *([{"role": "assistant", "content": answer}] if answer else [])]
+    if "continue_final_message" in fields:
+        fields = {**fields, "add_generation_prompt": False}
+    body = {"model": "m", "messages": messages, **fields}
+    served = msgspec.structs.replace(SERVED, reasoning_parser="deepseek_r1")
+
+    made = submission(
+        parse(ChatRequest, msgspec.json.encode(body)), request_id="r", created_at=1.0, served=served
+    )
+
+    assert made.rendering.reasoning_parser == parser
