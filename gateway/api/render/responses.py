@@ -23,7 +23,7 @@ from gateway.api.render.output_items import Event, ItemWriter
 from gateway.errors import status_of
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import Payload
-from shared.errors import WarrenError
+from shared.errors import TakenOver, Unavailable, WarrenError
 from shared.messages import Failed, Finished, FinishReason, PromptScores, Started, TokenDelta
 
 Status: TypeAlias = Literal[
@@ -183,6 +183,9 @@ class ResponseEncoder:
         return _payloads([self._ended(_status(self._finish_reason))])
 
     def fail(self, error: WarrenError) -> list[Payload]:
+        if isinstance(error, TakenOver | Unavailable):  # the response goes on without this stream
+            cause = {"code": error.code, "message": error.message, "param": None}
+            return _payloads([{"type": "error", **cause}])
         events = self._writer.cut_off()
         return _payloads([*events, self._ended("failed", error)])
 

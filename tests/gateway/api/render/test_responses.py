@@ -8,7 +8,9 @@ import msgspec
 import pytest
 
 from gateway.api.bodies.input_items import conversation_of, stored_items
+from gateway.api.render.responses import ResponseEncoder
 from gateway.api.routes.responses import echoed
+from shared.errors import ShuttingDown, TakenOver, WarrenError
 from shared.messages import ChatMessage
 from tests.support.gateway.rendering import Log, context_of
 
@@ -42,6 +44,17 @@ def test_a_call_of_a_custom_tool_is_an_item_of_its_own() -> None:
     kinds = [event["type"] for event in log.chunks()]
     assert kinds.count("response.custom_tool_call_input.delta") == 1
     assert kinds.count("response.custom_tool_call_input.done") == 1
+
+
+@pytest.mark.parametrize("error", [TakenOver("Another reads."), ShuttingDown("Go elsewhere.")])
+def test_a_stream_that_ends_before_its_response_does_not_call_it_failed(error: WarrenError) -> None:
+    encoder = ResponseEncoder(context_of(endpoint="responses"))
+
+    (payload,) = encoder.fail(error)
+
+    event = json.loads(payload.data + b"7" + (payload.after_number or b""))
+    expected = {"type": "error", "code": error.code, "message": error.message, "param": None}
+    assert event == {**expected, "sequence_number": 7}
 
 
 @pytest.mark.parametrize(
