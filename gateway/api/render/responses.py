@@ -174,7 +174,7 @@ class ResponseEncoder:
                 kinds = ("response.created", "response.in_progress")
                 return _payloads([{"type": kind, "response": response} for kind in kinds])
             case Failed():
-                return self.fail(error_of(event))
+                return self._failed(error_of(event))
             case Started() | PromptScores():
                 return []
 
@@ -186,6 +186,9 @@ class ResponseEncoder:
         if isinstance(error, TakenOver | Unavailable):  # the response goes on without this stream
             cause = {"code": error.code, "message": error.message, "param": None}
             return _payloads([{"type": "error", **cause}])
+        return self._failed(error)
+
+    def _failed(self, error: WarrenError) -> list[Payload]:
         events = self._writer.cut_off()
         return _payloads([*events, self._ended("failed", error)])
 

@@ -46,6 +46,12 @@ def test_a_call_of_a_custom_tool_is_an_item_of_its_own() -> None:
     assert kinds.count("response.custom_tool_call_input.done") == 1
 
 
+def test_a_response_whose_job_failed_is_failed_whatever_the_error() -> None:
+    *_, last = response_log().fail("service_unavailable").chunks()
+
+    assert last["type"] == "response.failed"
+
+
 @pytest.mark.parametrize("error", [TakenOver("Another reads."), ShuttingDown("Go elsewhere.")])
 def test_a_stream_that_ends_before_its_response_does_not_call_it_failed(error: WarrenError) -> None:
     encoder = ResponseEncoder(context_of(endpoint="responses"))
