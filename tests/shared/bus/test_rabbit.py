@@ -175,14 +175,19 @@ async def never(_: Resources, __: Queue) -> None:
     await asyncio.Event().wait()
 
 
+async def take_bindings(node: RabbitNode, queue: Queue) -> str:
+    """Delete the records of a queue's bindings; returns them as a term of Erlang."""
+    printed = await asyncio.to_thread(node.ctl, "eval", TAKE_BINDINGS % queue.name)
+    return printed.rpartition(".")[0]
+
+
 @pytest.mark.breaks_broker
 async def test_the_end_of_the_last_connection_cannot_unbind_an_exclusive_queue(
     node: RabbitNode, rabbit_bus: RabbitBus, make_rabbit_queue: QueueMaker
 ) -> None:
     queue = make_rabbit_queue(topology.CONTROL, is_exclusive=True)
     await rabbit_bus.declare(queue)
-    printed = await asyncio.to_thread(node.ctl, "eval", TAKE_BINDINGS % queue.name)
-    bindings = printed.rpartition(".")[0]
+    bindings = await take_bindings(node, queue)
 
     async with rabbit_bus.consume(queue.name) as consumer:
         await asyncio.to_thread(node.ctl, "close_all_connections", "--vhost=warren", "test")
@@ -202,8 +207,7 @@ async def test_the_end_of_a_lost_queue_cannot_unbind_the_one_declared_in_its_pla
 ) -> None:
     queue = make_rabbit_queue(topology.CONTROL, is_exclusive=True)
     await rabbit_bus.declare(queue)
-    printed = await asyncio.to_thread(node.ctl, "eval", TAKE_BINDINGS % queue.name)
-    bindings = printed.rpartition(".")[0]
+    bindings = await take_bindings(node, queue)
 
     await asyncio.to_thread(node.ctl, "eval", FORGET % queue.name)
     await rabbit_bus.declare(queue)
