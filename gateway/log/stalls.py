@@ -7,7 +7,7 @@ from gateway.fleet.live_workers import LiveWorkers
 from gateway.log.cursor import LogEnd
 from gateway.log.relay import LogRelay
 
-LOOK_INTERVAL_S = 1.0
+LOOK_INTERVAL_S = 0.5
 _MAX_LATE_S = 0.5
 _DESERTED_S = 1.5
 """Seconds. A worker that still has something to write looks for its log within one second. One more

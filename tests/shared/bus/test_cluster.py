@@ -35,12 +35,13 @@ async def test_publishing_returns_to_a_node_that_has_come_back(
     cluster: RabbitCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bus_module, "_COME_BACK_S", (0.5, 0.5))
-    doomed = cluster.nodes[0]
     urls = ",".join(node.url for node in cluster.nodes)
     async with AsyncExitStack() as stack:
         # Each connection begins at a random node.
         buses = [await stack.enter_async_context(RabbitBus(urls)) for _ in range(8)]
-        before = await connections_to(doomed)
+        before, doomed = max(
+            [(await connections_to(node), node) for node in cluster.nodes], key=lambda item: item[0]
+        )
         await asyncio.to_thread(doomed.kill)
         await asyncio.to_thread(doomed.start)
         for bus in buses:
