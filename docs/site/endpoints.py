@@ -192,7 +192,7 @@ NOTES: Mapping[str, str] = {
     "prompt": "A string, strings, token ids, or lists of token ids",
     "prompt_logprobs": "Not with `stream`",
     "reasoning": "`effort`",
-    "reasoning_effort": "Passed to the chat template",
+    "reasoning_effort": "Passed to the chat template. `none` also sets `enable_thinking` to false",
     "repetition_penalty": "",
     "response_format": (
         "`text`, `json_object`, `json_schema`. See [Structured output](api.md#structured-output)"

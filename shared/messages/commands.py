@@ -113,6 +113,15 @@ class Drain(Wire, frozen=True, kw_only=True):
 Command: TypeAlias = Cancel | Continue | Release | Withheld | Drain
 
 
+class ReasoningSwitch(Struct, frozen=True):
+    """A variable of the chat template that changes the format of the model's reasoning."""
+
+    variable: str
+    value: bool
+    parser: str
+    """The format with this value."""
+
+
 class Announcement(Wire, frozen=True, kw_only=True):
     """A worker's heartbeat: what it serves and its load, every few seconds and when it stops."""
 
@@ -154,6 +163,8 @@ class Announcement(Wire, frozen=True, kw_only=True):
     """The format in which the model writes tool calls; None if it does not support tools."""
     reasoning_parser: str | None = None
     """The format in which the model writes its reasoning; None if it does not."""
+    reasoning_switches: tuple[ReasoningSwitch, ...] = ()
+    """The variables of the chat template with which that format is another."""
     takes_near_jobs: bool = False
     """Jobs whose prefix the worker may have in its cache can be published to its own queue."""
     is_leaving: bool = False

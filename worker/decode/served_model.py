@@ -5,10 +5,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from shared.messages import ReasoningSwitch
 from shared.settings import WorkerSettings
 from worker.decode.constraints import Constraints
 from worker.engine.engine import Engine
-from worker.text import TextThreads, Tokenizer, reasoning_parser, with_known_calls
+from worker.text import (
+    TextThreads,
+    Tokenizer,
+    reasoning_parser,
+    reasoning_switches,
+    with_known_calls,
+)
 
 if TYPE_CHECKING:
     from worker.model.embedder import Embedder
@@ -29,6 +36,8 @@ class ServedModel:
     """The format in which the model writes tool calls; None if it does not support tools."""
     reasoning_parser: str | None = None
     """The format in which the model writes its reasoning; None if it does not."""
+    reasoning_switches: tuple[ReasoningSwitch, ...] = ()
+    """The variables of the chat template with which that format is another."""
     embedder: "Embedder | None" = None
     """None: the model does not support embeddings."""
     facts: Mapping[str, str | int] = field(default_factory=dict)
@@ -102,6 +111,7 @@ def load(settings: WorkerSettings) -> ServedModel:
         numerics=numerics,
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser(tokenizer, settings.reasoning_parser),
+        reasoning_switches=reasoning_switches(tokenizer, settings.reasoning_parser),
         embedder=embedder.start_embedder(
             directory, runner, max_num_batched_tokens=settings.max_num_batched_tokens
         ),

@@ -416,6 +416,7 @@ class Worker:
             mean_job_work_s=self._metrics.mean_job_slot_s / self._settings.max_num_seqs,
             tool_parser=self._model.tool_parser,
             reasoning_parser=self._model.reasoning_parser,
+            reasoning_switches=self._model.reasoning_switches,
             takes_near_jobs=self._takes_near_jobs,
             is_leaving=self._is_draining,
             started_at=self._started_at,

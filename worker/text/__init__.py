@@ -5,7 +5,12 @@
 detect the formats of a model's chat template.
 """
 
-from worker.text.parsers import reasoning_parser, tool_parser, with_known_calls
+from worker.text.parsers import (
+    reasoning_parser,
+    reasoning_switches,
+    tool_parser,
+    with_known_calls,
+)
 from worker.text.stream import TextStream
 from worker.text.threads import TextThreads
 from worker.text.tokenizer import Tokenizer
@@ -15,6 +20,7 @@ __all__ = [
     "TextThreads",
     "Tokenizer",
     "reasoning_parser",
+    "reasoning_switches",
     "tool_parser",
     "with_known_calls",
 ]

@@ -1,10 +1,13 @@
 """Detects the formats of tool calls and reasoning from a model's chat template and vocabulary."""
 
 from collections.abc import Mapping
+from itertools import product
+
+from msgspec.structs import replace
 
 from shared.errors import InvalidRequest
-from shared.messages import ChatMessage, ChatPrompt
-from worker.text.chat_template import HARMONY
+from shared.messages import ChatMessage, ChatPrompt, ReasoningSwitch
+from worker.text.chat_template import HARMONY, ChatTemplate
 from worker.text.tokenizer import Tokenizer
 from worker.text.written_tools import DEEPSEEK, HERMES
 
@@ -23,7 +26,11 @@ _BY_TAG: Mapping[str, str] = {
     '"parameters": dictionary of argument name': "llama3_json",  # also of Llama 4
 }
 """Formats by what their chat templates contain; the first one counts."""
+_THINK_PARSERS = ("qwen3", "deepseek_r1")
+"""Formats of thoughts in ``<think>``, by whether the prompt ends with that tag."""
 _QUESTION = ChatPrompt(messages=(ChatMessage(role="user", content="?"),))
+_SWITCHES = ("enable_thinking", "thinking")
+"""Names that chat templates use for whether the model shall think."""
 
 
 def tool_parser(tokenizer: Tokenizer, setting: str = "auto") -> str | None:
@@ -67,8 +74,27 @@ def reasoning_parser(tokenizer: Tokenizer, setting: str = "auto") -> str | None:
         return "gemma4"
     if not tokenizer.has_entry("</think>"):
         return None
+    return _think_parser(tokenizer.template, _QUESTION)
+
+
+def reasoning_switches(tokenizer: Tokenizer, setting: str = "auto") -> tuple[ReasoningSwitch, ...]:
+    """The variables of the chat template with which the model's reasoning has another format."""
+    usual = reasoning_parser(tokenizer, setting)
+    if setting != "auto" or tokenizer.template is None or usual not in _THINK_PARSERS:
+        return ()
+    switches: list[ReasoningSwitch] = []
+    for variable, value in product(_SWITCHES, (False, True)):
+        question = replace(_QUESTION, template_kwargs={variable: value})
+        parser = _think_parser(tokenizer.template, question)
+        if parser != usual:
+            switches.append(ReasoningSwitch(variable, value, parser))
+    return tuple(switches)
+
+
+def _think_parser(template: ChatTemplate, prompt: ChatPrompt) -> str:
+    """The format with the tag ``<think>``, which is the template's or the model's own."""
     try:
-        prompt = tokenizer.template.render(_QUESTION)
+        text = template.render(prompt)
     except InvalidRequest:  # the template requires more than a question
-        return "qwen3"
-    return "deepseek_r1" if prompt.rstrip().endswith("<think>") else "qwen3"
+        text = ""
+    return _THINK_PARSERS[text.rstrip().endswith("<think>")]

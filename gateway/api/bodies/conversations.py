@@ -189,6 +189,8 @@ def template_kwargs(
     check_json(kwargs, "chat_template_kwargs")
     if effort is not None:
         kwargs = {"reasoning_effort": effort, **kwargs}
+    if effort == "none":
+        kwargs = {"enable_thinking": False, **kwargs}
     if verbosity is not None:
         kwargs = {"verbosity": verbosity, **kwargs}
     if len(kwargs) > _MAX_TEMPLATE_KWARGS:

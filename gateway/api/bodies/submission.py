@@ -234,9 +234,12 @@ def _reasoning_parser(
     if served is None or request.endpoint == "completions":
         return None
     parser = served.reasoning_parser
+    chats = [prompt for prompt in prompts if isinstance(prompt, ChatPrompt)]
+    for switch in served.reasoning_switches:
+        if any(chat.template_kwargs.get(switch.variable) is switch.value for chat in chats):
+            parser = switch.parser
     if parser is None or parser not in THOUGHTS:
         return None
-    chats = (prompt for prompt in prompts if isinstance(prompt, ChatPrompt))
     is_open = all(_may_end_in_thought(chat, THOUGHTS[parser]) for chat in chats)
     return parser if is_open else CLOSED.get(parser, parser)
 

@@ -4,9 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from shared.messages import ChatMessage, ChatPrompt, Tool
+from shared.messages import ChatMessage, ChatPrompt, ReasoningSwitch, Tool
 from tests.support.text.tokenizers import byte_level_tokenizer, save_tokenizer
-from worker.text import Tokenizer, reasoning_parser, tool_parser, with_known_calls
+from worker.text import (
+    Tokenizer,
+    reasoning_parser,
+    reasoning_switches,
+    tool_parser,
+    with_known_calls,
+)
 
 
 def load(directory: Path, template: str, *entries: str) -> Tokenizer:
@@ -90,6 +96,31 @@ def test_the_form_of_thoughts_is_told_from_template_and_vocabulary(
     template: str, entries: list[str], parser: str | None, tmp_path: Path
 ) -> None:
     assert reasoning_parser(load(tmp_path, template, *entries)) == parser
+
+
+@pytest.mark.parametrize(
+    ("template", "switches"),
+    [
+        (
+            "{{ '</think>' if enable_thinking is defined and not enable_thinking else '<think>' }}",
+            [ReasoningSwitch("enable_thinking", False, "qwen3")],
+        ),
+        (
+            "{{ '<think>' if thinking else '</think>' }}",
+            [ReasoningSwitch("thinking", True, "deepseek_r1")],
+        ),
+        ("{% if enable_thinking is false %}<think>\n\n</think>{% endif %}", []),
+        ("<think>", []),
+    ],
+    ids=["closes the thought", "opens a thought", "writes an empty one", "without a switch"],
+)
+def test_a_variable_that_opens_or_closes_the_thought_switches_its_form(
+    template: str, switches: list[ReasoningSwitch], tmp_path: Path
+) -> None:
+    tokenizer = load(tmp_path, template, "</think>")
+
+    assert [*reasoning_switches(tokenizer)] == switches
+    assert reasoning_switches(tokenizer, "deepseek_r1") == ()
 
 
 def test_a_setting_wins(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from shared.messages import (
     ChatMessage,
     ChatPrompt,
     GenerationJob,
+    ReasoningSwitch,
     SamplingParams,
     TextPrompt,
     TokenPrompt,
@@ -459,6 +460,35 @@ def test_a_body_is_an_object(body: bytes) -> None:
 def test_a_huge_list_is_refused_without_reading_it_all() -> None:
     """One error for each of a million items would hold up the event loop for seconds."""
     assert blamed(CompletionRequest, prompt=["a"] * 1_000_000) == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("fields", "parser"),
+    [
+        ({}, "deepseek_r1"),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, "deepseek_r1"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "qwen3"),
+        ({"reasoning_effort": "none"}, "qwen3"),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            "deepseek_r1",
+        ),
+    ],
+)
+def test_a_variable_of_the_template_switches_the_form_of_thoughts(
+    fields: dict[str, Any], parser: str
+) -> None:
+    body = {"model": "m", "messages": [USER], **fields}
+    switch = ReasoningSwitch("enable_thinking", False, "qwen3")
+    served = msgspec.structs.replace(
+        SERVED, reasoning_parser="deepseek_r1", reasoning_switches=(switch,)
+    )
+
+    made = submission(
+        parse(ChatRequest, msgspec.json.encode(body)), request_id="r", created_at=1.0, served=served
+    )
+
+    assert made.rendering.reasoning_parser == parser
 
 
 @pytest.mark.parametrize(
