@@ -23,7 +23,8 @@ from gateway.errors import (
     report,
     status_of,
 )
-from gateway.intake.api_keys import ApiKey, Keys, authorization_of
+from gateway.intake.keys.accepted import Keys, authorization_of
+from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Limits
 from gateway.metrics import Metrics
 from shared.errors import InternalError, InvalidApiKey, PermissionDenied

@@ -17,7 +17,7 @@ from gateway.fleet.live_workers import Backlog, LiveWorkers
 from gateway.fleet.queue_watch import QueueWatch
 from gateway.fleet.quick import QuickLane
 from gateway.intake.admission import Admission
-from gateway.intake.api_keys import Keys
+from gateway.intake.keys.accepted import Keys
 from gateway.intake.limits import Limits
 from gateway.intake.signer import Signer
 from gateway.ledger.prices import PriceTable

@@ -187,7 +187,7 @@ def _keys(gateway: GatewaySettings) -> Finding:
         if gateway.allow_anonymous:
             return warning("API keys", "anyone may use the gateway", "set WARREN_KEYS_FILE")
         return ok("API keys", "none: the gateway listens on loopback addresses only")
-    from gateway.intake.api_keys import read_keys
+    from gateway.intake.keys.key_file import read_keys
 
     try:
         num_keys = len(read_keys(gateway.keys_file))

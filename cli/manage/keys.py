@@ -8,8 +8,8 @@ import typer
 
 from cli.runtime import user_name
 from cli.terminal import notices, output
-from gateway.intake.api_keys import SCOPES, ApiKey, id_of, read_keys, read_options
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.api_key import SCOPES, ApiKey, id_of, read_options
+from gateway.intake.keys.key_file import KeyFile, read_keys
 from shared.errors import StartupError
 from shared.settings import variable
 from shared.telemetry import audit

@@ -16,7 +16,7 @@ from fastapi.routing import APIRoute
 from msgspec import Struct
 
 from gateway.errors import ErrorBody, MessagesErrorBody, is_messages
-from gateway.intake.api_keys import needs_key
+from gateway.intake.keys.accepted import needs_key
 from gateway.intake.limits import RATE_HEADERS
 from gateway.intake.signer import KEY_HEADER
 

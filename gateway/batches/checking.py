@@ -13,7 +13,7 @@ from gateway.api.bodies.submission import submission
 from gateway.batches.bad_lines import BadLine, Problem, read_line, repeated, require_url, required
 from gateway.batches.lines import ENDPOINTS, InputLine, Request, RequestLine
 from gateway.intake.admission import parsed
-from gateway.intake.api_keys import ApiKey
+from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import require_possible, tokens_of, tokens_of_quick
 from gateway.wiring import Gateway
 from shared.errors import BusError, Overloaded, RequestError, Unavailable

@@ -6,7 +6,8 @@ import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from gateway.intake.api_keys import ApiKey, Keys
+from gateway.intake.keys.accepted import Keys
+from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Grant, Limits
 from gateway.store.batches import BatchRecord
 from shared.errors import RateLimited

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gateway.intake.api_keys import ApiKey
+from gateway.intake.keys.api_key import ApiKey
 from shared.errors import RateLimited
 from shared.messages import DetachedJob, KeyUsage
 

@@ -16,8 +16,8 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 
-from gateway.intake.api_keys import ApiKey
 from gateway.intake.key_usage import Claim, KeyUse, UsageLedger
+from gateway.intake.keys.api_key import ApiKey
 from shared import topology
 from shared.bus.base import Bus, Message
 from shared.errors import BusError, InvalidRequest, Unavailable, WarrenError

@@ -93,7 +93,7 @@ class BatchRecord:
     key_id: str
     """The API key of the order; empty without one."""
     key_limits: Mapping[str, Any] | None
-    """What the key was limited to at the order: `gateway.intake.api_keys.ApiKey.limits`."""
+    """What the key was limited to at the order: `gateway.intake.keys.api_key.ApiKey.limits`."""
     num_input_tokens: int | None
     """Of its answers so far, like the next ones; None if they were not counted."""
     num_cached_tokens: int | None

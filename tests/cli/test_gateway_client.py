@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from cli.gateway_client import asked, connect
 from cli.main import app
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from shared.errors import StartupError, Unavailable
 from tests.support.gateway.serving import served
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from tests.clients.checks import Target
 from tests.support.deployment import processes
 from tests.support.deployment.broker import URL_VARIABLE, Broker, running_node

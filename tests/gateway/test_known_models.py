@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from gateway.store.state import Store, StoredState
 from shared import settings, topology
 from shared.bus.base import Message

@@ -17,7 +17,7 @@ import httpx
 import pytest
 from yarl import URL
 
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from tests.support.deployment.broker import RabbitNode, new_node
 from tests.support.deployment.helm import Manifest, find, render
 from tests.support.deployment.processes import NO_TLS

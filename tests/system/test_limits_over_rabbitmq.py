@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from gateway.intake.api_keys import ApiKey
+from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Limits
 from shared.bus.rabbit import RabbitBus
 from shared.errors import RateLimited

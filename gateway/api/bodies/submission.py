@@ -23,7 +23,7 @@ from gateway.api.bodies.structured_output import (
 )
 from gateway.api.bodies.tool_choice import ToolUse
 from gateway.api.render.formats import Rendering
-from gateway.intake.api_keys import ApiKey
+from gateway.intake.keys.api_key import ApiKey
 from gateway.log.cursor import LogFacts
 from gateway.text.reasoning import CLOSED, THOUGHTS, Thought
 from shared.errors import InvalidRequest

@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from gateway.api.openapi import answered
 from gateway.api.render.formats import decode_rendering
 from gateway.fleet.queue_watch import QueueReading
-from gateway.intake.api_keys import ApiKey
+from gateway.intake.keys.api_key import ApiKey
 from gateway.log.cursor import LogEnd
 from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway, GatewayState

@@ -20,7 +20,7 @@ from gateway.api.render.responses import OutputTokensDetails
 from gateway.api.routes.files import ExpiresAfter
 from gateway.api.routes.generation import admitted
 from gateway.intake.admission import parsed, read_body
-from gateway.intake.api_keys import ApiKey
+from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.signer import KEY_HEADER, check_key, hash_body
 from gateway.store.batches import BatchRecord, Order, Status, TokensUsed
 from gateway.wiring import Gateway

@@ -34,7 +34,7 @@ from gateway.api.render.formats import ChatCompletion, Completion, Rendering
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.responses import ResponseObject
 from gateway.intake.admission import Entry, parsed, read_body
-from gateway.intake.api_keys import ApiKey
+from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Grant, tokens_of
 from gateway.intake.signer import KEY_HEADER, Verb, check_key, hash_body
 from gateway.log.cursor import Departure, Fate, Restarted

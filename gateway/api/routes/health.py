@@ -5,7 +5,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse
 
-from gateway.intake.api_keys import authorization_of
+from gateway.intake.keys.accepted import authorization_of
 from gateway.wiring import Gateway
 
 

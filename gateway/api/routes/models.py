@@ -7,7 +7,7 @@ from fastapi import APIRouter, Path, Request, Response
 from msgspec import Struct
 
 from gateway.api.openapi import answered
-from gateway.intake.api_keys import ApiKey
+from gateway.intake.keys.api_key import ApiKey
 from gateway.wiring import Gateway
 from shared.errors import ModelNotFound
 from shared.messages import Announcement

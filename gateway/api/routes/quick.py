@@ -38,7 +38,7 @@ from gateway.api.openapi import (
 )
 from gateway.api.routes.generation import LiveResponse
 from gateway.intake.admission import Entry, parsed, read_body
-from gateway.intake.api_keys import ApiKey
+from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import tokens_of_quick
 from gateway.wiring import Gateway
 from shared.telemetry import requests

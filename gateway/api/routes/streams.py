@@ -16,7 +16,7 @@ from gateway.api.event_stream import (
     until_disconnect,
 )
 from gateway.api.render.formats import decode_rendering
-from gateway.intake.api_keys import ApiKey
+from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.signer import Verb
 from gateway.log.cursor import NOT_FOUND, Departure
 from gateway.log.framing import EventId, Framer

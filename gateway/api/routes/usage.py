@@ -13,7 +13,7 @@ from msgspec import Struct
 from gateway.api.bodies.parsing import refused
 from gateway.api.openapi import answered
 from gateway.api.routes.generation import admitted
-from gateway.intake.api_keys import ApiKey
+from gateway.intake.keys.api_key import ApiKey
 from gateway.ledger.prices import PricedSum
 from gateway.store.usage import GROUPS, Group
 from gateway.wiring import Gateway

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from cli.doctor.gateway import _ready, _version, check_gateway
 from cli.doctor.web import Fetched
 from cli.main import app
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from shared.settings import variable
 from tests.support.gateway.serving import served
 from tests.support.workers.scripted_worker import MODEL

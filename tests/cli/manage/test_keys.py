@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.manage.keys import app
-from gateway.intake.api_keys import Keys
+from gateway.intake.keys.accepted import Keys
 from shared.errors import InvalidApiKey, StartupError
 
 RUNNER = CliRunner()

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from cli.manage.status import Gateways, duration, render, short_id
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from tests.support.gateway.serving import served
 
 ROOT = Path(__file__).parents[3]

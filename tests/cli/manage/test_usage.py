@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from cli import gateway_client
 from cli.main import app
 from cli.manage.usage import _COUNTS, _SECONDS, _table
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from shared.errors import StartupError
 from tests.support.gateway.serving import served
 

@@ -12,8 +12,8 @@ from openai.types.responses import ResponseStreamEvent
 from openai.types.webhooks import UnwrapWebhookEvent
 
 from gateway.app import create_app
-from gateway.intake.api_keys import SCOPES
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.api_key import SCOPES
+from gateway.intake.keys.key_file import KeyFile
 from shared import settings
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Failed

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.batches import batch_runner
 from gateway.batches.batch_runner import _Window
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from gateway.store.batches import Order
 from gateway.store.database import SQLITE_FILE
 from gateway.store.state import Store, StoredState

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from gateway.batches.key_limits import LineLimits, LinePlace, key_of
-from gateway.intake.api_keys import ApiKey, Keys, read_keys
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.accepted import Keys
+from gateway.intake.keys.api_key import ApiKey
+from gateway.intake.keys.key_file import KeyFile, read_keys
 from gateway.intake.limits import Limits
 from gateway.store.batches import BatchRecord
 from shared.bus.memory import MemoryBus

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Embedded, EmbeddingJob, QuickAnswer, QuickJob
 from tests.support.gateway.http import (

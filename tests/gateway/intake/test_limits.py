@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.intake.api_keys import ApiKey
+from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Limits
 from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus

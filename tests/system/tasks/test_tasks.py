@@ -21,7 +21,7 @@ import httpx
 import pytest
 from playwright.async_api import Page, expect
 
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.rabbit import RabbitBus

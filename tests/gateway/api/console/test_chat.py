@@ -5,7 +5,7 @@ from pathlib import Path
 
 from playwright.async_api import Page, expect
 
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Failed
 from tests.support.console import (

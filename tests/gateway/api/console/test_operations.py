@@ -10,8 +10,8 @@ from typing import Any
 
 from playwright.async_api import FilePayload, Locator, Page, Route, expect
 
-from gateway.intake.api_keys import id_of
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.api_key import id_of
+from gateway.intake.keys.key_file import KeyFile
 from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.gateway.api.console.test_accessibility import faults
 from tests.support.console import STEP_S, answered, ask_for_many_tokens, begun, open_console

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from shared.bus.memory import MemoryBus
 from tests.support.gateway.http import LiveGateway, live_gateway
 from tests.support.workers.scripted_worker import ScriptedWorker

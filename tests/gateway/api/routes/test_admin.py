@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Drain

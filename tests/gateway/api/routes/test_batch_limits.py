@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import EmbeddingJob
 from tests.support.gateway.batches import chat, ended, order, output, texts, until

@@ -13,7 +13,7 @@ import pytest
 from msgspec import structs
 from openai.types import Batch
 
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from gateway.store.batches import TokensUsed
 from gateway.store.database import SQLITE_FILE
 from gateway.store.state import Store

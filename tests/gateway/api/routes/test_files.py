@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from gateway.store.database import SQLITE_FILE
 from shared.bus.memory import MemoryBus
 from tests.support.gateway.http import LiveGateway, live_gateway

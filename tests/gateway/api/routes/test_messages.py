@@ -12,7 +12,7 @@ import httpx
 import pytest
 from anthropic.types import MessageParam, ToolParam
 
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from shared.bus.memory import MemoryBus
 from shared.messages import ChatPrompt, Tokenized, TokenizeJob, ToolCall
 from tests.support.deployment.processes import NO_TLS

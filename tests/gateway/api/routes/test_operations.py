@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from shared import topology
 from shared.bus.base import Exchange, Message, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus

@@ -14,7 +14,7 @@ from openai.types.responses import Response
 
 from gateway.api.event_stream import ClientGone
 from gateway.api.routes import generation
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import ChatMessage, ChatPrompt, Failed, QuickAnswer, QuickJob, TokenizeJob

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from gateway.intake.admission import Admission
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus

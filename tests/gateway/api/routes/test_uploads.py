@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from shared.bus.memory import MemoryBus
 from tests.support.gateway.batches import chat, ended, jsonl, output, texts
 from tests.support.gateway.http import LiveGateway, live_gateway

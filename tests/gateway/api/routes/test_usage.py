@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.key_file import KeyFile
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBus

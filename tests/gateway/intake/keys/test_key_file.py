@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.intake.api_keys import ApiKey, parse_line, read_keys
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.api_key import ApiKey, parse_line
+from gateway.intake.keys.key_file import KeyFile, read_keys
 from shared.errors import StartupError
 
 DIGEST = "0" * 64

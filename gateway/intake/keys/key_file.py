@@ -1,4 +1,4 @@
-"""Changes of the file of API keys: added, rotated and revoked keys.
+"""The file of API keys: read, and changed by adding, rotating and revoking keys.
 
 A key has 256 random bits, so a fast hash like SHA-256 is sufficient. It is shown once, when it is
 created, and not stored.
@@ -15,20 +15,47 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gateway.intake.api_keys import (
-    PREFIX,
-    TENANT,
-    ApiKey,
-    digest,
-    parse_line,
-    read_keys,
-    unusable,
-)
+from gateway.intake.keys.api_key import PREFIX, TENANT, ApiKey, digest, parse_line
 from shared.errors import StartupError
 
 _ID_BYTES = 5
 _BEFORE_COMMENT = re.compile(r"""(?:[^"'#\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*')*""")
 """What `shlex` reads of a line."""
+
+
+def read_keys(path: Path) -> dict[str, ApiKey]:
+    """All keys of a file by id. Raises `StartupError`, which names the line and the field."""
+    keys, [*faults] = examine(path)
+    if faults:
+        raise StartupError(faults[0])
+    return keys
+
+
+def examine(path: Path) -> tuple[dict[str, ApiKey], list[str]]:
+    """The keys of a file's valid lines by id, and what is wrong with the other lines. Raises
+    `StartupError` if the file cannot be read."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise unusable(path, error) from None
+    keys: dict[str, ApiKey] = {}
+    faults = []
+    for number, line in enumerate(text.split("\n"), 1):
+        try:
+            key = parse_line(line)
+            if key is not None and key.key_id in keys:
+                raise ValueError(f"duplicate key id {key.key_id}")  # noqa: TRY301
+        except ValueError as error:
+            faults.append(f"{path}:{number}: the keys cannot be used: {error}")
+        else:
+            if key is not None:
+                keys[key.key_id] = key
+    return keys, faults
+
+
+def unusable(path: Path, error: OSError | UnicodeDecodeError) -> StartupError:
+    reason = error.strerror if isinstance(error, OSError) else "not text"
+    return StartupError(f"the keys of {path} cannot be used: {reason}")
 
 
 class KeyFile:

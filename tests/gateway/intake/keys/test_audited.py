@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.intake.api_keys import id_of
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.api_key import id_of
+from gateway.intake.keys.key_file import KeyFile
 from shared.bus.memory import MemoryBus
 from tests.support.gateway.http import chat_body, live_gateway
 from tests.support.workers.scripted_worker import ScriptedWorker
@@ -64,7 +64,7 @@ async def test_refusals_of_revoked_and_expired_keys_name_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO, "warren.audit")
-    monkeypatch.setattr("gateway.intake.api_keys._LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("gateway.intake.keys.accepted._LOOK_INTERVAL_S", 0.0)
     file = KeyFile(tmp_path / "keys")
     revoked, other = file.add("alice"), file.add("bob")
     expired = file.add("carol", expires=datetime(2026, 1, 1, tzinfo=UTC))
@@ -95,7 +95,7 @@ async def test_changes_of_the_keys_are_recorded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.INFO, "warren.audit")
-    monkeypatch.setattr("gateway.intake.api_keys._LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("gateway.intake.keys.accepted._LOOK_INTERVAL_S", 0.0)
     file = KeyFile(tmp_path / "keys")
     old, rotated = (file.add(name).split("-")[1] for name in ("alice", "bob"))
     async with live_gateway(bus, keys_file=file.path) as gateway:

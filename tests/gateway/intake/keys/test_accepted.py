@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gateway.intake.api_keys import Keys, read_keys
-from gateway.intake.key_file import KeyFile
+from gateway.intake.keys.accepted import Keys
+from gateway.intake.keys.key_file import KeyFile, read_keys
 from gateway.server import listen
 from shared import settings
 from shared.bus.memory import MemoryBus
@@ -206,7 +206,7 @@ def test_a_rotated_key_is_valid_until_its_grace_has_passed(file: KeyFile) -> Non
 
 @pytest.fixture
 def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.intake.api_keys._LOOK_INTERVAL_S", 0.0)
+    monkeypatch.setattr("gateway.intake.keys.accepted._LOOK_INTERVAL_S", 0.0)
 
 
 @pytest.mark.usefixtures("looks_at_once")

@@ -1,0 +1,211 @@
+"""Authentication: the API keys that a gateway accepts, and the scope that each request needs."""
+
+import hmac
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gateway.intake.keys.api_key import SCOPES, ApiKey, Scope, digest, id_of
+from gateway.intake.keys.key_file import examine, read_keys
+from shared.errors import InvalidApiKey, PermissionDenied, StartupError
+from shared.settings import GatewaySettings
+from shared.telemetry import audit
+
+logger = logging.getLogger(__name__)
+
+_LOOK_INTERVAL_S = 1.0
+_MAX_REVOKED = 10_000
+_NO_DIGEST = "0" * 64
+_OPEN_PATHS = frozenset({"/", "/console", "/live", "/health", "/docs", "/openapi.json"})
+_OPEN_FOLDERS = ("/docs/assets/", "/console/")
+_METRICS = "/metrics"
+_OPERATORS = "/admin"
+
+
+def needs_key(path: str) -> bool:
+    """Whether requests for this path need an API key, by default."""
+    return path not in _OPEN_PATHS and path != _METRICS and not path.startswith(_OPEN_FOLDERS)
+
+
+def authorization_of(headers: Mapping[str, str]) -> str:
+    """The Authorization header of a request, also if its API key is sent as ``x-api-key``."""
+    authorization = headers.get("authorization", "")
+    if not authorization and (key := headers.get("x-api-key")):  # Anthropic's clients
+        return f"Bearer {key}"
+    return authorization
+
+
+class Keys:
+    """The valid keys of a gateway, reloaded when their file changes.
+
+    A file with a fault leaves the keys as they were, but for those whose line is gone, if other
+    lines are valid: a revocation takes effect all the same.
+    """
+
+    def __init__(
+        self, path: Path | None, *, are_metrics_open: bool = True, is_open_to_all: bool = False
+    ) -> None:
+        """Without a path no key is required, and everyone has all scopes; ``is_open_to_all``: but
+        that of operators, because other machines may reach the gateway. Raises `StartupError`."""
+        self._path = path
+        self._version = self._look()
+        self._keys = read_keys(path) if path is not None else {}
+        if path is not None and not self._keys:
+            logger.warning(
+                "there is no API key yet, so no request is accepted", extra={"file": str(path)}
+            )
+        self._revoked: dict[str, ApiKey] = {}
+        """The keys that were revoked since the start, by id, for the audit log."""
+        self._looked_at = time.monotonic()
+        self._is_broken = False
+        scopes = tuple(one for one in SCOPES if one != "operator" or not is_open_to_all)
+        self._anonymous = ApiKey("", "", "", "", scopes=scopes)
+        self._are_metrics_open = are_metrics_open
+
+    @classmethod
+    def of(cls, settings: GatewaySettings) -> "Keys":
+        """The keys of a gateway. Raises `StartupError`."""
+        return cls(
+            settings.keys_file,
+            are_metrics_open=settings.open_metrics,
+            is_open_to_all=settings.allow_anonymous,
+        )
+
+    @property
+    def are_needed(self) -> bool:
+        return self._path is not None
+
+    @property
+    def known(self) -> list[ApiKey]:
+        """The keys in force, in the order of their file; none if no key is required."""
+        self._refresh()
+        return list(self._keys.values())
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the file has a fault now, so that older keys are in force."""
+        self._refresh()
+        return self._is_broken
+
+    def scope_of(self, method: str, path: str) -> Scope | None:
+        """The scope that a request needs; None if it needs no key, as probes and documentation
+        do."""
+        if path == _METRICS:
+            return None if self._are_metrics_open else "metrics"
+        if not needs_key(path):
+            return None
+        if path == _OPERATORS or path.startswith(f"{_OPERATORS}/"):
+            return "operator"
+        is_cancelling = method == "DELETE" or (method == "POST" and path.endswith("/cancel"))
+        return "cancel" if is_cancelling else "generate"
+
+    def find(self, authorization: str) -> ApiKey:
+        """The key of this Authorization header; if no key is required, one without an id and a
+        tenant. Raises `InvalidApiKey`."""
+        if self._path is None:
+            return self._anonymous
+        self._refresh()
+        scheme, _, key = authorization.partition(" ")
+        known = self._keys.get(id_of(key))
+        if not key:
+            raise InvalidApiKey(
+                "An API key is required. Send the header Authorization: Bearer KEY."
+            )
+        if not _is_key(key, known) or known is None:
+            raise InvalidApiKey("Incorrect API key provided: it is unknown or was revoked.")
+        if scheme.lower() != "bearer":
+            raise InvalidApiKey("Send the API key in the header Authorization: Bearer KEY.")
+        if known.expires is not None and known.expires <= datetime.now(UTC):
+            raise InvalidApiKey("This API key has expired.")
+        return known
+
+    def permit(self, authorization: str, scope: Scope) -> bool:
+        """Whether `find` returns a key that has this scope."""
+        try:
+            self.find(authorization).require(scope)
+        except (InvalidApiKey, PermissionDenied):
+            return False
+        return True
+
+    def with_id(self, key_id: str) -> ApiKey | None:
+        """The key that has this id, which may have expired; None if there is none."""
+        self._refresh()
+        return self._keys.get(key_id)
+
+    def named(self, authorization: str) -> ApiKey | None:
+        """The key that has the id of this Authorization header, which may still be another key. It
+        may have expired, or have been revoked since the start."""
+        key_id = id_of(authorization.partition(" ")[2])
+        return self._keys.get(key_id) or self._revoked.get(key_id)
+
+    def _refresh(self) -> None:
+        now = time.monotonic()
+        if self._path is None or now - self._looked_at < _LOOK_INTERVAL_S:
+            return
+        self._looked_at = now
+        version = self._look()
+        if version == self._version:
+            return
+        self._version = version
+        try:
+            keys, faults = examine(self._path)
+        except StartupError as error:
+            keys, faults = {}, [error.message]
+        self._is_broken = bool(faults)
+        if not faults:
+            self._replace(keys)
+            return
+        revoked = sorted(self._keys.keys() - self._mentioned()) if keys else []
+        left = {one: key for one, key in self._keys.items() if one not in revoked}
+        self._replace(left)
+        facts = {"reason": faults[0], "num_faults": len(faults), "revoked": revoked}
+        logger.error("API keys not reloaded, the last good ones stay in force", extra=facts)
+
+    def _replace(self, keys: dict[str, ApiKey]) -> None:
+        self._record_change(keys)
+        self._revoked |= {one: key for one, key in self._keys.items() if one not in keys}
+        for oldest in list(self._revoked)[:-_MAX_REVOKED]:
+            del self._revoked[oldest]
+        self._keys = keys
+
+    def _record_change(self, keys: dict[str, ApiKey]) -> None:
+        """Record what becomes different with other ``keys``."""
+        for key_id in sorted(self._keys.keys() | keys.keys()):
+            old, new = self._keys.get(key_id), keys.get(key_id)
+            key = new or old
+            if key is not None and old != new:
+                change = "added" if old is None else "revoked" if new is None else "changed"
+                audit.record("API key changed", tenant=key.tenant, key_id=key_id, change=change)
+
+    def _mentioned(self) -> set[str]:
+        """The ids with which a line of the file begins, whether or not it is valid."""
+        assert self._path is not None
+        with suppress(OSError, UnicodeDecodeError):
+            lines = self._path.read_text().split("\n")
+            return {words[0] for line in lines if (words := line.split())}
+        return set(self._keys)
+
+    def _look(self) -> tuple[int, int, int] | None:
+        """A fingerprint of the file's metadata, which changes whenever the file does."""
+        with suppress(OSError):
+            if self._path is not None:
+                stat = self._path.stat()
+                return stat.st_mtime_ns, stat.st_size, stat.st_ino
+        return None
+
+
+def _is_key(key: str, known: ApiKey | None) -> bool:
+    """Whether this is the current key, or the one before its rotation while that is valid. It takes
+    the same time for any key."""
+    now, given = datetime.now(UTC), digest(key)
+    current = known.digest if known is not None else _NO_DIGEST
+    is_previous_valid = (
+        known is not None and known.previous_until is not None and now < known.previous_until
+    )
+    previous = known.previous if known is not None and is_previous_valid else _NO_DIGEST
+    is_current = hmac.compare_digest(given, current)
+    is_previous = hmac.compare_digest(given, previous)
+    return is_current or is_previous

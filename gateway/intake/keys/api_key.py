@@ -1,0 +1,241 @@
+"""An API key: its tenant, what it permits, its limits, and its line in the file of keys.
+
+A line has these words; # starts a comment::
+
+    ID TENANT SHA256 CREATED [NAME=VALUE ...]
+
+    3c5c4c7894 alice 9f86d081... 2026-11-21 label="Web app" scopes=generate requests_per_minute=60
+
+The names are the fields of `ApiKey` after ``created``.
+"""
+
+import fnmatch
+import hashlib
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeAlias, get_args
+
+from shared.errors import InvalidRequest, ModelNotFound, PermissionDenied
+
+Scope: TypeAlias = Literal["generate", "cancel", "metrics", "operator"]
+"""What a key permits: requests and the reading of their results; cancelling and deleting them;
+``/metrics`` and the details of ``/health``; the operator's endpoints under ``/admin/``."""
+
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+DEFAULT_SCOPES: tuple[Scope, ...] = ("generate", "cancel")
+PREFIX = "wk"
+"""With which each key begins."""
+_ID = re.compile(r"[0-9a-f]{2,32}")
+TENANT = re.compile(r"[A-Za-z0-9._@-]{1,128}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_LABEL = re.compile(r"[^\x00-\x1f\x7f\"\\]{0,128}")
+_MODEL = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._:@/*-]{0,127}")
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """The stored part of a key. A limit of None is no limit."""
+
+    key_id: str
+    tenant: str
+    digest: str
+    created: str
+    label: str = ""
+    expires: datetime | None = None
+    """When the key ceases to be valid."""
+    scopes: tuple[Scope, ...] = DEFAULT_SCOPES
+    models: tuple[str, ...] = ()
+    """The models that it may use, each a name or a pattern with ``*``; all of them if empty."""
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    """Of prompts and of answers."""
+    max_concurrent: int | None = None
+    """Maximum number of concurrent requests, at all gateways."""
+    max_detached: int | None = None
+    """Detached requests of the tenant whose jobs have not ended."""
+    max_tokens: int | None = None
+    """The largest ``max_tokens`` of a request, and that of a request without one."""
+    previous: str = ""
+    """The digest of the key before its last rotation, which is valid until ``previous_until``."""
+    previous_until: datetime | None = None
+
+    @property
+    def line(self) -> str:
+        """The key's line in the file."""
+        words = [self.key_id, self.tenant, self.digest, self.created]
+        for field in _OPTIONS:
+            value = getattr(self, field)
+            if value != _DEFAULTS[field]:
+                words.append(f"{field}={_written(value)}")
+        return " ".join(words) + "\n"
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What the key is limited to, by field."""
+        values = {name: getattr(self, name) for name in _LIMITS}
+        return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether it has a limit for each minute."""
+        return self.requests_per_minute is not None or self.tokens_per_minute is not None
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether its requests are counted at all gateways together."""
+        return self.has_rates or self.max_concurrent is not None
+
+    def allows_model(self, model: str) -> bool:
+        return not self.models or any(fnmatch.fnmatchcase(model, one) for one in self.models)
+
+    def require_model(self, model: str) -> None:
+        """Raises `ModelNotFound` unless the key may use the model."""
+        if not self.allows_model(model):
+            raise ModelNotFound(
+                f"The model '{model}' does not exist or you do not have access to it.",
+                param="model",
+            )
+
+    def limited_tokens(self, wanted: int | None) -> int | None:
+        """The ``max_tokens`` of a request that wants this many. Raises `InvalidRequest`."""
+        if self.max_tokens is not None and wanted is not None and wanted > self.max_tokens:
+            raise InvalidRequest(
+                f"max_tokens is too large: {wanted}. This API key permits {self.max_tokens}.",
+                param="max_tokens",
+            )
+        return self.max_tokens if wanted is None else wanted
+
+    def require(self, scope: Scope) -> None:
+        """Raises `PermissionDenied` unless the key has this scope."""
+        if scope not in self.scopes:
+            raise PermissionDenied(
+                f"You have insufficient permissions for this operation. Missing scope: {scope}."
+            )
+
+
+def _written(value: object) -> str:
+    match value:
+        case datetime():
+            return value.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+        case tuple():
+            return ",".join(value)
+        case str() if not value.isalnum():
+            return f'"{value}"'
+        case _:
+            return str(value)
+
+
+def _matching(pattern: re.Pattern[str]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if pattern.fullmatch(text) is None:
+            raise ValueError(f"expected {pattern.pattern}")
+        return text
+
+    return read
+
+
+def _time(text: str) -> datetime:
+    """A date, which is its midnight, or a time in ISO 8601; in UTC unless it says otherwise."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("expected a date or a time, such as 2027-01-31") from None
+    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+
+
+def _scopes(text: str) -> tuple[Scope, ...]:
+    words = text.split(",")
+    if unknown := [word for word in words if word not in SCOPES]:
+        raise ValueError(f"{unknown[0]!r} is not one of {', '.join(SCOPES)}")
+    return tuple(scope for scope in SCOPES if scope in words)
+
+
+def _models(text: str) -> tuple[str, ...]:
+    return tuple(map(_matching(_MODEL), text.split(",")))
+
+
+def _limit(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 1 << 53:
+        raise ValueError("expected a positive number")
+    return int(text)
+
+
+_POSITIONAL: Mapping[str, tuple[str, Callable[[str], str]]] = {
+    "key_id": ("ID", _matching(_ID)),
+    "tenant": ("TENANT", _matching(TENANT)),
+    "digest": ("SHA256", _matching(_DIGEST)),
+    "created": ("CREATED", str),
+}
+_OPTIONS: Mapping[str, Callable[[str], Any]] = {
+    "label": _matching(_LABEL),
+    "expires": _time,
+    "scopes": _scopes,
+    "models": _models,
+    "requests_per_minute": _limit,
+    "tokens_per_minute": _limit,
+    "max_concurrent": _limit,
+    "max_detached": _limit,
+    "max_tokens": _limit,
+    "previous": _matching(_DIGEST),
+    "previous_until": _time,
+}
+_DEFAULTS = {field.name: field.default for field in fields(ApiKey)}
+_LIMITS = (
+    "models",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "max_concurrent",
+    "max_detached",
+    "max_tokens",
+)
+
+
+def read_options(options: Mapping[str, str]) -> dict[str, Any]:
+    """The values of a key's options by name. Raises ValueError, which names the option."""
+    read = {}
+    for name, text in options.items():
+        if name not in _OPTIONS:
+            raise ValueError(f"unknown field {name!r}; expected one of {', '.join(_OPTIONS)}")
+        try:
+            read[name] = _OPTIONS[name](text)
+        except ValueError as error:
+            raise ValueError(f"{name}={text}: {error}") from None
+    return read
+
+
+def parse_line(line: str) -> ApiKey | None:
+    """The key of a line; None if the line has none. Raises ValueError, which names the field."""
+    words = shlex.split(line, comments=True)
+    if not words:
+        return None
+    if len(words) < len(_POSITIONAL):
+        raise ValueError("expected ID TENANT SHA256 CREATED")
+    values: dict[str, Any] = {}
+    for (field, (name, read)), word in zip(_POSITIONAL.items(), words, strict=False):
+        try:
+            values[field] = read(word)
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    options: dict[str, str] = {}
+    for word in words[len(_POSITIONAL) :]:
+        name, is_set, text = word.partition("=")
+        if not is_set:
+            raise ValueError(f"{word!r}: expected NAME=VALUE")
+        if name in options:
+            raise ValueError(f"{name} is given twice")
+        options[name] = text
+    return ApiKey(**values, **read_options(options))
+
+
+def digest(key: str) -> str:
+    """What the file stores of a key."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def id_of(key: str) -> str:
+    """The id of a key; empty if it has none."""
+    parts = key.split("-", 2)
+    return parts[1] if len(parts) == 3 and parts[0] == PREFIX else ""
