@@ -59,7 +59,7 @@ _GROUPS: Sequence[tuple[str, str, Sequence[type[msgspec.Struct]]]] = (
     (
         "Announcements",
         "Workers publish them to `warren.workers`, always in MessagePack.",
-        (messages.Announcement,),
+        (messages.Announcement, messages.ReasoningSwitch),
     ),
     (
         "Between Warren's own processes",
