@@ -48,6 +48,7 @@ _CHARS_PER_TOKEN = 4
 _SETTLE_S = 0.05
 """Seconds that the other gateways have to answer one that has just begun to listen."""
 _PATIENCE_S = 5.0
+_MAX_LATE_S = 10.0
 _RETRY_PAUSE_S = 0.5
 _HEARTBEAT_S = 2.0
 
@@ -96,6 +97,9 @@ class Limits:
         self._changed: set[str] = set()
         """Ids of keys whose use the others have to hear of."""
         self._ended: list[Ended] = []
+        self._ends: dict[str, float] = {}
+        """When workers have reported the ends of the last seconds, by request id. The report of a
+        gateway that has not heard of it yet may come later."""
         self._news = asyncio.Event()
         self._report_number = 0
         """Of the last report that was sent."""
@@ -168,7 +172,8 @@ class Limits:
             return self._hear_end(fact)
         if fact.gateway != self.name:
             self._ledger.hear(fact.gateway, fact.keys, self._clock())
-            self._ledger.detached.update(fact.detached)
+            going_on = {one: job for one, job in fact.detached.items() if one not in self._ends}
+            self._ledger.detached.update(going_on)
             if fact.is_new:
                 self._must_send_full_report = True
                 self._news.set()
@@ -274,6 +279,7 @@ class Limits:
     def _hear_end(self, ended: Ended) -> None:
         self._ledger.detached.pop(ended.request_id, None)
         if ended.num_tokens is not None:
+            self._ends[ended.request_id] = self._clock()
             claim = self._detached.pop(ended.request_id, None)
             if claim is not None:
                 self.settle(claim, ended.num_tokens)
@@ -317,8 +323,9 @@ class Limits:
             self._ended.pop(0)
 
     def _forget_ends(self) -> None:
-        """Forget detached jobs whose end was never reported."""
+        """Forget detached jobs whose end was never reported, and ends that all have heard of."""
         now = self._clock()
+        self._ends = {one: at for one, at in self._ends.items() if at > now - _MAX_LATE_S}
         self._ledger.forget_detached(now)
         for request_id, claim in list(self._detached.items()):
             if claim.detached is not None and claim.detached[1].deadline < now:

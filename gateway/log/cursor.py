@@ -22,7 +22,7 @@ from shared.errors import (
     Unavailable,
     WarrenError,
 )
-from shared.log import Action, LogCopy, LogReader, Relay, Send
+from shared.log import Action, LogCopy, LogReader, Relay, Send, is_acceptance
 from shared.messages import (
     MAX_CHOICES,
     Accepted,
@@ -202,7 +202,7 @@ class LogCursor:
         self.end = LogEnd.OPEN
         """How the log ended, in this reading or an earlier one."""
         self.num_accepted = 0
-        """The number of `Accepted` events in the log."""
+        """How often gateways have accepted the request."""
         self.publication = 0
         """The newest publication that has started."""
         self.has_started = False
@@ -256,6 +256,8 @@ class LogCursor:
         `StreamNotFound` if this reader has no right to the log.
         """
         was_waiting = self.is_waiting
+        if isinstance(event, Started) and not was_waiting and self.reader.is_foreign(event):
+            return self.reader.read(event)
         if isinstance(event, Restored) and was_waiting:
             for description in event.events:
                 if isinstance(description, _DESCRIPTIONS):
@@ -279,8 +281,9 @@ class LogCursor:
     def cancel(self) -> list[Send]:
         """The commands that stop the job.
 
-        There are none if no worker has started the job: the worker that takes it finds that its
-        first event is `Unroutable`, once the log is deleted, and drops the job.
+        There are none if no worker has started the job. The worker that takes it finds that its
+        first event is `Unroutable`, once the log is deleted, or that the log is of another
+        execution, and drops the job.
         """
         return self.reader.cancel()
 
@@ -298,7 +301,7 @@ class LogCursor:
 
     def _learn(self, event: Accepted | Started) -> None:
         if isinstance(event, Accepted):
-            self.num_accepted += 1
+            self.num_accepted += is_acceptance(event)
         else:
             self.has_started = True
             self.publication = max(self.publication, event.publication)

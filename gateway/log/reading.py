@@ -19,6 +19,7 @@ from shared import topology
 from shared.bus.base import Bus, Consumer, Message
 from shared.bus.subscribe import Backoff
 from shared.errors import (
+    BusError,
     BusUnavailable,
     DeadlineExceeded,
     LogLost,
@@ -35,11 +36,12 @@ from shared.errors import (
     WarrenError,
 )
 from shared.log import Relay, Send
-from shared.messages import Accepted, Restored, decode_event, encode
+from shared.messages import Accepted, Continue, Restored, decode_event, encode
 
 logger = logging.getLogger(__name__)
 
 EXPIRED = "This stream is no longer kept."
+NODE_DOWN = "The broker's node that stores this stream is down."
 _MAX_AHEAD = 256
 _MAX_SHARE_AHEAD = 0.25
 _DOWN_PAUSE_S = 0.25
@@ -133,7 +135,7 @@ class RelayBuffer:
         finally:
             alarm.cancel()
         if not self._items and loop.time() >= self._deadline:
-            self.fail(DeadlineExceeded("The request's deadline has passed."))
+            self.fail(deadline_exceeded())
 
     def wake(self) -> None:
         """Make the pending `take` return what has arrived, even if that is nothing."""
@@ -160,6 +162,7 @@ class LogReading:
         """With which the log is recreated, until it was read there."""
         self._is_copied = False
         """Whether the recreated log has it."""
+        self._fencing: set[asyncio.Task[None]] = set()
         self._recreating: asyncio.Task[None] | None = None
         """Goes on if the reading is cancelled: others read what it publishes."""
         self._last_id = ""
@@ -216,7 +219,8 @@ class LogReading:
             if self._recreating is not None:
                 self._recreating.cancel()
             for send in self._cursor.cancel():
-                await self._send(send)
+                with suppress(BusError):
+                    await self._send(send)
             if not self._is_lost:
                 await self._log.delete()
             self._has_ended = True
@@ -236,6 +240,8 @@ class LogReading:
                 # broker has not noticed yet.
                 await self._pause()
             except QueueDown as error:
+                if self._cursor.end is LogEnd.FAILED and self._cursor.reader.is_ended:
+                    return  # a log that is begun again has no `Failed`; the buffer has it
                 now = asyncio.get_running_loop().time()
                 self._down_at = min(self._down_at, now)
                 is_sure = not isinstance(error, QueueSilent) or now - self._down_at >= _SILENT_S
@@ -275,7 +281,10 @@ class LogReading:
                         return
                     continue
                 for send in self._read(message):
-                    await self._send(send)
+                    if isinstance(send.command, Continue):
+                        await self._send(send)
+                    else:
+                        self._fence(send)
                 if self._is_ahead:
                     await self._buffer.let_take()
                     if self._is_ahead:
@@ -396,7 +405,7 @@ class LogReading:
     async def _wait_for_node(self, now: float) -> None:
         """Wait a moment. Raises `Unavailable` if the log's node has been down for too long."""
         if now - self._down_at > _PATIENCE_S:
-            raise Unavailable("The broker's node that stores this stream is down.")
+            raise Unavailable(NODE_DOWN)
         await asyncio.sleep(_DOWN_PAUSE_S)
 
     def _move_on(self, error: QueueDown | QueueNotFound) -> None:
@@ -446,6 +455,14 @@ class LogReading:
             with suppress(Unroutable, PublishRefused):
                 await self._bus.publish(topology.ALL_GATEWAYS, Message(encode(self._cursor.claim)))
 
+    def _fence(self, send: Send) -> None:
+        """Stop a run that was replaced. The log does not wait: the worker's queue may be on a node
+        that is gone, so that nobody confirms the command until the broker notices."""
+        task = asyncio.create_task(self._send(send))
+        self._fencing.add(task)
+        task.add_done_callback(self._fencing.discard)
+        task.add_done_callback(_forget_error)
+
     async def _send(self, send: Send) -> None:
         # A worker that was replaced may be gone, and its queue with it. One that needs an answer
         # asks again.
@@ -453,6 +470,10 @@ class LogReading:
             await self._bus.publish(
                 topology.worker_binding(send.address), Message(encode(send.command))
             )
+
+
+def deadline_exceeded() -> DeadlineExceeded:
+    return DeadlineExceeded("The request's deadline has passed.")
 
 
 def _forget_error(task: "asyncio.Task[None]") -> None:

@@ -23,7 +23,7 @@ import msgspec
 
 from gateway.fleet.live_workers import LiveWorkers
 from gateway.log.cursor import NOT_FOUND, Fate, LogFacts, Retention
-from gateway.log.reading import EXPIRED
+from gateway.log.reading import EXPIRED, NODE_DOWN
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog, ReplyQueues
 from gateway.log.stalls import LOOK_INTERVAL_S, StallWatch
@@ -48,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 _SLOW_S = 1.0
 """Seconds. A broker that responds this slowly may also delay the heartbeats of workers."""
+_EXECUTION_BITS = 53
 _MAX_LOGS = 3
 """How many logs of one request may be lost before it is refused."""
 _LOST = "The broker has lost this request: send it again."
@@ -183,7 +184,9 @@ class Relays:
             stalled = self._stalls.look(self._relays.values(), self._bus.is_connected)
             is_well = bool(stalled) and await self._is_broker_well()
             for relay in stalled:
-                if not (is_well and await self._publish_again(relay)):
+                if self._relays.get(relay.request_id) is not relay:
+                    continue  # it has ended meanwhile
+                if not (is_well and await self._move(relay)):
                     self._stalls.retry(relay)
 
     async def wait_closed(self) -> None:
@@ -236,7 +239,8 @@ class Relays:
         `LogLost` if the log has disappeared: deleted, or lost in a crash of the broker.
         """
         body_hash = relay.claim.body_hash
-        accepted = Accepted(body_hash=body_hash, context=job.context)
+        execution = secrets.randbits(_EXECUTION_BITS) if body_hash else 0
+        accepted = Accepted(body_hash=body_hash, context=job.context, execution=execution)
         try:
             await relay.catch_up(accepted)
         except (StreamExpired, Unroutable):
@@ -249,7 +253,8 @@ class Relays:
             raise error
         # Each gateway that accepted it before may have published it, too.
         publication = max(0, relay.cursor.num_accepted - 1)
-        return msgspec.structs.replace(job, publication=publication)
+        execution = relay.cursor.reader.execution
+        return msgspec.structs.replace(job, publication=publication, execution=execution)
 
     async def _publish(self, relay: LogRelay, job: GenerationJob) -> None:
         await self._workers.publish(job, relay.log_name, relay.lane)
@@ -262,15 +267,28 @@ class Relays:
             return False
         return True
 
-    async def _publish_again(self, relay: LogRelay) -> bool:
+    async def _move(self, relay: LogRelay) -> bool:
+        """Help a stalled relay; returns whether that was possible."""
+        if relay.job is not None:
+            return await self._publish_again(relay, relay.job)
+        # Its job has ended, and the rest of the answer is on the node that is down. Without the log
+        # that was recreated, it is found once the node returns.
+        logger.warning("stream waits for its node", extra={"request_id": relay.request_id})
+        relay.give_up(Unavailable(NODE_DOWN))
+        try:
+            await self._bus.delete_queue(relay.log_name)
+        except BusError:
+            return False
+        return True
+
+    async def _publish_again(self, relay: LogRelay, job: GenerationJob) -> bool:
         """Returns whether the job was published."""
-        assert relay.job is not None
-        publication = max(relay.job.publication, relay.cursor.publication) + 1
-        relay.job = msgspec.structs.replace(relay.job, publication=publication)
+        publication = max(job.publication, relay.cursor.publication) + 1
+        relay.job = job = msgspec.structs.replace(job, publication=publication)
         facts = {"request_id": relay.request_id, "worker": relay.worker}
         logger.warning("worker silent, job published again", extra=facts)
         try:
-            await self._publish(relay, relay.job)
+            await self._publish(relay, job)
         except WarrenError as error:
             logger.warning("not published", extra={**facts, "reason": error.code})
         except Exception as error:  # noqa: BLE001 (the other relays must be served)

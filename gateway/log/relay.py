@@ -16,7 +16,7 @@ from gateway.log.cursor import (
     departure_of,
     fate_of,
 )
-from gateway.log.reading import EXPIRED, LogReading, RelayBuffer
+from gateway.log.reading import EXPIRED, LogReading, RelayBuffer, deadline_exceeded
 from gateway.log.reply_queues import ReplyLog
 from shared.bus.base import Bus
 from shared.errors import (
@@ -65,6 +65,8 @@ class LogRelay:
         self.cursor = LogCursor(claim, facts)
         self.reading = LogReading(bus, log, self.cursor, self._buffer)
         self._task: asyncio.Task[None] | None = None
+        self._catching_up: asyncio.Task[None] | None = None
+        self._deadline = deadline
         self._retention = retention
         self._departure = Departure.ABORTED
         self._askers: set[str] = set()
@@ -153,24 +155,31 @@ class LogRelay:
     async def catch_up(self, accepted: Accepted) -> None:
         """Append ``accepted`` to the log, and return once everything up to it has been read.
 
-        Raises the error that ended the relay, and `BusError`.
+        Raises the error that ended the relay, `DeadlineExceeded`, and `BusError`.
         """
         assert self._task is not None
+        loop = asyncio.get_running_loop()
         catching_up = asyncio.create_task(self.reading.catch_up(accepted))
+        self._catching_up = catching_up
+        alarm = loop.call_at(self._deadline, self.fail, deadline_exceeded())
         try:
             await asyncio.wait([catching_up, self._task], return_when=asyncio.FIRST_COMPLETED)
-            if catching_up.done():
+            if catching_up.done() and not catching_up.cancelled():
                 await catching_up
             if self._buffer.error is not None:
                 raise self._buffer.error
             if not catching_up.done():
                 raise StreamExpired(EXPIRED)
         finally:
+            alarm.cancel()
             catching_up.cancel()
+            self._catching_up = None
 
     def fail(self, error: WarrenError) -> None:
         """End with ``error`` after the buffered events."""
         self._buffer.fail(error)
+        if self._catching_up is not None:
+            self._catching_up.cancel()
 
     def give_up(self, error: WarrenError) -> None:
         """End with ``error`` after the buffered events, and stop reading."""

@@ -70,9 +70,11 @@ class ReplyLog:
     async def delete(self) -> None:
         """Delete the log, as far as its nodes live. Raises `BusUnavailable`."""
         await self._bus.delete_queue(self.queue.name)
-        if self.is_renewed:
+        earlier: str | None = topology.first_log(self.queue.name)
+        while earlier is not None and earlier != self.queue.name:
             with suppress(BusError):
-                await self._bus.delete_queue(topology.first_log(self.queue.name))
+                await self._bus.delete_queue(earlier)
+            earlier = topology.later_log(earlier)
 
     async def declare(self) -> None:
         """Declare the queue, unless it is consumed already. Raises `BusError`."""

@@ -172,7 +172,7 @@ DELIVERIES = Table(
     Column("due_at", Float),
     Column("reason", String(256)),
     Index("webhook_deliveries_due", "due_at"),
-    Index("webhook_deliveries_of_webhook", "webhook_id"),
+    Index("webhook_deliveries_of_webhook_due", "webhook_id", "due_at"),
 )
 
 RESPONSES = Table(

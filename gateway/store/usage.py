@@ -1,5 +1,6 @@
 """What requests have used: one record for each, and the sums over them."""
 
+import asyncio
 import operator
 import secrets
 from collections.abc import Collection, Mapping, Sequence
@@ -18,6 +19,9 @@ from shared.messages import UsageRecord
 Group: TypeAlias = Literal["tenant", "key", "model", "day"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 MAX_ROWS = 10_000
+_MAX_SUMS_AT_ONCE = 2
+"""Sums over many records take seconds. They leave most of the database's connections to all that
+holds up clients and leases."""
 _MAX_COUNT = 2**31 - 1
 """Of the database's smallest integers."""
 _WRITE_LOCK = 0x55534147
@@ -59,6 +63,7 @@ class UsageRecords:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self._summing = asyncio.Semaphore(_MAX_SUMS_AT_ONCE)
 
     @uncancelled
     async def write(self, records: Sequence[UsageRecord]) -> int:
@@ -129,7 +134,7 @@ class UsageRecords:
         )
         if tenant is not None:
             query = query.where(USAGE.c.tenant == tenant)
-        async with self._database.read() as connection:
+        async with self._summing, self._database.read() as connection:
             rows = (await connection.execute(query)).all()
         if len(rows) > MAX_ROWS:
             raise InvalidRequest(

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import Select, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.database import Database, uncancelled
@@ -189,18 +189,17 @@ class Webhooks:
     async def claim(self, busy: Collection[str], lease_s: float) -> WebhookDelivery | None:
         """Claim the delivery that is due for longest, if there is one to an endpoint that is not
         among ``busy``, and count the try."""
-        now = time.time()
-        query = (
-            select(DELIVERIES.c.id)
-            .where(DELIVERIES.c.due_at <= now, DELIVERIES.c.webhook_id.not_in(busy))
-            .order_by(DELIVERIES.c.due_at)
-            .limit(1)
-            .with_for_update(skip_locked=True)
-        )
+        now, skipped = time.time(), list(busy)
         async with self._database.begin() as connection:
-            delivery_id = (await connection.execute(query)).scalar_one_or_none()
-            if delivery_id is None:
-                return None
+            delivery_id = None
+            while delivery_id is None:
+                first = _due_first(skipped, now)
+                webhook_id = (await connection.execute(first)).scalar_one_or_none()
+                if webhook_id is None:
+                    return None
+                oldest = _oldest_due(webhook_id, now)
+                delivery_id = (await connection.execute(oldest)).scalar_one_or_none()
+                skipped.append(webhook_id)  # unless another gateway is claiming its only delivery
             await connection.execute(
                 update(DELIVERIES)
                 .where(DELIVERIES.c.id == delivery_id)
@@ -268,6 +267,33 @@ class Webhooks:
         async with self._database.begin() as connection:
             if not (await connection.execute(statement)).rowcount:
                 raise NotFound(f"No such dead delivery: {delivery_id[:128]}", param="delivery_id")
+
+
+def _due_first(skipped: Collection[str], now: float) -> Select[Any]:
+    """The endpoint whose delivery is due for longest. It takes one step in the index for each
+    endpoint, while a slow one may have a million deliveries that are due."""
+    due_at = (
+        select(func.min(DELIVERIES.c.due_at))
+        .where(DELIVERIES.c.webhook_id == WEBHOOKS.c.id)
+        .scalar_subquery()
+    )
+    return (
+        select(WEBHOOKS.c.id)
+        .where(WEBHOOKS.c.id.not_in(skipped), due_at <= now)
+        .order_by(due_at)
+        .limit(1)
+    )
+
+
+def _oldest_due(webhook_id: str, now: float) -> Select[Any]:
+    """The delivery of an endpoint that is due for longest, unless another gateway claims it."""
+    return (
+        select(DELIVERIES.c.id)
+        .where(DELIVERIES.c.webhook_id == webhook_id, DELIVERIES.c.due_at <= now)
+        .order_by(DELIVERIES.c.due_at)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
 
 
 async def _webhook(

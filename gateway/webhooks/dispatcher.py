@@ -6,7 +6,6 @@ has ended, so that an event arrives at least once.
 
 import asyncio
 import logging
-import math
 import random
 import time
 from collections import Counter
@@ -25,6 +24,9 @@ _LOOK_INTERVAL_S = 1.0
 LEASE_S = 3 * TIMEOUT_S
 _MAX_PAUSE_S = 6 * 3600
 _MAX_WAIT_S = 3 * 24 * 3600
+_MIN_TRYING_S = 3600
+"""Seconds that a gateway tries what is due before it gives up what waits for too long: no gateway
+may have run for days."""
 _MAX_AT_ONCE = 32
 _MAX_OF_ONE = 4
 """Tries of one endpoint at once, so that a slow one does not hold up the others."""
@@ -56,7 +58,7 @@ class Deliverer:
 
     async def run(self) -> None:
         """Deliver until cancelled. Another gateway then tries again what was under way."""
-        expired_at = -math.inf
+        expired_at = time.monotonic() + _MIN_TRYING_S
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._has_room.clear()
@@ -98,8 +100,9 @@ class Deliverer:
         except Unavailable:  # the try's outcome was not written
             logger.warning("webhook is tried again", extra={**facts, "reason": "database"})
         finally:
-            self._running.subtract([delivery.webhook.id])
-            self._running += Counter()  # forgets those without tries
+            self._running[delivery.webhook.id] -= 1
+            if not self._running[delivery.webhook.id]:
+                del self._running[delivery.webhook.id]
             self._has_room.set()
 
     async def _deliver(

@@ -44,6 +44,7 @@ from shared.log.reader import (
     Send,
     TokenChain,
     extend_hash,
+    is_acceptance,
 )
 from shared.log.writer import LogWriter
 
@@ -58,4 +59,5 @@ __all__ = [
     "Send",
     "TokenChain",
     "extend_hash",
+    "is_acceptance",
 ]

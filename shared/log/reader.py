@@ -57,6 +57,12 @@ class TokenChain:
     num_cached_tokens: int = 0
     """Of a finished choice, as its `Finished` said."""
 
+    @classmethod
+    def of(cls, num_choices: int, execution: int) -> "list[TokenChain]":
+        """One chain for each choice. Hashes begin with the execution of the log, if it has one, so
+        that no event of an earlier execution stands anywhere in it."""
+        return [cls(prefix_hash=execution or EMPTY_HASH) for _ in range(num_choices)]
+
     def extend(self, token_ids: Sequence[int]) -> None:
         self.token_ids.extend(token_ids)
         self.prefix_hash = extend_hash(self.prefix_hash, token_ids)
@@ -105,6 +111,11 @@ class Run:
 _NO_RUN = Run(-1, is_alone=False, num_returns=0)
 
 
+def is_acceptance(event: Accepted) -> bool:
+    """Whether a gateway has accepted the request, rather than marked where it has read up to."""
+    return bool(event.body_hash or event.context)
+
+
 class LogReader:
     """Reads the log of one request with ``num_choices`` choices in all, event by event."""
 
@@ -121,7 +132,9 @@ class LogReader:
 
         ``is_renewed``: the log was recreated, so that nothing counts before its `Restored`."""
         self.request_id = request_id
-        self.chains = [TokenChain() for _ in range(num_choices)]
+        self.execution = 0
+        """Of the log; 0 if neither gateway nor worker has named it."""
+        self.chains = TokenChain.of(num_choices, self.execution)
         self.num_scored: dict[int, int] = {}
         """The number of accepted scores for each prompt."""
         self.attempt = 0
@@ -159,6 +172,11 @@ class LogReader:
         crashed = self._replaced.keys() - self._handed_over
         return sum(self._was_alone(self._replaced[ticket]) for ticket in crashed)
 
+    def is_foreign(self, event: Started | PromptScores | Failed) -> bool:
+        """Whether the event is of an earlier execution, whose job was left in its queue when the
+        log was deleted."""
+        return self.execution != 0 and event.execution not in (0, self.execution)
+
     def read(self, event: ReplyEvent) -> list[Action]:
         """Process the next event of the log; returns the resulting actions in order."""
         if self.is_waiting and isinstance(event, Restored):
@@ -172,7 +190,8 @@ class LogReader:
                 return self._start(event)
             case Accepted():
                 self.body_hash = self.body_hash or event.body_hash
-                self._num_accepted += 1
+                self._num_accepted += is_acceptance(event)
+                self._learn_execution(event.execution)
                 return []
             case HandedOver():
                 self._handed_over.add(event.ticket)
@@ -203,8 +222,16 @@ class LogReader:
         command = Cancel(request_id=self.request_id, ticket=ticket, is_replaced=is_replaced)
         return Send(worker, command)
 
+    def _learn_execution(self, execution: int) -> None:
+        if not self.execution and self._run == _NO_RUN:
+            self.execution = execution
+            self.chains = TokenChain.of(len(self.chains), execution)
+
     def _start(self, event: Started) -> list[Action]:
         run = Run.of(event)
+        if self.is_foreign(event):
+            return [self._stop(event.worker, event.ticket)]
+        self._learn_execution(event.execution)
         if event.ticket == self.ticket:
             return [Send(event.worker, self._continue(event))] if event.is_waiting else []
         if self._is_late(run):
@@ -222,10 +249,10 @@ class LogReader:
         self._contenders = {event.ticket}
         # Attempt 1 is reserved for the run that did not wait, even if its `Started` arrives late.
         self.attempt = max(self.attempt, int(event.is_waiting)) + 1
-        start: list[Action] = [Relay(self.ordinal, event), *fence]
+        start: list[Action] = [Relay(self.ordinal, event)]
         if fence or event.is_waiting:
             start.append(Send(event.worker, self._continue(event)))
-        return start
+        return [*start, *fence]
 
     def _why_replaced(self, ticket: str, run: Run) -> str:
         """Why ``run`` replaces the one with ``ticket``, as far as the log shows it."""
@@ -271,7 +298,8 @@ class LogReader:
     def _score(self, event: PromptScores) -> list[Action]:
         num_scored = self.num_scored.get(event.prompt, 0)
         is_of_a_prompt = event.prompt < len(self.chains)  # each prompt has at least one choice
-        if not (is_of_a_prompt and self._is_current(event)) or event.start != num_scored:
+        is_ours = self._is_current(event) and not self.is_foreign(event)
+        if not (is_of_a_prompt and is_ours) or event.start != num_scored:
             return []
         self.num_scored[event.prompt] = num_scored + len(event.token_ids)
         self.numerics = self._run_numerics
@@ -296,6 +324,8 @@ class LogReader:
         return [self._relay(event)]
 
     def _counts(self, event: Failed) -> bool:
+        if self.is_foreign(event):
+            return False
         if event.ticket is not None:
             return event.ticket in self._contenders
         is_refused = event.attempt == 0 and not any(chain.token_ids for chain in self.chains)
@@ -316,7 +346,7 @@ class LogReader:
 
 
 class LogCopy:
-    """The events of one log that counted. An event that ends the whole request is not kept."""
+    """The events of one log that counted, but for a `Failed`."""
 
     def __init__(self) -> None:
         self.num_kept = 0
@@ -341,9 +371,7 @@ class LogCopy:
         # What was joined last continues, if it is short.
         while self._joined and _is_short(self._joined[-1]):
             self._recent.insert(0, self._joined.pop())
-        for is_delta, events in itertools.groupby(
-            self._recent, lambda event: isinstance(event, TokenDelta)
-        ):
+        for is_delta, events in itertools.groupby(self._recent, _is_delta):
             if not is_delta:
                 self._joined += events
                 continue

@@ -40,14 +40,16 @@ upon."""
 class LogWriter:
     """Writes the events of one attempt, each with its position in the log."""
 
-    def __init__(self, attempt: int, num_choices: int) -> None:
+    def __init__(self, attempt: int, num_choices: int, execution: int = 0) -> None:
+        """``execution``: that of the job."""
         self.attempt = attempt
-        self.chains = [TokenChain() for _ in range(num_choices)]
+        self.execution = execution
+        self.chains = TokenChain.of(num_choices, execution)
 
     @classmethod
-    def resume(cls, command: Continue) -> "LogWriter":
+    def resume(cls, command: Continue, execution: int = 0) -> "LogWriter":
         """Create the writer that continues from the reader's position."""
-        writer = cls(command.attempt, len(command.choices))
+        writer = cls(command.attempt, len(command.choices), execution)
         for chain, progress in zip(writer.chains, command.choices, strict=True):
             chain.extend(progress.token_ids)
             chain.is_finished = progress.is_finished
@@ -129,6 +131,7 @@ class LogWriter:
             attempt=self.attempt,
             index=len(chain.token_ids),
             prefix_hash=chain.prefix_hash,
+            execution=self.execution,
         )
 
 
@@ -162,11 +165,12 @@ class Attempt:
         num_returns: int = 0,
         publication: int = 0,
         is_suspect: bool = False,
+        execution: int = 0,
     ) -> None:
         self.ticket = ticket
         self.num_moves = 0
         self.is_first = not (num_returns or publication or is_suspect)
-        self.log: LogWriter | None = LogWriter(1, num_choices) if self.is_first else None
+        self.log = LogWriter(1, num_choices, execution) if self.is_first else None
         """None while the attempt waits for `Continue`."""
         self.replaced: Replaced | None = None
         """The run before this one, if its reader has named it."""
@@ -174,6 +178,7 @@ class Attempt:
         """Of the tokens before this run; empty if there are none, or it is not known."""
         self._request_id = request_id
         self._num_choices = num_choices
+        self._execution = execution
         self._is_suspect = is_suspect
         self._num_hearings = 0
 
@@ -201,7 +206,7 @@ class Attempt:
             self._num_hearings += 1
             if self._num_hearings < HEARINGS:
                 return None
-        self.log = LogWriter.resume(command)
+        self.log = LogWriter.resume(command, self._execution)
         self.replaced = command.replaced
         self.numerics = command.numerics
         return verdict

@@ -7,6 +7,7 @@ from msgspec import Meta, Struct
 from shared.messages.fields import (
     Context,
     Count,
+    Execution,
     FinishReason,
     PrefixHash,
     RequestId,
@@ -41,6 +42,8 @@ class Accepted(Wire, frozen=True, kw_only=True):
     """Of a request with an Idempotency-Key; empty otherwise."""
     context: Context = b""
     """The context of the job."""
+    execution: Execution = 0
+    """That of the log. A mark up to which a reader reads the log has none."""
 
 
 class Started(Wire, frozen=True, kw_only=True):
@@ -63,6 +66,8 @@ class Started(Wire, frozen=True, kw_only=True):
     num_moves: Count = 0
     """How often this run has moved to a log that was recreated. Each time it asks again where to
     continue."""
+    execution: Execution = 0
+    """The job's. What is not of the log's execution does not count."""
     numerics: Annotated[str, Meta(max_length=256)] = ""
     """The worker's, as in its announcement; empty if it does not state them."""
     context: Context = b""
@@ -91,6 +96,8 @@ class PromptScores(Wire, frozen=True, kw_only=True):
     """The position of the first of these tokens in the prompt."""
     token_ids: TokenIds
     logprobs: tuple[TokenLogprobs | None, ...]
+    execution: Execution = 0
+    """The job's."""
 
 
 class TokenDelta(Wire, frozen=True, kw_only=True, omit_defaults=True):
@@ -103,7 +110,8 @@ class TokenDelta(Wire, frozen=True, kw_only=True, omit_defaults=True):
     index: Count
     """The number of the choice's tokens before these."""
     prefix_hash: PrefixHash
-    """The hash of the choice's tokens before these (`shared.log.extend_hash`)."""
+    """The hash of the choice's tokens before these (`shared.log.extend_hash`), and of the job's
+    execution, if it has one."""
     token_ids: TokenIds
     text: str
     """The text that these tokens complete. It depends only on the token ids sent so far, not on how
@@ -161,6 +169,8 @@ class Failed(Wire, frozen=True, kw_only=True):
     prefix_hash: PrefixHash = 0
     ticket: Annotated[str, Meta(max_length=64)] | None = None
     """The ticket of a run that waits for `Continue`, or one of whose events the broker refused."""
+    execution: Execution = 0
+    """The job's."""
 
 
 class Restored(Wire, frozen=True, kw_only=True):

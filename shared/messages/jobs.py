@@ -14,6 +14,7 @@ from shared.messages.fields import (
     WIRE_VERSION,
     Context,
     Count,
+    Execution,
     KeyId,
     ModelName,
     RequestId,
@@ -55,6 +56,9 @@ class GenerationJob(Wire, frozen=True, kw_only=True):
     publication: Count = 0
     """How often this request was published before. Runs of an older publication are superseded once
     a newer one has started."""
+    execution: Execution = 0
+    """Of the log that the job is for. A log may be deleted while its job still waits, and another
+    request may have the same id, because it has the same Idempotency-Key."""
     context: Context = b""
     """Opaque data for readers of the log, returned in `Started`."""
     trace: TraceContext = field(default_factory=dict)

@@ -58,15 +58,15 @@ GOLDEN_JOB = (
     '{"type":"text","text":"a"},{"type":"tokens","token_ids":[1,2]}],"num_choices":1,'
     '"sampling":{"max_tokens":3,"temperature":0.5,"stop":["x"]},"mode":"stream","deadline":1.5,'
     '"created_at":0.0,"tenant":"","key_id":"","is_detached":false,"wants_prompt_text":false,'
-    '"publication":0,"context":"","trace":{},"version":1}'
+    '"publication":0,"execution":0,"context":"","trace":{},"version":1}'
 )
 GOLDEN_EVENTS = [
-    (Accepted(body_hash="h"), '{"type":"accepted","body_hash":"h","context":""}'),
+    (Accepted(body_hash="h"), '{"type":"accepted","body_hash":"h","context":"","execution":0}'),
     (
         Started(worker="worker.1", ticket="t", num_prompt_tokens=(7,)),
         '{"type":"started","worker":"worker.1","ticket":"t","num_prompt_tokens":[7],'
         '"is_waiting":false,"publication":0,"num_returns":0,"is_alone":false,'
-        '"num_moves":0,"numerics":"","context":"","prompt_texts":[]}',
+        '"num_moves":0,"execution":0,"numerics":"","context":"","prompt_texts":[]}',
     ),
     (HandedOver(ticket="t"), '{"type":"handed_over","ticket":"t"}'),
     (
@@ -92,7 +92,7 @@ GOLDEN_EVENTS = [
     (
         Failed(code="cancelled", message="m"),
         '{"type":"failed","code":"cancelled","message":"m","param":null,"choice":0,"attempt":0,'
-        '"index":0,"prefix_hash":0,"ticket":null}',
+        '"index":0,"prefix_hash":0,"ticket":null,"execution":0}',
     ),
     (
         Restored(events=(HandedOver(ticket="t"),)),

@@ -240,6 +240,36 @@ async def test_a_job_waits_for_the_node_of_its_log_as_long_as_it_takes(
     assert words_of(body + rest.text) == words_of(expected)
 
 
+async def test_a_resumed_stream_waits_for_its_node_if_nobody_can_write_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stalls, "STRANDED_S", 0.5)
+    broker = MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        MemoryBus(broker) as theirs,
+        live_gateway(broker) as first,
+        live_gateway(bus) as second,
+        echo_worker(theirs, step_s=STEP_S),
+    ):
+        expected = await undisturbed(first)
+        async with asking(first, detach=True) as response:
+            body = await anext(response.aiter_text())
+            log = log_of(response)
+        url = f"/v1/streams/{response.headers['x-request-id']}"
+        async with second.http.stream("GET", url) as resumed:
+            pieces = resumed.aiter_text()
+            await anext(pieces)
+            await cut_off_until_answered(bus, theirs, log)
+            broker.take_down(log)
+            cut = "".join([piece async for piece in pieces])
+        broker.bring_back(log)
+        rest = await resume(first, response, body)
+
+    assert "node that stores this stream is down" in cut
+    assert words_of(body + rest.text) == words_of(expected)
+
+
 class BusyBus(MemoryBus):
     """Cannot be asked once how the broker is."""
 

@@ -375,9 +375,7 @@ class Choices:
             return {}
         num_choices, log = self._job.num_choices, self._log
         return {
-            prompt * num_choices: PromptScorer(
-                prompt, log.attempt, plan.prompt_ids, self._model.tokenizer
-            )
+            prompt * num_choices: PromptScorer(prompt, log, plan.prompt_ids, self._model.tokenizer)
             for prompt, plan in enumerate(self._plans)
             if not log.chains[prompt * num_choices].is_finished
             and not any(

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from shared.log import LogWriter
 from shared.messages import Logprob, PromptScores, TokenLogprobs
 from worker.engine.interface import TokenScore
 from worker.text import Tokenizer
@@ -27,10 +28,10 @@ class PromptScorer:
     """Collects the scores of one prompt and divides them into events."""
 
     def __init__(
-        self, prompt: int, attempt: int, token_ids: Sequence[int], tokenizer: Tokenizer
+        self, prompt: int, log: LogWriter, token_ids: Sequence[int], tokenizer: Tokenizer
     ) -> None:
         self._prompt = prompt
-        self._attempt = attempt
+        self._log = log
         self._token_ids = token_ids
         self._tokenizer = tokenizer
         self._num_sent = 0
@@ -65,10 +66,11 @@ class PromptScorer:
             self._num_sent += size
             yield PromptScores(
                 prompt=self._prompt,
-                attempt=self._attempt,
+                attempt=self._log.attempt,
                 start=start,
                 token_ids=tuple(self._token_ids[start : start + size]),
                 logprobs=tuple(logprobs),
+                execution=self._log.execution,
             )
 
 

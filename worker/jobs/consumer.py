@@ -99,7 +99,7 @@ class HeldJob:
 
         Returns False if another worker may have had the job, or if the delivery does not match.
         """
-        if job.publication != self.job.publication:
+        if (job.execution, job.publication) != (self.job.execution, self.job.publication):
             return False
         num_more = delivery.num_returns - self._num_returns
         if self._delivery is not None:
@@ -112,6 +112,12 @@ class HeldJob:
         self._num_returns = max(self._num_returns, delivery.num_returns)
         self._is_delivery_known.set()
         return True
+
+    def is_newer_than(self, job: GenerationJob) -> bool:
+        """Whether ``job`` is an older publication, or of an earlier execution of the request."""
+        if job.execution != self.job.execution:
+            return job.created_at < self.job.created_at
+        return job.publication < self.job.publication
 
     def give_up(self, loss: int) -> None:
         """Hand the job over: the delivery did not come back after the loss of this number, so
@@ -410,9 +416,9 @@ class JobConsumer:
         if previous is not None and previous.adopt(job, delivery):
             previous.execution.write("job adopted", {})
             return None
-        if previous is not None and previous.job.publication > job.publication:
-            # The publisher of the newer one could not acknowledge this delivery; the newer one is
-            # here.
+        if previous is not None and previous.is_newer_than(job):
+            # The publisher of the newer one could not acknowledge this delivery, or it is of an
+            # earlier execution, which nobody reads.
             previous.execution.write("job ended", {"outcome": "published again"})
             return await delivery.ack()
         if previous is not None:

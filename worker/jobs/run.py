@@ -221,6 +221,7 @@ class JobRun:
             num_returns=num_returns + is_copy,
             publication=job.publication,
             is_suspect=is_suspect,
+            execution=job.execution,
         )
         self._whole = WholeAnswer(job) if job.mode == "final" else None
         self._planned = Planned()
@@ -361,6 +362,7 @@ class JobRun:
             num_returns=self._num_returns,
             is_alone=self._is_suspect,
             num_moves=self._attempt.num_moves,
+            execution=self._job.execution,
             numerics=self._numerics,
             context=self._job.context,
             prompt_texts=self._planned.prompt_texts,
@@ -435,7 +437,13 @@ class JobRun:
             return self._attempt.log.fail(error.code, error.message, error.param)
         # Without a position in the log, the ticket identifies the run instead.
         ticket = self._started.ticket if self._started else None
-        return Failed(code=error.code, message=error.message, param=error.param, ticket=ticket)
+        return Failed(
+            code=error.code,
+            message=error.message,
+            param=error.param,
+            ticket=ticket,
+            execution=self._job.execution,
+        )
 
     def _hand_over(self, outcome: Outcome) -> list[Action]:
         """End with `HandedOver`, so that readers do not count this run as a crash."""

@@ -281,6 +281,28 @@ async def test_a_detached_job_counts_until_its_worker_says_that_it_has_ended(
         grant.is_published = True
 
 
+async def test_a_report_that_is_older_than_an_end_does_not_bring_its_job_back(
+    gateways: list[Limits], clock: Clock
+) -> None:
+    first, other, _ = gateways
+    one = key(max_detached=1)
+    job = detached_job("req-0", clock)
+    async with first.admit(one, job=job) as grant:
+        grant.publish(has_ended=False)
+    await heard()
+    assert job.deadline is not None
+    late = UsageReport(
+        gateway=first.name, number=9, detached={"req-0": DetachedJob(job.tenant, job.deadline)}
+    )
+
+    for limits in gateways:
+        limits.hear(Ended(request_id="req-0", num_tokens=100))
+    other.hear(late)
+
+    async with other.admit(one, job=detached_job("req-1", clock)) as grant:
+        grant.publish(has_ended=False)
+
+
 @pytest.mark.parametrize("is_published", [True, False])
 @pytest.mark.parametrize("again", [0, 1])
 async def test_a_detached_job_that_is_claimed_again_counts_once_and_does_not_end(

@@ -36,7 +36,7 @@ def test_a_reading_that_passed_nothing_on_does_not_restart() -> None:
 
     for _ in range(2):
         cursor.begin()
-        read(cursor, Accepted(body_hash=""))
+        read(cursor, Accepted(body_hash="h"), Accepted(body_hash=""))
 
     assert read(cursor, STARTED) == [Started]
     assert cursor.num_accepted == 1

@@ -10,7 +10,16 @@ from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import PublishRefused
 from shared.log import LogWriter
-from shared.messages import Cancel, Continue, Progress, Release, Replaced, Started, encode
+from shared.messages import (
+    Cancel,
+    Continue,
+    Progress,
+    Release,
+    Replaced,
+    Started,
+    decode_command,
+    encode,
+)
 from tests.support.gateway.http import (
     LiveGateway,
     chat_body,
@@ -87,18 +96,23 @@ def dying_once(worker_bus: MemoryBus) -> Script:
 
 
 class RefusingBus(MemoryBus):
-    """Its broker refuses the first command to a worker."""
+    """Its broker refuses the first command that stops a run."""
 
     num_refused = 0
 
     async def publish(self, binding: Binding, message: Message) -> None:
-        if not self.num_refused and binding.routing_key.startswith("worker."):
+        is_command = binding.routing_key.startswith("worker.")
+        if is_command and not self.num_refused and _stops(message):
             self.num_refused += 1
             raise PublishRefused("the broker refused a message")
         await super().publish(binding, message)
 
 
-async def test_a_command_that_the_broker_refuses_is_sent_again(
+def _stops(message: Message) -> bool:
+    return isinstance(decode_command(message.body), Cancel)
+
+
+async def test_a_command_that_the_broker_refuses_ends_no_stream(
     broker: MemoryBroker, worker: ScriptedWorker, worker_bus: MemoryBus
 ) -> None:
     worker.script = dying_once(worker_bus)
@@ -108,6 +122,26 @@ async def test_a_command_that_the_broker_refuses_is_sent_again(
 
     assert text_of(body) == "one two three four"
     assert bus.num_refused == 1
+
+
+class StuckBus(MemoryBus):
+    """Nobody confirms the commands that stop runs."""
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if binding.routing_key.startswith("worker.") and _stops(message):
+            await asyncio.Event().wait()
+        await super().publish(binding, message)
+
+
+async def test_a_takeover_does_not_wait_for_a_worker_that_is_gone(
+    broker: MemoryBroker, worker: ScriptedWorker, worker_bus: MemoryBus
+) -> None:
+    worker.script = dying_once(worker_bus)
+
+    async with StuckBus(broker) as bus, live_gateway(bus) as gateway:
+        body = (await gateway.chat(stream=True)).text
+
+    assert text_of(body) == "one two three four"
 
 
 async def test_a_worker_that_takes_a_job_again_is_told_where_to_go_on(

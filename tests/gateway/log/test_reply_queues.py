@@ -123,3 +123,20 @@ async def test_spares_are_declared_again_after_the_connection_was_lost() -> None
         await asyncio.sleep(1.5)
 
         assert await num_readers(bus, taken(queues).request_id) == 1
+
+
+async def test_a_log_is_deleted_with_all_before_it() -> None:
+    async with MemoryBus() as bus:
+        await bus.declare(topology.REPLIES)
+        log = ReplyLog(bus, "r", retention_s=60)
+        names = []
+        for _ in range(3):
+            await log.declare()
+            names.append(log.queue.name)
+            log.move_on()
+        await log.declare()
+
+        await log.delete()
+
+        left = [name for name in names if await bus.inspect(name) is not None]
+    assert left == []

@@ -1,6 +1,7 @@
 """A log whose client takes less than there is."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -13,8 +14,20 @@ from gateway.log.reply_queues import ReplyLog
 from shared import topology
 from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.bus.memory_queue import MemoryConsumer
+from shared.errors import DeadlineExceeded, ShuttingDown
 from shared.log import LogWriter
-from shared.messages import Finished, Release, ReplyEvent, Started, decode_event, encode
+from shared.messages import (
+    Accepted,
+    Failed,
+    Finished,
+    Release,
+    ReplyEvent,
+    Started,
+    TokenDelta,
+    decode_event,
+    encode,
+)
 from tests.support.gateway.http import eventually
 
 FACTS = LogFacts()
@@ -123,6 +136,61 @@ async def test_a_log_that_is_written_again_is_taken_again_whole() -> None:
 
     assert isinstance(restarted, Restarted)
     assert [type(event) for event in events] == [Started, Finished, Finished]
+
+
+async def test_an_error_that_was_read_is_not_lost_with_the_logs_node() -> None:
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as bus:
+        await bus.declare(topology.REPLIES)
+        log = ReplyLog(bus, "r", retention_s=60)
+        await log.declare()
+        writer = LogWriter(1, 1)
+        start = Started(worker="worker.w", ticket="t", num_prompt_tokens=(1,))
+        for event in (start, writer.delta(0, [1], "a"), writer.fail("internal_error", "broken")):
+            await bus.publish(log.queue.bindings[0], Message(encode(event)))
+        relay = LogRelay(bus, log, Release(request_id="r", reader="g"), FACTS)
+        relay.start()
+
+        async def has_ended() -> bool:
+            return relay.has_ended
+
+        await eventually(has_ended)
+        broker.take_down(log.queue.name)
+        await asyncio.sleep(0.1)
+        events = await relay.take(timeout_s=5)
+        await relay.stop()
+
+    assert [type(event) for event in events] == [Started, TokenDelta, Failed]
+    assert relay.is_ended
+
+
+class DeafBus(MemoryBus):
+    """Delivers nothing."""
+
+    @asynccontextmanager
+    async def consume(
+        self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
+    ) -> AsyncIterator[MemoryConsumer]:
+        await asyncio.Event().wait()
+        async with super().consume(queue, prefetch=prefetch, is_exclusive=is_exclusive) as consumer:
+            yield consumer
+
+
+@pytest.mark.parametrize("timeout_s", [0.05, math.inf])
+async def test_an_accepted_request_waits_for_its_log_until_its_deadline(timeout_s: float) -> None:
+    async with DeafBus() as bus:
+        await bus.declare(topology.REPLIES)
+        log = ReplyLog(bus, "r", retention_s=60)
+        await log.declare()
+        loop = asyncio.get_running_loop()
+        claim = Release(request_id="r", reader="g", body_hash="h")
+        relay = LogRelay(bus, log, claim, None, loop.time() + timeout_s)
+        relay.start()
+        loop.call_later(0.1, relay.fail, ShuttingDown("The gateway shuts down."))
+
+        with pytest.raises(DeadlineExceeded if timeout_s < 1 else ShuttingDown):
+            await relay.catch_up(Accepted(body_hash="h"))
+        await relay.stop()
 
 
 async def test_a_log_is_read_though_no_gateway_hears_who_asks_for_it() -> None:

@@ -39,6 +39,9 @@ async def test_an_older_database_has_the_models_of_recent_requests(
         for kind in ("input", "cached", "output", "reasoning"):  # of a later version
             column = text(f"ALTER TABLE batches DROP COLUMN num_{kind}_tokens")
             await connection.execute(column)
+        await connection.execute(text("DROP INDEX webhook_deliveries_of_webhook_due"))
+        index = "CREATE INDEX webhook_deliveries_of_webhook ON webhook_deliveries (webhook_id)"
+        await connection.execute(text(index))
         await connection.execute(text("UPDATE alembic_version SET version_num = 'batch_keys'"))
 
     migrated = await Database.open(database_url, tmp_path)

@@ -1,10 +1,13 @@
 """The records of requests, and the sums over them."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 from sqlalchemy import delete, text
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store import usage as store
 from gateway.store.database import Database
@@ -37,6 +40,28 @@ def a_record(request_id: str = "r", **fields: Any) -> UsageRecord:
 
 async def all_sums(usage: UsageRecords, *groups: store.Group, **only: Any) -> list[UsageSum]:
     return await usage.sums(groups, **{"start": 0.0, "end": NOON + 10 * DAY_S, **only})
+
+
+async def test_sums_leave_connections_to_others(
+    usage: UsageRecords, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, open_at_once = database.read, [0]
+    num_open = 0
+
+    @asynccontextmanager
+    async def counted() -> AsyncIterator[AsyncConnection]:
+        nonlocal num_open
+        async with read() as connection:
+            num_open += 1
+            open_at_once.append(num_open)
+            yield connection
+            num_open -= 1
+
+    monkeypatch.setattr(database, "read", counted)
+
+    await asyncio.gather(*(all_sums(usage, "model") for _ in range(10)))
+
+    assert max(open_at_once) == 2
 
 
 async def test_a_request_counts_once_however_often_it_is_recorded(usage: UsageRecords) -> None:

@@ -173,6 +173,20 @@ async def test_a_delivery_that_has_been_due_for_days_is_dead(
     assert counted(metrics) == {"delivered": 1, "retried": 0, "dead": 1}
 
 
+async def test_a_gateway_tries_what_waited_while_no_gateway_ran(
+    store: Store, receiver: Receiver
+) -> None:
+    state, metrics = await store.open(), Metrics()
+    await listening_to(state, receiver)
+    await fail_a_batch(state.files, state.batches)
+    await state.webhooks.claim([], lease_s=-4 * 24 * 3600)
+
+    async with running(deliverer(store, metrics)):
+        await receiver.wait(1)
+
+    assert counted(metrics)["dead"] == 0
+
+
 async def test_a_slow_endpoint_does_not_hold_up_the_others(
     store: Store, receiver: Receiver
 ) -> None:

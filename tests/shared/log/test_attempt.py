@@ -5,7 +5,7 @@ import pytest
 
 from shared.log import LogWriter
 from shared.log.writer import HEARINGS, Attempt, Verdict
-from shared.messages import Continue, Progress, ReplyEvent, Started
+from shared.messages import Accepted, Continue, Progress, ReplyEvent, Started
 
 
 def told(num_crashes: int, num_crashes_alone: int = 0) -> Continue:
@@ -70,6 +70,15 @@ def test_no_crash_is_believed_in_while_the_brokers_clients_come_back() -> None:
 
     assert suspect.obey(told(3, 1)) is None
     assert suspect.obey(told(3, 1), is_settled=False) is Verdict.GO_ON
+
+
+def test_a_job_that_was_left_by_an_earlier_execution_is_dropped() -> None:
+    attempt = Attempt("r", 1, ticket="t", num_returns=1, execution=1)
+    start = msgspec.structs.replace(started("t", 1), execution=1)
+
+    verdict = attempt.read([Accepted(body_hash="h", execution=2), start])
+
+    assert verdict is Verdict.STOP
 
 
 BROKEN: list[ReplyEvent | None] = [started("a", 0), None, LogWriter(1, 1).delta(0, [1], "a")]

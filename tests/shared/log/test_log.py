@@ -99,7 +99,7 @@ def test_the_second_started_is_answered_with_continue_and_fences_the_first() -> 
 
     answers = sent(reader, second)
 
-    (old, cancel), (new, command) = answers
+    (new, command), (old, cancel) = answers
     assert (old, cancel) == (
         "worker.a",
         Cancel(request_id="r", ticket=first.ticket, is_replaced=True),
@@ -158,7 +158,7 @@ def test_a_fenced_worker_cannot_write_or_end_the_stream() -> None:
 def test_the_next_worker_goes_on_where_the_reader_stands() -> None:
     reader, first = LogReader("r", 2), LogWriter(1, 2)
     relayed(reader, [started(), first.delta(0, [1], "a"), first.finish(1, [7], "q", "length")])
-    (_, _), (_, command) = sent(reader, started("worker.b"))
+    (_, command), (_, _) = sent(reader, started("worker.b"))
     assert isinstance(command, Continue)
 
     second = LogWriter.resume(command)
@@ -167,6 +167,41 @@ def test_the_next_worker_goes_on_where_the_reader_stands() -> None:
     assert len(events) == 1
     assert reader.is_ended
     assert [chain.token_ids for chain in reader.chains] == [[1, 2], [7]]
+
+
+def test_nothing_of_an_earlier_execution_counts() -> None:
+    reader, theirs, ours = LogReader("r", 1), LogWriter(1, 1, 1), LogWriter(1, 1, 2)
+    left = Started(worker="worker.a", ticket="left", num_prompt_tokens=(1,), execution=1)
+    current = Started(worker="worker.b", ticket="t", num_prompt_tokens=(1,), execution=2)
+    scores = PromptScores(
+        prompt=0, attempt=1, start=0, token_ids=(5,), logprobs=(None,), execution=1
+    )
+    reader.read(Accepted(body_hash="h", execution=2))
+
+    answers = sent(reader, left)
+    late: list[ReplyEvent] = [
+        Failed(code="deadline_exceeded", message="late", execution=1),
+        scores,
+        theirs.delta(0, [1], "theirs"),
+        theirs.finish(0, [2], "theirs", "stop"),
+        left,
+    ]
+    events: list[ReplyEvent] = [ours.delta(0, [3], "a"), ours.finish(0, [4], "b", "stop")]
+
+    passed = relayed(reader, [late[0], current, *late[1:], events[0], *late, events[1]])
+
+    assert answers == [("worker.a", Cancel(request_id="r", ticket="left"))]
+    assert passed == events
+
+
+def test_an_execution_is_known_from_a_worker_if_no_gateway_has_named_it() -> None:
+    reader, writer = LogReader("r", 1), LogWriter(1, 1, 7)
+    start = Started(worker="worker.a", ticket="t", num_prompt_tokens=(1,), execution=7)
+
+    events = relayed(reader, [start, writer.delta(0, [1], "a"), writer.finish(0, [], "", "stop")])
+
+    assert len(events) == 2
+    assert reader.is_ended
 
 
 def test_a_hand_over_is_not_a_crash() -> None:
@@ -289,8 +324,7 @@ def suspect(publication: int = 1, num_returns: int = 0, *, is_alone: bool = True
 def num_crashes_alone(log: Sequence[ReplyEvent], last: Started) -> int:
     reader = LogReader("r", 1)
     relayed(reader, log)
-    command = sent(reader, last)[-1][1]
-    assert isinstance(command, Continue)
+    (command,) = [one for _, one in sent(reader, last) if isinstance(one, Continue)]
     return command.num_crashes_alone
 
 
@@ -368,8 +402,8 @@ RIVAL = Started(worker="worker.c", ticket="rival", num_prompt_tokens=(1,))
         ([], ("a",), 0, "connection lost"),
         ([HandedOver(ticket="a")], (), 0, "handed over"),
         ([RIVAL, HandedOver(ticket="rival")], (), 0, "handed over"),
-        ([Accepted(body_hash="")] * 2, (), 1, "requested again"),
-        ([Accepted(body_hash="")] * 2, (), 2, "worker silent"),
+        ([Accepted(body_hash="h")] * 2, (), 1, "requested again"),
+        ([Accepted(body_hash="h")] * 2, (), 2, "worker silent"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

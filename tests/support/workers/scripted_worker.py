@@ -61,7 +61,7 @@ class ScriptedJob:
         self.num_returns = delivery.num_returns
         self.is_first = delivery.num_returns == 0 and self.job.publication == 0
         self.ticket = secrets.token_hex(8)
-        self.log = LogWriter(1, self.job.total_choices)
+        self.log = LogWriter(1, self.job.total_choices, self.job.execution)
         self.continued: asyncio.Future[Continue] = asyncio.get_running_loop().create_future()
         self._worker = worker
 
@@ -89,12 +89,13 @@ class ScriptedJob:
                 is_waiting=not self.is_first,
                 publication=self.job.publication,
                 num_returns=self.num_returns,
+                execution=self.job.execution,
                 context=self.job.context,
                 prompt_texts=tuple(map(" ".join, prompts)) if self.job.wants_prompt_text else (),
             )
         )
         if not self.is_first:
-            self.log = LogWriter.resume(await self.continued)
+            self.log = LogWriter.resume(await self.continued, self.job.execution)
 
     async def is_unread(self) -> bool:
         """Whether the reply queue no longer exists."""
