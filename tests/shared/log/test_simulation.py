@@ -67,6 +67,17 @@ def a_fleet_with_a_favourite(seed: int) -> Model:
     return replace(new_models[seed % len(new_models)](seed), has_favourite=True)
 
 
+def a_model_with_a_left_job(seed: int) -> Model:
+    new_models = (
+        a_model,
+        a_model_with_a_deadline,
+        a_model_with_nodes,
+        a_mixed_fleet,
+        a_fleet_with_a_favourite,
+    )
+    return replace(new_models[seed % len(new_models)](seed), has_left_job=True, deadly_at=None)
+
+
 def first_failure(
     seeds: Iterable[int], new_model: Callable[[int], Model] = a_model, **guards: Any
 ) -> str | None:
@@ -124,6 +135,13 @@ def test_a_node_that_dies_for_good_takes_no_stream_with_it() -> None:
 
 def test_a_job_published_to_one_worker_is_lost_no_more_than_others() -> None:
     failure = first_failure(SEEDS, a_fleet_with_a_favourite)
+
+    assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
+
+
+@pytest.mark.timeout(600)
+def test_the_job_of_an_earlier_execution_changes_nothing() -> None:
+    failure = first_failure(SEEDS, a_model_with_a_left_job)
 
     assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
 
@@ -316,6 +334,19 @@ def test_without_a_guard_of_the_reader_a_schedule_fails(reader_class: type[LogRe
     seeds = range(5000) if seed is None else range(seed, seed + 1)
 
     assert first_failure(seeds, reader_class=reader_class) is not None
+
+
+class AnyExecution(LogReader):
+    """Does not tell the runs of an earlier execution from others."""
+
+    def is_foreign(self, event: Started | PromptScores | Failed) -> bool:
+        return False
+
+
+def test_without_the_numbers_of_executions_a_schedule_fails() -> None:
+    failure = first_failure(range(3000), a_model_with_a_left_job, reader_class=AnyExecution)
+
+    assert failure is not None
 
 
 class ForgetsNumerics(LogReader):

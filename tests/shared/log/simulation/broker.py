@@ -19,6 +19,8 @@ class Job:
     publication: int = 0
     num_returns: int = 0
     is_suspect: bool = False
+    is_left: bool = False
+    """Whether it is of an earlier execution of the request."""
     num_renewals: int = 0
     """Into which queue of the log it is answered."""
     numerics: str = ""

@@ -128,8 +128,9 @@ class Gateway:
         self._client = client
         self._cursor = Cursor(client.model)
         self._num_read = 0
-        self._has_read_all = not client.last_id
-        """Whether this has read everything that another gateway has relayed to the client."""
+        self._has_read_all = not (client.last_id or client.model.has_left_job)
+        """Whether this has read everything that another gateway has relayed to the client, and that
+        the request was accepted."""
         self._num_of_others = 0
         """The number of events that must be read for that."""
         self._has_lost_log = False

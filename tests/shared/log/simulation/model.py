@@ -35,14 +35,22 @@ class Model:
     drawn alike."""
     has_favourite: bool = False
     """Whether the job is first published to the queue of one worker."""
+    has_left_job: bool = False
+    """Whether the job of an earlier execution of the request is still in its queue."""
     records_first: bool = True
     """Whether what a request has used is recorded before its end is written."""
     reader_class: type[LogReader] = LogReader
     attempt_class: type[Attempt] = Attempt
 
     def next_tokens(
-        self, prefix: Sequence[int], dice: random.Random, numerics: str = ""
+        self,
+        prefix: Sequence[int],
+        dice: random.Random,
+        numerics: str = "",
+        *,
+        is_left: bool = False,
     ) -> list[int]:
+        """``is_left``: of another request, whose tokens are others."""
         tokens = list(prefix)
         for _ in range(min(dice.randint(1, 3), self.length - len(prefix))):
             flavour = dice.randint(0, 1)
@@ -50,8 +58,12 @@ class Model:
                 flavour = 0
             elif self.requires_same_numerics:
                 flavour = NUMERICS.index(numerics)
-            tokens.append(_token(tokens, flavour))
+            tokens.append(_token(tokens, flavour) ^ is_left)
         return tokens[len(prefix) :]
+
+    def execution_of(self, *, is_left: bool) -> int:
+        """The execution of a job."""
+        return 0 if not self.has_left_job else 1 if is_left else 2
 
     def text(self, token_ids: Sequence[int]) -> str:
         """A token has one or two characters."""

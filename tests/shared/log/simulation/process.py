@@ -116,6 +116,7 @@ class Process:
                 num_choices=self._model.num_choices,
                 mode="stream",
                 publication=job.publication,
+                execution=self._model.execution_of(is_left=job.is_left),
             ),
             worker=self.name,
             ticket=f"{self.name}-{self._num_tickets}",
@@ -202,7 +203,7 @@ class Process:
 
     def _send_record(self, delivery: Delivery) -> None:
         """Records precede the event that ends their request, and nobody takes them back."""
-        if delivery.record is not None:
+        if delivery.record is not None and not delivery.job.is_left:
             self._broker.records.append(delivery.record)
             delivery.record = None
 
@@ -269,6 +270,7 @@ class Process:
                 self._lose(delivery)
             case Outcome.SUSPECTED:
                 again = Job(
+                    is_left=delivery.job.is_left,
                     publication=delivery.job.publication + 1,
                     is_suspect=True,
                     num_renewals=delivery.job.num_renewals,
@@ -276,12 +278,13 @@ class Process:
                 self._publish_again(delivery, again)
             case Outcome.MOVED:
                 again = Job(
+                    is_left=delivery.job.is_left,
                     publication=delivery.job.publication + 1,
                     num_renewals=delivery.job.num_renewals,
                     numerics=delivery.run.numerics,
                 )
                 self._publish_again(delivery, again)
-            case Outcome.BURIED:
+            case Outcome.BURIED if not delivery.job.is_left:
                 suspects = self._broker.lost_alone | self._broker.copied
                 is_guilty = delivery.job.publication in suspects
                 assert is_guilty or delivery.run.changed_numerics, "innocent"
@@ -334,7 +337,9 @@ class Process:
         choice, chain = next((k, c) for k, c in enumerate(log.chains) if not c.is_finished)
         if self._model.is_deadly(chain.token_ids):
             raise Crash
-        token_ids = self._model.next_tokens(chain.token_ids, self._dice, self.numerics)
+        token_ids = self._model.next_tokens(
+            chain.token_ids, self._dice, self.numerics, is_left=delivery.job.is_left
+        )
         text = self._model.text(token_ids)
         is_last = self._model.is_complete(chain.token_ids, token_ids)
         self._tell(

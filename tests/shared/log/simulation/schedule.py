@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable
 
 from shared.log.writer import MAX_CRASHES
+from shared.messages import Accepted
 from tests.shared.log.simulation.broker import Broker, Job
 from tests.shared.log.simulation.gateway import Client, Gateway
 from tests.shared.log.simulation.model import NUMERICS, Model
@@ -23,6 +24,11 @@ class Schedule:
         self._dice = random.Random(seed)
         self._model = model
         self._broker = Broker(side_dice=random.Random(seed))
+        if model.has_left_job:
+            self._broker.jobs.insert(0, Job(is_left=True))
+            self._broker.append(
+                Accepted(body_hash="h", execution=model.execution_of(is_left=False))
+            )
         self._client = Client(model)
         self._gateway = Gateway(self._broker, self._client)
         self._workers: list[Process] = []
@@ -36,7 +42,7 @@ class Schedule:
         for k in range(_NUM_WORKERS):
             self._bear(NUMERICS[k % 2] if model.is_mixed else "")
         if model.has_favourite:
-            self._broker.jobs[0].favourite = self._workers[0].name
+            self._broker.jobs[-1].favourite = self._workers[0].name
 
     def run(self) -> None:
         for _ in range(_MAX_STEPS):
