@@ -54,9 +54,16 @@ class CustomToolCallOutput(FunctionCallOutput, frozen=True, kw_only=True):
 
 
 class ReasoningItem(Struct, frozen=True, kw_only=True):
-    """The assistant's reasoning before its next message or call."""
+    """The assistant's reasoning before its next message or call. Items of OpenAI's models have a
+    summary in place of it."""
 
     content: TextParts | None = None
+    summary: TextParts = ""
+
+    def text(self, path: str) -> str:
+        """``path`` is the item's. Raises `InvalidRequest`."""
+        summary = _text(self.summary, f"{path}.summary")
+        return _text(self.content or "", f"{path}.content") or summary
 
 
 Item: TypeAlias = (
@@ -94,7 +101,7 @@ def conversation_of(
         path = f"input[{k}]"
         item = _item(value, path)
         if isinstance(item, ReasoningItem):
-            thought = _text(item.content or "", f"{path}.content") or thought
+            thought = item.text(path) or thought
             continue
         if isinstance(item, CustomToolCall):
             item = item.function_call(path)
@@ -143,9 +150,12 @@ def _stored(value: Any, path: str) -> dict[str, Any]:
             if isinstance(made, CustomToolCallOutput):
                 return {"id": _new_id("ctco"), "type": "custom_tool_call_output", **item}
             return {"id": _new_id("fco"), "type": "function_call_output", **item}
-        case ReasoningItem(content=content):
-            _text(content or "", f"{path}.content")
-            item = {"summary": [], "content": _stored_parts(content or [], "reasoning_text")}
+        case ReasoningItem(content=content, summary=summary) as thought:
+            thought.text(path)
+            item = {
+                "summary": _stored_parts(summary or [], "summary_text"),
+                "content": _stored_parts(content or [], "reasoning_text"),
+            }
             return {"id": _new_id("rs"), "type": "reasoning", **item}
 
 

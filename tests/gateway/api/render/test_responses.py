@@ -164,6 +164,18 @@ CUSTOM = [
 ]
 
 
+def test_the_summary_of_a_thought_is_read_if_there_is_nothing_else() -> None:
+    summary = [{"type": "summary_text", "text": "They ask."}]
+    thought = {"type": "reasoning", "id": "rs_1", "summary": summary, "encrypted_content": "x"}
+    items = [thought, {"type": "message", "role": "assistant", "content": "Yes."}]
+
+    (assistant,) = conversation_of(None, items)
+    stored, _ = stored_items(items)
+
+    assert assistant.reasoning_content == "They ask."
+    assert (stored["summary"], stored["content"]) == (summary, [])
+
+
 def test_calls_of_custom_tools_become_calls_with_an_input() -> None:
     assistant, tool = conversation_of(None, CUSTOM)
 
