@@ -133,7 +133,7 @@ class LogReader:
         ``is_renewed``: the log was recreated, so that nothing counts before its `Restored`."""
         self.request_id = request_id
         self.execution = 0
-        """Of the log; 0 if neither gateway nor worker has named it."""
+        """Of the log; 0 if it has none."""
         self.chains = TokenChain.of(num_choices, self.execution)
         self.num_scored: dict[int, int] = {}
         """The number of accepted scores for each prompt."""
@@ -190,8 +190,10 @@ class LogReader:
                 return self._start(event)
             case Accepted():
                 self.body_hash = self.body_hash or event.body_hash
-                self._num_accepted += is_acceptance(event)
-                self._learn_execution(event.execution)
+                if is_acceptance(event):
+                    if not self._num_accepted:
+                        self._learn_execution(event.execution)
+                    self._num_accepted += 1
                 return []
             case HandedOver():
                 self._handed_over.add(event.ticket)
