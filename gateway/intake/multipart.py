@@ -47,7 +47,10 @@ async def read_form(
         raise HTTPException(415, "The content type must be multipart/form-data.")
     form = _Form(name, max_bytes)
     form.require_size(int(request.headers.get("content-length", 0)))
-    parser = MultipartParser(boundary, form.callbacks())
+    try:
+        parser = MultipartParser(boundary, form.callbacks())
+    except FormParserError as error:
+        raise _invalid(error) from None
     chunks, num_bytes = request.stream(), 0
     while True:
         try:
@@ -62,7 +65,7 @@ async def read_form(
         try:
             parser.write(chunk)
         except FormParserError as error:
-            raise InvalidRequest(f"The form is not valid: {error}") from None
+            raise _invalid(error) from None
         for filename, data in form.arrived():
             await take(filename, data)
     if not form.is_ended:
@@ -162,6 +165,10 @@ class _Form:
 
     def _end(self) -> None:
         self.is_ended = True
+
+
+def _invalid(error: FormParserError) -> InvalidRequest:
+    return InvalidRequest(f"The form is not valid: {error}")
 
 
 def _too_large(max_bytes: int) -> HTTPException:

@@ -157,6 +157,7 @@ async def test_a_form_needs_its_file(storing: LiveGateway) -> None:
     [
         ("application/json", b"{}", 415),
         ("multipart/form-data", b"", 415),
+        (f"multipart/form-data; boundary={'x' * 257}", b"", 400),
         ("multipart/form-data; boundary=x", b"no form", 400),
         ("multipart/form-data; boundary=x", b"--x\r\n", 400),
     ],
