@@ -179,7 +179,8 @@ class Files:
             is_done = (await connection.execute(statement)).rowcount == 1
         if not is_done:
             raise InvalidRequest("The file is the input of a batch that has not ended.")
-        await self.discard(file_id)
+        with suppress(Unavailable):  # it is deleted; `sweep` removes its bytes later
+            await self.discard(file_id)
 
     async def sweep(self) -> None:
         """Remove files that have expired, and what is left of unfinished and deleted ones. What

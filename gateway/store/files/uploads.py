@@ -171,7 +171,8 @@ class Uploads:
             file_id = await self._copy(upload, part_ids, md5)
             ended = self._end(upload, state="completed", file_id=file_id, body_hash=body_hash)
             if not await ended:
-                await self._files.discard(file_id)
+                with suppress(Unavailable):  # `Files.sweep` removes it later
+                    await self._files.discard(file_id)
         except (InvalidRequest, FileNotFoundError):
             # Unless another request has just ended the upload, and its parts are gone.
             if (await self.get(tenant, upload_id)).status == "pending":

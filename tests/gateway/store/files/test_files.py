@@ -31,6 +31,12 @@ def stored(tmp_path: Path) -> list[str]:
     return [path.name for path in (tmp_path / "files").iterdir()]
 
 
+def block(tmp_path: Path, file_id: str) -> None:
+    """Make a file one that cannot be removed."""
+    (tmp_path / "files" / file_id).unlink()
+    (tmp_path / "files" / file_id).mkdir()
+
+
 async def test_a_file_is_what_was_written(files: Files) -> None:
     content = bytes(range(256)) * 50_000  # more than a part
 
@@ -115,6 +121,24 @@ async def test_a_deleted_file_is_gone(files: Files, tmp_path: Path) -> None:
     assert stored(tmp_path) == []
 
 
+async def test_a_file_is_deleted_even_if_its_bytes_cannot_be_removed_yet(
+    files: Files, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = await write(files)
+    block(tmp_path, file.id)
+
+    await files.delete("a", file.id)
+
+    with pytest.raises(NotFound):
+        await files.get("a", file.id)
+    assert "file storage unavailable" in caplog.text
+    assert stored(tmp_path) == [file.id]
+    (tmp_path / "files" / file.id).rmdir()
+    (tmp_path / "files" / file.id).touch()
+    await files.sweep()
+    assert stored(tmp_path) == []
+
+
 async def test_an_expired_file_is_hidden_and_then_removed(files: Files, tmp_path: Path) -> None:
     file = await write(files, expires_at=int(time.time()) - 1)
     kept = await write(files, expires_at=int(time.time()) + 1000)
@@ -132,8 +156,7 @@ async def test_a_file_that_cannot_be_removed_holds_up_no_other(
     monkeypatch.setattr("gateway.store.files.records._MAX_SWEPT", 1)
     written = [await write(files, expires_at=int(time.time()) - 1) for _ in range(3)]
     stuck = min(file.id for file in written)
-    (tmp_path / "files" / stuck).unlink()
-    (tmp_path / "files" / stuck).mkdir()
+    block(tmp_path, stuck)
 
     await files.sweep()
 

@@ -14,7 +14,7 @@ from gateway.store.files.blobs import Blobs
 from gateway.store.files.records import Files
 from gateway.store.files.uploads import LIFETIME_S, UploadRecord, Uploads
 from gateway.store.schema import FILES, UPLOADS
-from shared.errors import InvalidRequest, NotFound
+from shared.errors import InvalidRequest, NotFound, Unavailable
 
 
 async def create(uploads: Uploads, num_bytes: int, tenant: str = "a") -> UploadRecord:
@@ -175,6 +175,35 @@ async def test_a_cancelled_upload_takes_nothing(
         await complete(uploads, upload, part)
     await files.sweep()
     assert stored(tmp_path) == []
+
+
+class _EndingBlobs(Blobs):
+    """Cancel the upload whose parts are read, and delete nothing."""
+
+    uploads: Uploads
+    upload: UploadRecord
+
+    async def parts(
+        self, name: str, start: int = 0, end: int | None = None
+    ) -> AsyncIterator[bytes]:
+        await self.uploads.cancel(self.upload.tenant, self.upload.id)
+        async for part in super().parts(name, start, end):
+            yield part
+
+    async def delete(self, name: str) -> None:
+        raise Unavailable("no storage")
+
+
+async def test_an_upload_that_ends_during_its_completion_says_so_if_its_copy_cannot_be_removed(
+    database: Database, tmp_path: Path
+) -> None:
+    blobs = _EndingBlobs.in_directory(tmp_path / "files")
+    blobs.uploads = uploads = Uploads(database, Files(database, blobs), max_bytes=1000)
+    blobs.upload = upload = await create(uploads, 4)
+    part = await add(uploads, upload, b"part")
+
+    with pytest.raises(InvalidRequest, match="cancelled"):
+        await complete(uploads, upload, part)
 
 
 async def test_a_part_that_comes_after_the_end_leaves_nothing(
