@@ -180,7 +180,7 @@ class Files:
         if not is_done:
             raise InvalidRequest("The file is the input of a batch that has not ended.")
         with suppress(Unavailable):  # it is deleted; `sweep` removes its bytes later
-            await self.discard(file_id)
+            await self._remove(file_id)
 
     async def sweep(self) -> None:
         """Remove files that have expired, and what is left of unfinished and deleted ones. What
@@ -199,7 +199,16 @@ class Files:
 
     @uncancelled
     async def discard(self, file_id: str) -> None:
-        """Remove bytes and record of a file that is not used."""
+        """Remove a file that is not used. It stays whole if the database cannot be reached, because
+        a commit whose confirmation was lost may have made it visible. `sweep` removes what is
+        left."""
+        deletion = update(FILES).where(FILES.c.id == file_id).values(state="deleted")
+        async with self._database.begin() as connection:
+            await connection.execute(deletion)
+        await self._remove(file_id)
+
+    @uncancelled
+    async def _remove(self, file_id: str) -> None:
         await self._blobs.delete(file_id)
         async with self._database.begin() as connection:
             await connection.execute(delete(FILES).where(FILES.c.id == file_id))

@@ -1,12 +1,16 @@
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.batches import Batches, Order
+from gateway.store.database import Database
+from gateway.store.files.blobs import Blobs
 from gateway.store.files.records import FileRecord, Files
-from shared.errors import InvalidRequest, NotFound
+from shared.errors import InvalidRequest, NotFound, Unavailable
 
 
 async def write(
@@ -99,7 +103,7 @@ async def test_nothing_is_left_of_an_upload_that_fails(files: Files, tmp_path: P
     assert stored(tmp_path) == []
 
 
-async def test_an_error_is_not_replaced_by_that_of_the_removal(
+async def test_an_error_is_not_replaced_by_that_of_the_removal_which_is_made_up_for(
     files: Files, tmp_path: Path
 ) -> None:
     async def write_and_fail() -> None:
@@ -109,6 +113,59 @@ async def test_an_error_is_not_replaced_by_that_of_the_removal(
 
     with pytest.raises(ZeroDivisionError):
         await write_and_fail()
+
+    (left,) = stored(tmp_path)
+    (tmp_path / "files" / left).rmdir()
+    (tmp_path / "files" / left).touch()
+    await files.sweep()
+    assert stored(tmp_path) == []
+
+
+class _LosingDatabase(Database):
+    """Loses the confirmation of a commit, if told so, and may be away from then on."""
+
+    loses = stays_away = is_away = False
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncConnection]:
+        if self.is_away:
+            raise Unavailable("no database")
+        async with super().begin() as connection:
+            yield connection
+        if self.loses:
+            self.loses, self.is_away = False, self.stays_away
+            raise Unavailable("no confirmation")
+
+
+@pytest.fixture
+async def losing(database_url: str | None, tmp_path: Path) -> AsyncIterator[_LosingDatabase]:
+    database = await _LosingDatabase.open(database_url, tmp_path)
+    yield database
+    await database.close()
+
+
+@pytest.mark.parametrize("stays_away", [False, True])
+async def test_a_file_whose_commit_was_not_confirmed_is_gone_or_whole(
+    losing: _LosingDatabase, tmp_path: Path, stays_away: bool
+) -> None:
+    files = Files(losing, Blobs.in_directory(tmp_path / "files"))
+    losing.stays_away = stays_away
+
+    async def write_unconfirmed() -> None:
+        async with files.writing("a") as draft:
+            await draft.writer.write(b"content")
+            draft.expires_at = int(time.time()) + 1000
+            losing.loses = True
+
+    with pytest.raises(Unavailable, match="no confirmation"):
+        await write_unconfirmed()
+    listed = await files.page("a", purpose=None, after=None, limit=9, newest_first=True)
+    contents = [await read(files, file) for file in listed]
+    losing.is_away = False
+    await files.sweep()
+
+    assert contents == ([b"content"] if stays_away else [])
+    assert stored(tmp_path) == [file.id for file in listed]
 
 
 async def test_a_deleted_file_is_gone(files: Files, tmp_path: Path) -> None:
