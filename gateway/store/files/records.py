@@ -260,7 +260,10 @@ class Files:
             if state == "processed":
                 # Other files may have been uploaded at the same time.
                 await self.require_room(connection, draft.tenant, draft.writer.num_bytes)
-            await connection.execute(update(FILES).where(FILES.c.id == draft.id).values(values))
+            is_left = and_(FILES.c.id == draft.id, FILES.c.state == "uploading")
+            finished = await connection.execute(update(FILES).where(is_left).values(values))
+            if not finished.rowcount:
+                raise Unavailable("Writing the file took so long that it was given up.")
 
 
 async def _num_bytes(connection: AsyncConnection, tenant: str) -> int:

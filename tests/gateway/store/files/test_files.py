@@ -4,12 +4,15 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from obstore.store import MemoryStore
+from sqlalchemy import update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.batches import Batches, Order
 from gateway.store.database import Database
 from gateway.store.files.blobs import Blobs
 from gateway.store.files.records import FileRecord, Files
+from gateway.store.schema import FILES
 from shared.errors import InvalidRequest, NotFound, Unavailable
 
 
@@ -119,6 +122,26 @@ async def test_an_error_is_not_replaced_by_that_of_the_removal_which_is_made_up_
     (tmp_path / "files" / left).touch()
     await files.sweep()
     assert stored(tmp_path) == []
+
+
+async def test_nothing_is_left_of_an_upload_that_was_swept_before_it_ended(
+    database: Database,
+) -> None:
+    store = MemoryStore()  # a sweep of a directory also removes what is half written
+    files = Files(database, Blobs(store))
+
+    async def write_slowly() -> None:
+        async with files.writing("a") as draft:
+            await draft.writer.write(b"content")
+            began = update(FILES).where(FILES.c.id == draft.id)
+            async with database.begin() as connection:
+                await connection.execute(began.values(created_at=int(time.time()) - 48 * 3600))
+            await files.sweep()
+
+    with pytest.raises(Unavailable, match="took so long"):
+        await write_slowly()
+
+    assert store.list().collect() == []
 
 
 class _LosingDatabase(Database):
