@@ -245,13 +245,17 @@ def _range(header: str | None, num_bytes: int) -> tuple[int, int, int]:
 
 
 async def _begun(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same parts, the first of which is read at once: its errors still set the status."""
+    """The same parts, the first of which is read at once: its errors still set the status. The
+    response ends early if the file is deleted."""
     first = await anext(parts, b"")
 
     async def all_parts() -> AsyncIterator[bytes]:
         yield first
-        async for part in parts:
-            yield part
+        try:
+            async for part in parts:
+                yield part
+        except FileNotFoundError:  # deleted meanwhile
+            raise ConnectionAbortedError from None
 
     return all_parts()
 

@@ -7,11 +7,11 @@ import asyncio
 import configparser
 import itertools
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import obstore
 from obstore.exceptions import BaseError
@@ -26,8 +26,9 @@ _PART_BYTES = 5 << 20
 """The smallest part that S3 takes."""
 _MAX_PARTS_AT_ONCE = 2
 _READ_BYTES = 1 << 20
-_TIMEOUT = timedelta(hours=1)
-"""For a request to a store in all: whoever reads a file may be slow."""
+"""Bytes that one request reads. None is open while a reader is busy, which may take hours."""
+_TIMEOUT = timedelta(minutes=10)
+"""For a request to a store in all, which transfers a few MiB."""
 _READ_TIMEOUT = timedelta(seconds=30)
 """In which something must arrive."""
 _RETRY_TIMEOUT = timedelta(seconds=30)
@@ -35,6 +36,7 @@ _RETRY_TIMEOUT = timedelta(seconds=30)
 a store that sends nothing would be asked six times."""
 _CLIENT_OPTIONS = ("allow_http", "proxy_url", "proxy_ca_certificate", "proxy_excludes")
 """Options of connections that environment and credentials may contain."""
+_Result = TypeVar("_Result")
 
 
 class _Abandoned(Exception):
@@ -159,26 +161,29 @@ class Blobs:
     async def parts(
         self, name: str, start: int = 0, end: int | None = None
     ) -> AsyncIterator[bytes]:
-        """All bytes, or those from ``start`` to before ``end``, in parts. Raises `Unavailable`, and
-        `FileNotFoundError`."""
-        if start == end:
-            return
-        try:
-            # Not a range from 0, which an empty blob does not have.
-            found = await obstore.get_async(
-                self._store, name, options=None if end is None else {"range": (start, end)}
-            )
-            async for part in found.stream(min_chunk_size=_READ_BYTES):
-                yield bytes(part)
-            self._outage.worked(is_writing=False)
-        except FileNotFoundError:
-            raise
-        except (BaseError, OSError) as error:
-            raise _unreachable(error, self._outage, is_writing=False) from error
+        """All bytes from ``start``, or those to before ``end``, in parts. Raises `Unavailable`, and
+        `FileNotFoundError`, also between parts."""
+        size = (await self._reading(obstore.head_async(self._store, name)))["size"]
+        end = size if end is None else min(end, size)
+        for first in range(start, end, _READ_BYTES):
+            last = min(first + _READ_BYTES, end)
+            part = obstore.get_range_async(self._store, name, start=first, end=last)
+            yield bytes(await self._reading(part))
 
     async def delete(self, name: str) -> None:
         """Delete a blob, if it exists. Raises `Unavailable`."""
         await _delete(self._store, name, self._outage)
+
+    async def _reading(self, request: Awaitable[_Result]) -> _Result:
+        """Raises like `parts`."""
+        try:
+            result = await request
+        except FileNotFoundError:
+            raise
+        except (BaseError, OSError) as error:
+            raise _unreachable(error, self._outage, is_writing=False) from error
+        self._outage.worked(is_writing=False)
+        return result
 
 
 def _credentials_in(path: Path) -> dict[str, str]:

@@ -228,3 +228,20 @@ async def test_a_directory_that_cannot_be_used_is_not_named_to_clients(
 
     assert refused.status_code == 503
     assert str(tmp_path) not in refused.text
+
+
+async def test_the_download_of_a_file_that_is_deleted_is_cut_and_is_no_incident(
+    storing: LiveGateway, caplog: pytest.LogCaptureFixture
+) -> None:
+    file_id = (await upload(storing, bytes(64 << 20))).json()["id"]
+    path = f"/v1/files/{file_id}"
+
+    async def download() -> None:
+        async with storing.http.stream("GET", f"{path}/content") as response:
+            await storing.http.delete(path)
+            await response.aread()
+
+    with pytest.raises(httpx.RemoteProtocolError):
+        await download()
+
+    assert "request failed" not in caplog.text
