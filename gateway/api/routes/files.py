@@ -184,11 +184,11 @@ def _complete(draft: Draft, fields: dict[str, str], retention_s: float) -> None:
 
 async def bytes_left(gateway: Gateway, files: Files, tenant: str) -> int:
     """How large the next file of a tenant may be. Raises HTTPException 413 if it may have none."""
-    settings = gateway.settings
-    left = settings.max_tenant_file_bytes - await files.num_bytes(tenant)
-    if left <= 0:
-        raise HTTPException(413, "The tenant's files exceed their total size limit.")
-    return min(left, settings.max_file_bytes)
+    try:
+        left = await files.bytes_left(tenant)
+    except InvalidRequest as error:
+        raise HTTPException(413, error.message) from None
+    return min(left, gateway.settings.max_file_bytes)
 
 
 def plain_name(filename: str) -> str:

@@ -5,8 +5,8 @@ behind by a process that dies: `sweep` removes what is unfinished, deleted or ex
 """
 
 import logging
-import math
 import secrets
+import sys
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -28,7 +28,10 @@ UNENDED = ("validating", "in_progress", "finalizing", "cancelling")
 _UPLOAD_TIMEOUT_S = 24 * 3600
 _COMPLETION_TIMEOUT_S = 3600
 """Parts are kept so much longer than their upload, which may just be completed."""
+MAX_FILES = 100_000
+"""Of one tenant, the parts of its uploads included. Even an empty file takes a row and an inode."""
 _MAX_SWEPT = 100
+_TOO_LARGE = "The tenant's files exceed their total size limit."
 _ROOM_LOCK = 0x46494C45
 """Any number; the locks with two numbers are separate from those with one."""
 
@@ -87,7 +90,7 @@ class Files:
     """The files of all tenants. Every method raises `Unavailable`."""
 
     def __init__(
-        self, database: Database, blobs: Blobs, *, max_tenant_bytes: float = math.inf
+        self, database: Database, blobs: Blobs, *, max_tenant_bytes: int = sys.maxsize
     ) -> None:
         """The files that a tenant uploads have at most ``max_tenant_bytes`` together."""
         self._database = database
@@ -152,17 +155,21 @@ class Files:
             return [_record(row) for row in await connection.execute(query)]
 
     @uncancelled
-    async def num_bytes(self, tenant: str) -> int:
-        """The size of all files of a tenant, and of the parts of its uploads."""
+    async def bytes_left(self, tenant: str) -> int:
+        """How large the next file of a tenant may be. Raises `InvalidRequest` if there is no room
+        for another one."""
         async with self._database.read() as connection:
-            return await _num_bytes(connection, tenant)
+            left = await self._bytes_left(connection, tenant)
+        if left <= 0:
+            raise InvalidRequest(_TOO_LARGE)
+        return left
 
     async def require_room(self, connection: AsyncConnection, tenant: str, num_bytes: int) -> None:
         """Nothing else is added to a tenant's files until the transaction of the caller ends.
-        Raises `InvalidRequest` if they have no room for ``num_bytes`` more."""
+        Raises `InvalidRequest` if they have no room for a file of ``num_bytes``."""
         await self._database.hold(connection, _ROOM_LOCK, tenant)
-        if await _num_bytes(connection, tenant) + num_bytes > self._max_tenant_bytes:
-            raise InvalidRequest("The tenant's files exceed their total size limit.")
+        if num_bytes > await self._bytes_left(connection, tenant):
+            raise InvalidRequest(_TOO_LARGE)
 
     def content(self, file_id: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
         """The bytes from ``start`` to before ``end``, in parts."""
@@ -232,6 +239,15 @@ class Files:
         async with self._database.read() as connection:
             return (await connection.execute(query)).scalars().all()
 
+    async def _bytes_left(self, connection: AsyncConnection, tenant: str) -> int:
+        """Raises `InvalidRequest` if the tenant has as many files as it may have."""
+        is_kept = or_(_visible(tenant), and_(FILES.c.tenant == tenant, _IS_PART))
+        query = select(func.count(), func.coalesce(func.sum(FILES.c.num_bytes), 0)).where(is_kept)
+        num_files, num_bytes = (await connection.execute(query)).one()
+        if num_files >= MAX_FILES:
+            raise InvalidRequest(f"A tenant has at most {MAX_FILES} files.")
+        return self._max_tenant_bytes - int(num_bytes)
+
     @uncancelled
     async def _begin(self, draft: Draft, upload_id: str | None) -> None:
         values = {
@@ -264,12 +280,6 @@ class Files:
             finished = await connection.execute(update(FILES).where(is_left).values(values))
             if not finished.rowcount:
                 raise Unavailable("Writing the file took so long that it was given up.")
-
-
-async def _num_bytes(connection: AsyncConnection, tenant: str) -> int:
-    is_kept = or_(_visible(tenant), and_(FILES.c.tenant == tenant, _IS_PART))
-    query = select(func.coalesce(func.sum(FILES.c.num_bytes), 0)).where(is_kept)
-    return int((await connection.execute(query)).scalar_one())
 
 
 async def reveal(connection: AsyncConnection, file_ids: tuple[str, ...]) -> None:

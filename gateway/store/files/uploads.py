@@ -30,6 +30,8 @@ from shared.errors import InvalidRequest, NotFound, Unavailable
 Status: TypeAlias = Literal["pending", "completed", "cancelled", "expired"]
 
 MAX_PARTS = 10_000
+MAX_UPLOADS = 100_000
+"""Of one tenant, those included that are still known after they ended."""
 LIFETIME_S = 3600
 """Seconds from the creation of an upload to its expiry, as OpenAI has them."""
 _KEPT_S = 24 * 3600
@@ -75,6 +77,7 @@ class Uploads:
     async def create(
         self, tenant: str, *, filename: str, purpose: str, num_bytes: int, kept_s: int
     ) -> UploadRecord:
+        """Raises `InvalidRequest` if the tenant has `MAX_UPLOADS`."""
         now = int(time.time())
         values = {
             "id": f"upload_{secrets.token_hex(16)}",
@@ -87,6 +90,10 @@ class Uploads:
             "kept_s": kept_s,
             "state": "pending",
         }
+        known = select(func.count()).select_from(UPLOADS).where(UPLOADS.c.tenant == tenant)
+        async with self._database.read() as connection:  # a few at once may exceed the limit
+            if (await connection.execute(known)).scalar_one() >= MAX_UPLOADS:
+                raise InvalidRequest(f"A tenant begins at most {MAX_UPLOADS} uploads a day.")
         async with self._database.begin() as connection:
             await connection.execute(insert(UPLOADS).values(values))
         return await self.get(tenant, str(values["id"]))

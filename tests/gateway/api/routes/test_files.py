@@ -11,6 +11,7 @@ import pytest
 
 from gateway.intake.keys.key_file import KeyFile
 from gateway.store.database import SQLITE_FILE
+from gateway.store.files import records
 from shared.bus.memory import MemoryBus
 from tests.support.gateway.http import LiveGateway, live_gateway
 from tests.support.workers.scripted_worker import ScriptedWorker
@@ -197,6 +198,16 @@ async def test_sizes_are_limited(bus: MemoryBus, worker: ScriptedWorker, tmp_pat
 
     assert statuses == [413, 200, 413, 200, 413]
     assert sorted(path.stat().st_size for path in (tmp_path / "files").iterdir()) == [500, 1500]
+
+
+async def test_the_number_of_files_is_limited(
+    storing: LiveGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "MAX_FILES", 1)
+
+    statuses = [(await upload(storing, b"")).status_code for _ in range(2)]
+
+    assert statuses == [200, 413]
 
 
 async def test_a_tenant_sees_its_own_files_only(

@@ -1,3 +1,4 @@
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -10,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.batches import Batches, Order
 from gateway.store.database import Database
+from gateway.store.files import records
 from gateway.store.files.blobs import Blobs
 from gateway.store.files.records import FileRecord, Files
 from gateway.store.schema import FILES
@@ -32,6 +34,10 @@ async def write(
 
 async def read(files: Files, file: FileRecord, start: int = 0, end: int | None = None) -> bytes:
     return b"".join([part async for part in files.content(file.id, start, end)])
+
+
+async def num_bytes(files: Files, tenant: str) -> int:
+    return sys.maxsize - await files.bytes_left(tenant)
 
 
 def stored(tmp_path: Path) -> list[str]:
@@ -70,12 +76,29 @@ async def test_a_tenant_sees_its_own_files_only(files: Files) -> None:
     with pytest.raises(NotFound):
         await files.delete("b", file.id)
     assert await files.page("b", purpose=None, after=None, limit=9, newest_first=True) == []
-    assert (await files.num_bytes("a"), await files.num_bytes("b")) == (7, 0)
+    assert (await num_bytes(files, "a"), await num_bytes(files, "b")) == (7, 0)
 
 
 async def test_no_id_has_the_character_that_postgresql_cannot_hold(files: Files) -> None:
     with pytest.raises((NotFound, InvalidRequest)):
         await files.get("a", "file-\x00")
+
+
+async def test_the_files_of_a_tenant_are_limited_however_small(
+    files: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "MAX_FILES", 2)
+    kept = [await write(files, b"") for _ in range(2)]
+
+    with pytest.raises(InvalidRequest, match="at most 2 files"):
+        await files.bytes_left("a")
+    with pytest.raises(InvalidRequest, match="at most 2 files"):
+        await write(files, b"")
+
+    assert len(stored(tmp_path)) == 2
+    await write(files, b"", tenant="b")
+    await files.delete("a", kept[0].id)
+    await write(files, b"")
 
 
 async def test_pages_contain_each_file_once(files: Files) -> None:
@@ -244,7 +267,7 @@ async def test_a_file_that_cannot_be_removed_holds_up_no_other(
     assert caplog.text.count("files not removed, retrying later") == 1
     (tmp_path / "files" / stuck).rmdir()
     await files.sweep()
-    assert await files.num_bytes("a") == 0
+    assert await num_bytes(files, "a") == 0
 
 
 async def test_the_input_of_a_batch_is_kept_until_it_ends(files: Files, batches: Batches) -> None:

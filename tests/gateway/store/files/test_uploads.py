@@ -1,5 +1,6 @@
 import asyncio
 import hashlib
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -10,6 +11,8 @@ from sqlalchemy import update
 
 from gateway.intake.signer import hash_body
 from gateway.store.database import Database
+from gateway.store.files import records
+from gateway.store.files import uploads as uploads_module
 from gateway.store.files.blobs import Blobs
 from gateway.store.files.records import Files
 from gateway.store.files.uploads import LIFETIME_S, UploadRecord, Uploads
@@ -47,6 +50,10 @@ async def let_expire(database: Database, upload: UploadRecord, ago_s: float) -> 
         await connection.execute(statement.values(expires_at=int(time.time() - ago_s)))
 
 
+async def num_bytes(files: Files, tenant: str) -> int:
+    return sys.maxsize - await files.bytes_left(tenant)
+
+
 def stored(tmp_path: Path) -> list[str]:
     return [path.name for path in (tmp_path / "files").iterdir()]
 
@@ -58,7 +65,7 @@ async def test_a_file_is_its_parts_in_the_order_asked_for(
     second, first, unused = [
         await add(uploads, upload, data) for data in (b"-second", b"1-", b"unused")
     ]
-    assert await files.num_bytes("a") == 15
+    assert await num_bytes(files, "a") == 15
 
     done = await complete(uploads, upload, first, second)
 
@@ -66,7 +73,7 @@ async def test_a_file_is_its_parts_in_the_order_asked_for(
     file = await files.get("a", done.file_id or "")
     assert (file.filename, file.purpose, file.num_bytes) == ("in.jsonl", "batch", 9)
     assert file.expires_at == pytest.approx(file.created_at + 7200, abs=60)
-    assert await files.num_bytes("a") == 9
+    assert await num_bytes(files, "a") == 9
     await files.sweep()
     assert stored(tmp_path) == [file.id]
     with pytest.raises(NotFound):
@@ -234,6 +241,35 @@ async def test_the_parts_of_an_upload_are_limited_together(
     assert stored(tmp_path) == [part]
 
 
+async def test_parts_are_limited_with_the_tenants_files(
+    uploads: Uploads, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "MAX_FILES", 1)
+    upload = await create(uploads, 4)
+    part = await add(uploads, upload, b"part")
+
+    with pytest.raises(InvalidRequest, match="at most 1 files"):
+        await add(uploads, upload, b"more")
+
+    assert stored(tmp_path) == [part]
+
+
+async def test_the_uploads_of_a_tenant_are_limited(
+    database: Database, uploads: Uploads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uploads_module, "MAX_UPLOADS", 2)
+    first = await create(uploads, 1)
+    await uploads.cancel("a", (await create(uploads, 1)).id)
+
+    with pytest.raises(InvalidRequest, match="at most 2 uploads"):
+        await create(uploads, 1)
+
+    await create(uploads, 1, tenant="b")
+    await let_expire(database, first, ago_s=48 * 3600)
+    await uploads.sweep()
+    await create(uploads, 1)
+
+
 async def test_a_part_is_in_the_file_once(uploads: Uploads) -> None:
     upload = await create(uploads, 8)
     part = await add(uploads, upload, b"part")
@@ -264,7 +300,8 @@ async def test_what_is_uploaded_at_the_same_time_is_limited_together(
     async with files.writing("b") as other:
         await other.writer.write(bytes(10))
 
-    assert await files.num_bytes("a") == 10
+    with pytest.raises(InvalidRequest, match="total size limit"):
+        await files.bytes_left("a")
     assert len(stored(tmp_path)) == 3
 
 
