@@ -356,13 +356,13 @@ class _BatchRun:
                 limit=_ANSWERS_AT_ONCE,
                 max_bytes=_ANSWER_BYTES_AT_ONCE,
             ):
-                await draft.writer.write(b"".join([answer.text + b"\n" for answer in page]))
+                await draft.write(b"".join([answer.text + b"\n" for answer in page]))
                 last = page[-1].line
             if ending != "completed":
                 async with aclosing(self._unanswered()) as lines:
                     async for line in lines:
                         text = unexecuted_line(batch.id, line.number, line.custom_id, ending)
-                        await draft.writer.write(text + b"\n")
+                        await draft.write(text + b"\n")
         return draft.id
 
 

@@ -89,7 +89,7 @@ def router(gateway: Gateway) -> APIRouter:
 
                 async def take(filename: str, data: bytes) -> None:
                     draft.filename = plain_name(filename)
-                    await draft.writer.write(data)
+                    await draft.write(data)
 
                 fields = await read_form(request, left, take)
                 _complete(draft, fields, settings.file_retention_s)

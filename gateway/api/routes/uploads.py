@@ -104,7 +104,7 @@ def router(gateway: Gateway) -> APIRouter:
             async with state.uploads.writing_part(tenant, upload_id) as draft:
 
                 async def take(_: str, data: bytes) -> None:
-                    await draft.writer.write(data)
+                    await draft.write(data)
 
                 await read_form(request, min(MAX_PART_BYTES, left), take, "data")
         return _json(UploadPart(id=draft.id, created_at=draft.created_at, upload_id=upload_id))

@@ -8,9 +8,11 @@ import logging
 import secrets
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from sqlalchemy import and_, delete, exists, func, insert, or_, select, tuple_, update
@@ -54,10 +56,17 @@ class Draft:
     id: str
     tenant: str
     writer: BlobWriter
+    hold: Callable[[int], None]
+    """Takes the tenant's room for bytes that are about to be written. Raises `InvalidRequest`."""
     filename: str
     purpose: str
     expires_at: int | None = None
     created_at: int = field(default_factory=lambda: int(time.time()))
+
+    async def write(self, data: bytes) -> None:
+        """Raises `Unavailable`, and `InvalidRequest` if the tenant has no room for them."""
+        self.hold(len(data))
+        await self.writer.write(data)
 
     @property
     def record(self) -> FileRecord:
@@ -96,6 +105,10 @@ class Files:
         self._database = database
         self._blobs = blobs
         self._max_tenant_bytes = max_tenant_bytes
+        self._num_draft_bytes: Counter[str] = Counter()
+        """Of each tenant, in the files that it sends to this gateway and that are not finished."""
+        self._left_bytes: dict[str, int] = {}
+        """What its finished files left of its limit when they were last counted."""
 
     @asynccontextmanager
     async def writing(
@@ -107,15 +120,17 @@ class Files:
         is_hidden: bool = False,
         upload_id: str | None = None,
     ) -> AsyncIterator[Draft]:
-        """Write a new file; the block writes to ``draft.writer`` and may complete the draft.
+        """Write a new file; the block writes to the draft and may complete it.
 
         The file exists after the block, or, if ``is_hidden``, once `reveal` was called. Nothing is
         left of it if the block raises. A part of an upload has an ``upload_id``. Raises
-        `InvalidRequest` if the tenant has no room for a file that is not hidden.
+        `InvalidRequest` if the tenant has no room for it, unless it is hidden and no part.
         """
         prefix = "file-" if upload_id is None else "part_"
         file_id = f"{prefix}{secrets.token_hex(16)}"
-        draft = Draft(file_id, tenant, self._blobs.writer(file_id), filename, purpose)
+        is_counted = not is_hidden or upload_id is not None
+        hold = partial(self._hold, tenant) if is_counted else _hold_nothing
+        draft = Draft(file_id, tenant, self._blobs.writer(file_id), hold, filename, purpose)
         await self._begin(draft, upload_id)
         try:
             async with draft.writer:
@@ -125,6 +140,9 @@ class Files:
             with suppress(Unavailable):  # `sweep` removes it later
                 await self.discard(draft.id)
             raise
+        finally:
+            if is_counted:
+                self._num_draft_bytes[tenant] -= draft.writer.num_bytes
 
     @uncancelled
     async def get(self, tenant: str, file_id: str) -> FileRecord:
@@ -160,6 +178,7 @@ class Files:
         for another one."""
         async with self._database.read() as connection:
             left = await self._bytes_left(connection, tenant)
+        left -= self._num_draft_bytes[tenant]
         if left <= 0:
             raise InvalidRequest(_TOO_LARGE)
         return left
@@ -240,13 +259,22 @@ class Files:
             return (await connection.execute(query)).scalars().all()
 
     async def _bytes_left(self, connection: AsyncConnection, tenant: str) -> int:
-        """Raises `InvalidRequest` if the tenant has as many files as it may have."""
+        """What the finished files of a tenant leave of its limit. Raises `InvalidRequest` if it has
+        as many files as it may have."""
         is_kept = or_(_visible(tenant), and_(FILES.c.tenant == tenant, _IS_PART))
         query = select(func.count(), func.coalesce(func.sum(FILES.c.num_bytes), 0)).where(is_kept)
         num_files, num_bytes = (await connection.execute(query)).one()
         if num_files >= MAX_FILES:
             raise InvalidRequest(f"A tenant has at most {MAX_FILES} files.")
-        return self._max_tenant_bytes - int(num_bytes)
+        left = self._left_bytes[tenant] = self._max_tenant_bytes - int(num_bytes)
+        return left
+
+    def _hold(self, tenant: str, num_bytes: int) -> None:
+        """Raises `InvalidRequest` if there is no room beside what the tenant's other files have."""
+        num_draft_bytes = self._num_draft_bytes[tenant] + num_bytes
+        if num_draft_bytes > self._left_bytes.get(tenant, self._max_tenant_bytes):
+            raise InvalidRequest(_TOO_LARGE)
+        self._num_draft_bytes[tenant] = num_draft_bytes
 
     @uncancelled
     async def _begin(self, draft: Draft, upload_id: str | None) -> None:
@@ -302,6 +330,10 @@ def not_found(file_id: str) -> NotFound:
 def _visible(tenant: str) -> Any:
     is_kept = or_(FILES.c.expires_at.is_(None), FILES.c.expires_at > int(time.time()))
     return and_(FILES.c.tenant == tenant, FILES.c.state == "processed", is_kept)
+
+
+def _hold_nothing(_: int) -> None:
+    """Outputs of batches and copies of parts may exceed the tenant's limit."""
 
 
 def _record(row: Any) -> FileRecord:

@@ -241,7 +241,7 @@ class Uploads:
                 async for data in self._files.content(part_id):
                     if md5 is not None:
                         digest.update(data)
-                    await draft.writer.write(data)
+                    await draft.write(data)
             if md5 is not None and digest.hexdigest() != md5.lower():
                 message = f"md5: the digest of the parts is {digest.hexdigest()}."
                 raise InvalidRequest(message, param="md5")

@@ -118,7 +118,7 @@ async def stored(data_dir: Path) -> AsyncIterator[StoredState]:
 async def file_until(state: StoredState, expires_at: int) -> str:
     async with state.files.writing("", "in.jsonl", "batch") as draft:
         draft.expires_at = expires_at
-        await draft.writer.write(b"content")
+        await draft.write(b"content")
     return draft.id
 
 

@@ -49,7 +49,7 @@ def copy_files(source: Path, target: Path) -> None:
 
 async def write(files: Files, content: bytes) -> str:
     async with files.writing("a", "name.jsonl", "batch") as draft:
-        await draft.writer.write(content)
+        await draft.write(content)
     return draft.record.id
 
 

@@ -221,7 +221,7 @@ async def test_a_batch_ends_with_its_files(files: Files, batches: Batches) -> No
     await batches.record(batch.id, batch.fence, [answer(1)])
     await batches.begin_to_end(batch.id, batch.fence)
     async with files.writing("a", "out.jsonl", "batch_output", is_hidden=True) as output:
-        await output.writer.write(b"1\n")
+        await output.write(b"1\n")
     with pytest.raises(NotFound):
         await files.get("a", output.id)
 

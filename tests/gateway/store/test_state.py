@@ -15,7 +15,7 @@ from tests.support.network.connections import serving
 
 async def write(files: Files) -> None:
     async with files.writing("a", "name.jsonl", "batch") as draft:
-        await draft.writer.write(b"content")
+        await draft.write(b"content")
 
 
 async def test_sweeps_go_on_after_one_that_does_not_reach_the_database(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import asyncio
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -198,6 +199,27 @@ async def test_sizes_are_limited(bus: MemoryBus, worker: ScriptedWorker, tmp_pat
 
     assert statuses == [413, 200, 413, 200, 413]
     assert sorted(path.stat().st_size for path in (tmp_path / "files").iterdir()) == [500, 1500]
+
+
+async def test_a_file_that_is_being_received_leaves_no_room_for_another_one(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    order = {"bytes": 500, "filename": "f", "mime_type": "text/plain", "purpose": "batch"}
+    async with live_gateway(bus, max_tenant_file_bytes=1000, data_dir=tmp_path) as gateway:
+
+        async def slow() -> AsyncIterator[bytes]:
+            yield b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+            yield b'--x\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n'
+            yield bytes(600)
+            async with asyncio.timeout(10):
+                while (await gateway.post("/v1/uploads", **order)).status_code == 200:
+                    pass
+            yield b"\r\n--x--\r\n"
+
+        headers = {"content-type": "multipart/form-data; boundary=x"}
+        received = await gateway.http.post("/v1/files", content=slow(), headers=headers)
+
+    assert received.status_code == 200
 
 
 async def test_the_number_of_files_is_limited(

@@ -28,7 +28,7 @@ async def write(
 ) -> FileRecord:
     async with files.writing(tenant, "name.jsonl", purpose) as draft:
         draft.expires_at = expires_at
-        await draft.writer.write(content)
+        await draft.write(content)
     return draft.record
 
 
@@ -121,7 +121,7 @@ async def test_pages_contain_each_file_once(files: Files) -> None:
 async def test_nothing_is_left_of_an_upload_that_fails(files: Files, tmp_path: Path) -> None:
     with suppress(ZeroDivisionError):
         async with files.writing("a") as draft:
-            await draft.writer.write(b"half of it")
+            await draft.write(b"half of it")
             raise ZeroDivisionError
 
     with pytest.raises(NotFound):
@@ -155,7 +155,7 @@ async def test_nothing_is_left_of_an_upload_that_was_swept_before_it_ended(
 
     async def write_slowly() -> None:
         async with files.writing("a") as draft:
-            await draft.writer.write(b"content")
+            await draft.write(b"content")
             began = update(FILES).where(FILES.c.id == draft.id)
             async with database.begin() as connection:
                 await connection.execute(began.values(created_at=int(time.time()) - 48 * 3600))
@@ -199,7 +199,7 @@ async def test_a_file_whose_commit_was_not_confirmed_is_gone_or_whole(
 
     async def write_unconfirmed() -> None:
         async with files.writing("a") as draft:
-            await draft.writer.write(b"content")
+            await draft.write(b"content")
             draft.expires_at = int(time.time()) + 1000
             losing.loses = True
 

@@ -28,7 +28,7 @@ async def create(uploads: Uploads, num_bytes: int, tenant: str = "a") -> UploadR
 
 async def add(uploads: Uploads, upload: UploadRecord, data: bytes) -> str:
     async with uploads.writing_part(upload.tenant, upload.id) as draft:
-        await draft.writer.write(data)
+        await draft.write(data)
     return draft.id
 
 
@@ -220,7 +220,7 @@ async def test_a_part_that_comes_after_the_end_leaves_nothing(
 
     async def add_late() -> None:
         async with uploads.writing_part("a", upload.id) as draft:
-            await draft.writer.write(b"part")
+            await draft.write(b"part")
             await uploads.cancel("a", upload.id)
 
     with pytest.raises(InvalidRequest, match="cancelled"):
@@ -278,31 +278,62 @@ async def test_a_part_is_in_the_file_once(uploads: Uploads) -> None:
         await complete(uploads, upload, part, part)
 
 
-async def test_what_is_uploaded_at_the_same_time_is_limited_together(
+async def test_what_is_uploaded_to_several_gateways_at_the_same_time_is_limited_together(
     database: Database, tmp_path: Path
 ) -> None:
     blobs = Blobs.in_directory(tmp_path / "files")
-    files = Files(database, blobs, max_tenant_bytes=10)
-    uploads = Uploads(database, files, max_bytes=1000)
+    files, other_files = [Files(database, blobs, max_tenant_bytes=10) for _ in range(2)]
+    uploads = Uploads(database, other_files, max_bytes=1000)
     upload = await create(uploads, 6)
 
     async with files.writing("a") as first:  # both have been told that there is room
-        await first.writer.write(bytes(6))
+        await first.write(bytes(6))
         await add(uploads, upload, bytes(4))
         late = uploads.writing_part("a", upload.id)
         draft = await late.__aenter__()
-        await draft.writer.write(b"1")
+        await draft.write(b"1")
     with pytest.raises(InvalidRequest, match="total size limit"):
         await late.__aexit__(None, None, None)
     with pytest.raises(InvalidRequest, match="total size limit"):
         async with files.writing("a") as second:
-            await second.writer.write(b"1")
+            await second.write(b"1")
     async with files.writing("b") as other:
-        await other.writer.write(bytes(10))
+        await other.write(bytes(10))
 
     with pytest.raises(InvalidRequest, match="total size limit"):
         await files.bytes_left("a")
     assert len(stored(tmp_path)) == 3
+
+
+async def test_what_is_being_uploaded_takes_room_until_it_ends(
+    database: Database, tmp_path: Path
+) -> None:
+    files = Files(database, Blobs.in_directory(tmp_path / "files"), max_tenant_bytes=10)
+    uploads = Uploads(database, files, max_bytes=1000)
+    upload = await create(uploads, 6)
+    await add(uploads, upload, b"1")
+
+    async def write(num_bytes: int) -> None:
+        async with files.writing("a") as draft:
+            await draft.write(bytes(num_bytes))
+
+    assert await files.bytes_left("a") == 9
+    with suppress(ZeroDivisionError):
+        async with uploads.writing_part("a", upload.id) as part:
+            await part.write(bytes(4))
+            assert await files.bytes_left("a") == 5
+            with pytest.raises(InvalidRequest, match="total size limit"):
+                await write(6)
+            await part.write(bytes(5))
+            with pytest.raises(InvalidRequest, match="total size limit"):
+                await files.bytes_left("a")
+            assert await files.bytes_left("b") == 10
+            async with files.writing("a", is_hidden=True) as output:
+                await output.write(bytes(20))
+            raise ZeroDivisionError
+
+    assert await files.bytes_left("a") == 9
+    await write(9)
 
 
 async def test_an_expired_upload_is_swept_with_its_parts(
@@ -333,11 +364,11 @@ async def test_what_a_gateway_left_half_done_is_removed_and_the_upload_goes_on(
     one = await add(uploads, upload, b"on")
     with suppress(ZeroDivisionError):
         async with uploads.writing_part("a", upload.id) as draft:
-            await draft.writer.write(b"half a part")
+            await draft.write(b"half a part")
             raise ZeroDivisionError
     # What is left by a process that dies while it completes the upload.
     async with files.writing("a", is_hidden=True) as copy:
-        await copy.writer.write(b"half a copy")
+        await copy.write(b"half a copy")
     async with database.begin() as connection:
         statement = update(FILES).where(FILES.c.id == copy.id)
         await connection.execute(statement.values(created_at=int(time.time()) - 48 * 3600))
