@@ -1,6 +1,7 @@
 """Reads multipart forms as they arrive: the bytes of the file are passed on and not kept."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 _IDLE_TIMEOUT_S = 60.0
+_MIN_BYTES_PER_S = 4 << 10
+"""Which a client sends on average, after the first `_IDLE_TIMEOUT_S`: whoever sends a byte now and
+then would hold its place and what it has sent for ever."""
 _MAX_FIELDS = 32
 _MAX_FIELD_BYTES = 16 << 10
 _MAX_HEADER_BYTES = 8 << 10
@@ -52,12 +56,16 @@ async def read_form(
     except FormParserError as error:
         raise _invalid(error) from None
     chunks, num_bytes = request.stream(), 0
+    waited_s = 0.0
     while True:
+        left_s = _IDLE_TIMEOUT_S + num_bytes / _MIN_BYTES_PER_S - waited_s
+        began_at = time.monotonic()
         try:
-            async with asyncio.timeout(_IDLE_TIMEOUT_S):
+            async with asyncio.timeout(min(_IDLE_TIMEOUT_S, left_s)):
                 chunk = await anext(chunks, b"")
         except TimeoutError:
             raise HTTPException(408, "The body did not arrive in time.") from None
+        waited_s += time.monotonic() - began_at  # for the client, not for the storage
         if not chunk:
             break
         num_bytes += len(chunk)

@@ -1,11 +1,18 @@
-"""Files on their way through a gateway in a process of its own: their bytes are not kept."""
+"""Files on their way through a gateway in a process of its own: their bytes are not kept. Slow
+clients, with short times."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+from fastapi import Request
+from starlette.exceptions import HTTPException
+from starlette.types import Message
 
+from gateway.intake import multipart
+from gateway.intake.multipart import read_form
 from tests.support.gateway.lone_gateway import lone_gateway, peak_memory_bytes
 
 MIB = 1 << 20
@@ -70,3 +77,48 @@ def test_a_file_takes_less_memory_than_an_eighth_of_its_size(
         grown = peak_memory_bytes(process) - before
         assert client.get(f"/v1/files/{file_id}").json()["bytes"] == FILE_BYTES
         assert grown < MAX_GROWTH_BYTES
+
+
+async def receive_slowly(num_bytes: int, pause_s: float, storage_s: float = 0.0) -> int:
+    """Receive a file of ``num_bytes`` in 20 pieces, each after a pause of the client, and each
+    before one of the storage; returns how much arrived."""
+    body = b"".join(form("file", 0)).partition(b"\r\n--boundary--")
+    pieces = [body[0], *[bytes(num_bytes // 20)] * 20, body[1] + body[2]]
+    arrived = 0
+
+    async def receive() -> Message:
+        await asyncio.sleep(pause_s)
+        return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
+
+    async def take(_: str, data: bytes) -> None:
+        nonlocal arrived
+        arrived += len(data)
+        await asyncio.sleep(storage_s)
+
+    headers = [(b"content-type", f"multipart/form-data; boundary={_BOUNDARY}".encode())]
+    await read_form(Request({"type": "http", "headers": headers}, receive), MIB, take)
+    return arrived
+
+
+@pytest.fixture
+def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multipart, "_IDLE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(multipart, "_MIN_BYTES_PER_S", 1000)
+
+
+@pytest.mark.usefixtures("short_times")
+async def test_a_form_that_arrives_too_slowly_is_given_up() -> None:
+    with pytest.raises(HTTPException) as caught:
+        await receive_slowly(20, pause_s=0.05)
+
+    assert caught.value.status_code == 408
+
+
+@pytest.mark.usefixtures("short_times")
+@pytest.mark.parametrize(
+    ("num_bytes", "pause_s", "storage_s"),
+    [(20_000, 0.05, 0.0), (20, 0.0, 0.05)],
+    ids=["client", "storage"],
+)
+async def test_a_form_may_take_its_time(num_bytes: int, pause_s: float, storage_s: float) -> None:
+    assert await receive_slowly(num_bytes, pause_s, storage_s) == num_bytes
