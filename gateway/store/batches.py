@@ -23,8 +23,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.database import Database, uncancelled
-from gateway.store.files.records import UNENDED, lock_file, reveal
-from gateway.store.schema import ANSWERS, BATCHES
+from gateway.store.files.records import lock_file, reveal
+from gateway.store.schema import ANSWERS, BATCHES, UNENDED
 from gateway.store.webhooks import EventType, announce
 from shared.errors import IdempotencyMismatch, InvalidRequest, NotFound, Overloaded
 

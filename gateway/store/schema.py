@@ -32,8 +32,9 @@ FILES = Table(
     Column("num_bytes", BigInteger, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger),
-    # uploading: the bytes are being written. part: they are a part of an upload. deleted: they are
-    # being removed.
+    # uploading: the bytes are being written, or are complete and hidden until the end of the batch
+    # or the upload that wrote them. part: they are a part of an upload. processed: the file exists.
+    # deleted: it is being removed.
     Column("state", String(16), nullable=False),
     Column("upload_id", String(64)),
     Index("files_of_tenant", "tenant", "created_at", "id"),
@@ -104,6 +105,9 @@ BATCHES = Table(
     Index("batches_of_tenant", "tenant", "created_at", "id"),
     Index("batches_to_run", "status", "lease_until"),
 )
+
+UNENDED = ("validating", "in_progress", "finalizing", "cancelling")
+"""The statuses of batches that have not ended."""
 
 USAGE = Table(
     "usage",

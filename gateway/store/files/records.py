@@ -20,13 +20,11 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.database import Database, uncancelled
 from gateway.store.files.blobs import Blobs, BlobWriter
-from gateway.store.schema import BATCHES, FILES, UPLOADS
+from gateway.store.schema import BATCHES, FILES, UNENDED, UPLOADS
 from shared.errors import InvalidRequest, NotFound, Unavailable
 
 logger = logging.getLogger(__name__)
 
-UNENDED = ("validating", "in_progress", "finalizing", "cancelling")
-"""The statuses of batches that have not ended."""
 _UPLOAD_TIMEOUT_S = 24 * 3600
 _COMPLETION_TIMEOUT_S = 3600
 """Parts are kept so much longer than their upload, which may just be completed."""
