@@ -12,13 +12,13 @@ from dataclasses import asdict
 from importlib import metadata
 from typing import Literal
 
-import msgspec
 from fastapi import APIRouter, Path, Query, Response
 from msgspec import Struct
 from starlette.exceptions import HTTPException
 
 from gateway.api.openapi import answered
 from gateway.api.render.formats import decode_rendering
+from gateway.api.routes import json_response
 from gateway.fleet.queue_watch import QueueReading
 from gateway.intake.keys.api_key import ApiKey
 from gateway.log.cursor import LogEnd
@@ -200,7 +200,7 @@ def router(gateway: Gateway) -> APIRouter:
             keys=[_key(key, gateway) for key in gateway.keys.known[:_MAX_KEYS]],
             num_dead_letters=gateway.queues.num_dead,
         )
-        return _json(status)
+        return json_response(status)
 
     @routes.post("/workers/{worker_id}/drain", openapi_extra={"responses": {"200": answered(Done)}})
     async def drain_worker(
@@ -220,7 +220,7 @@ def router(gateway: Gateway) -> APIRouter:
             await gateway.bus.publish(topology.worker_binding(address), command)
         except Unroutable:
             raise HTTPException(404, "This worker has just disconnected.") from None
-        return _json(Done(id=worker_id, status="draining"))
+        return json_response(Done(id=worker_id, status="draining"))
 
     _add_dead_letters(routes, gateway)
     return routes
@@ -236,7 +236,7 @@ def _add_dead_letters(routes: APIRouter, gateway: Gateway) -> None:
     ) -> Response:
         """List the oldest jobs that were dead-lettered."""
         async with lock, _opened(gateway, limit) as letters:
-            return _json(DeadLetterList(data=[_letter(letter) for letter in letters]))
+            return json_response(DeadLetterList(data=[_letter(letter) for letter in letters]))
 
     @routes.post(
         "/dead-letters/{letter_id:path}/retry",
@@ -246,7 +246,7 @@ def _add_dead_letters(routes: APIRouter, gateway: Gateway) -> None:
         """Return a job to the queue that it was dead-lettered from, without its deadline."""
         async with lock, _opened(gateway) as letters:
             await _found(letters, letter_id).retry(gateway.bus)
-        return _json(Done(id=letter_id, status="retried"))
+        return json_response(Done(id=letter_id, status="retried"))
 
     @routes.delete(
         "/dead-letters/{letter_id:path}", openapi_extra={"responses": {"200": answered(Done)}}
@@ -255,7 +255,7 @@ def _add_dead_letters(routes: APIRouter, gateway: Gateway) -> None:
         """Permanently remove a dead letter."""
         async with lock, _opened(gateway) as letters:
             await _found(letters, letter_id).drop()
-        return _json(Done(id=letter_id, status="dropped"))
+        return json_response(Done(id=letter_id, status="dropped"))
 
 
 def _gateway(gateway: Gateway) -> GatewayStatus:
@@ -380,7 +380,3 @@ def _letter(letter: DeadLetter) -> DeadLetterStatus:
         num_bytes=len(letter.message.body),
         can_retry=letter.can_retry,
     )
-
-
-def _json(body: Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from gateway.api.bodies.parsing import Body, parse, refused
 from gateway.api.openapi import IDEMPOTENCY_KEY, answered, documented
 from gateway.api.render.responses import OutputTokensDetails
+from gateway.api.routes import json_response
 from gateway.api.routes.files import ExpiresAfter
 from gateway.api.routes.generation import admitted
 from gateway.intake.admission import parsed, read_body
@@ -164,7 +165,7 @@ def router(gateway: Gateway) -> APIRouter:
             state = await gateway.store.open()
             batch = await state.batches.create(request.state.tenant, order)
         gateway.batches_changed.set()
-        return _json(_described(batch))
+        return json_response(_described(batch))
 
     @routes.get("/v1/batches", openapi_extra={"responses": {"200": answered(BatchList)}})
     async def list_batches(
@@ -177,7 +178,7 @@ def router(gateway: Gateway) -> APIRouter:
             state = await gateway.store.open()
             found = await state.batches.page(request.state.tenant, after=after, limit=limit + 1)
             page = [_described(batch) for batch in found[:limit]]
-            return _json(
+            return json_response(
                 BatchList(
                     data=page,
                     first_id=page[0].id if page else None,
@@ -194,7 +195,9 @@ def router(gateway: Gateway) -> APIRouter:
 
         async def answer(request: Request) -> Response:
             state = await gateway.store.open()
-            return _json(_described(await state.batches.get(request.state.tenant, batch_id)))
+            return json_response(
+                _described(await state.batches.get(request.state.tenant, batch_id))
+            )
 
         return admitted(gateway, answer)
 
@@ -210,7 +213,7 @@ def router(gateway: Gateway) -> APIRouter:
         )
         with suppress(BusError):  # the gateway that runs it looks regularly
             await gateway.bus.publish(topology.ALL_GATEWAYS, Message(encode(release)))
-        return _json(_described(batch))
+        return json_response(_described(batch))
 
     return routes
 
@@ -239,7 +242,3 @@ def _usage(used: TokensUsed) -> BatchUsage:
         output_tokens_details=OutputTokensDetails(used.num_reasoning_tokens),
         total_tokens=used.num_input_tokens + used.num_output_tokens,
     )
-
-
-def _json(body: Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

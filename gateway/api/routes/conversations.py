@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from gateway.api.bodies.input_items import stored_items
 from gateway.api.bodies.parsing import Body, parse
 from gateway.api.openapi import answered, documented
+from gateway.api.routes import json_response
 from gateway.api.routes.generation import admitted
 from gateway.intake.admission import parsed, read_body
 from gateway.store.history.conversations import ConversationRecord, StoredItem
@@ -147,7 +148,7 @@ def router(gateway: Gateway) -> APIRouter:
         items = _encoded(stored_items(body.items, "items"))
         state = await gateway.store.open()
         await state.conversations.add(request.state.tenant, conversation_id, items)
-        return _json(item_list(items, has_more=False))
+        return json_response(item_list(items, has_more=False))
 
     @routes.get("/v1/conversations/{conversation_id}/items", openapi_extra=documents_list)
     async def list_items(
@@ -195,7 +196,7 @@ async def _page(
     page, has_more = await state.conversations.page(
         request.state.tenant, conversation_id, after=after, limit=limit, newest_first=newest_first
     )
-    return _json(item_list(page, has_more=has_more))
+    return json_response(item_list(page, has_more=has_more))
 
 
 def _encoded(items: Sequence[Mapping[str, Any]]) -> list[StoredItem]:
@@ -203,10 +204,6 @@ def _encoded(items: Sequence[Mapping[str, Any]]) -> list[StoredItem]:
 
 
 def _described(record: ConversationRecord) -> Response:
-    return _json(
+    return json_response(
         ConversationAnswer(id=record.id, created_at=record.created_at, metadata=record.metadata)
     )
-
-
-def _json(body: Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Annotated, Literal
 from urllib.parse import quote
 
-import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from msgspec import Meta, Struct
 from starlette.exceptions import HTTPException
 
 from gateway.api.openapi import answered, form
+from gateway.api.routes import json_response
 from gateway.api.routes.generation import admitted
 from gateway.intake.multipart import read_form
 from gateway.store.files.records import Draft, FileRecord, Files, not_found
@@ -93,7 +93,7 @@ def router(gateway: Gateway) -> APIRouter:
 
                 fields = await read_form(request, left, take)
                 _complete(draft, fields, settings.file_retention_s)
-        return _json(file_object(draft.record))
+        return json_response(file_object(draft.record))
 
     @routes.get("/v1/files", openapi_extra={"responses": {"200": answered(FileList)}})
     async def list_files(
@@ -114,7 +114,7 @@ def router(gateway: Gateway) -> APIRouter:
                 newest_first=order == "desc",
             )
             page = [file_object(file) for file in found[:limit]]
-            return _json(
+            return json_response(
                 FileList(
                     data=page,
                     first_id=page[0].id if page else None,
@@ -129,7 +129,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def get_file(request: Request, file_id: str = _FILE_ID) -> Response:
         """Describe a file."""
         state = await gateway.store.open()
-        return _json(file_object(await state.files.get(request.state.tenant, file_id)))
+        return json_response(file_object(await state.files.get(request.state.tenant, file_id)))
 
     @routes.get(
         "/v1/files/{file_id}/content",
@@ -157,7 +157,7 @@ def router(gateway: Gateway) -> APIRouter:
         """Delete a file."""
         state = await gateway.store.open()
         await state.files.delete(request.state.tenant, file_id)
-        return _json(DeletedFile(id=file_id))
+        return json_response(DeletedFile(id=file_id))
 
     return routes
 
@@ -258,7 +258,3 @@ async def _begun(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             raise ConnectionAbortedError from None
 
     return all_parts()
-
-
-def _json(body: Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-import msgspec
 from fastapi import APIRouter, Path, Request, Response
 from msgspec import Struct
 
 from gateway.api.openapi import answered
+from gateway.api.routes import json_response
 from gateway.intake.keys.api_key import ApiKey
 from gateway.wiring import Gateway
 from shared.errors import ModelNotFound
@@ -48,7 +48,7 @@ def router(gateway: Gateway) -> APIRouter:
         caller: ApiKey = request.state.caller
         models = sorted(gateway.workers.models().items())
         models = [one for one in models if caller.allows_model(one[0])]
-        return _json(ModelList([describe(*model) for model in models]))
+        return json_response(ModelList([describe(*model) for model in models]))
 
     @routes.head("/v1/models/{model:path}", include_in_schema=False)
     @routes.get("/v1/models/{model:path}", openapi_extra={"responses": {"200": answered(Model)}})
@@ -59,10 +59,6 @@ def router(gateway: Gateway) -> APIRouter:
         workers = gateway.workers.models().get(model)
         if workers is None:
             raise ModelNotFound(f"The model '{model}' has no live worker.", param="model")
-        return _json(describe(model, workers))
+        return json_response(describe(model, workers))
 
     return routes
-
-
-def _json(body: Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -18,6 +18,7 @@ from gateway.api.collecting import LoggedResponse, current_response
 from gateway.api.keeping import Keeping
 from gateway.api.openapi import answered, documented
 from gateway.api.render.responses import Echo, ResponseObject, response_object
+from gateway.api.routes import json_response
 from gateway.api.routes.conversations import AFTER, LIMIT, ORDER, ItemList, item_list
 from gateway.api.routes.generation import LiveResponse, Reading, admitted, generate
 from gateway.api.routes.streams import ResumedStream, checked_id
@@ -113,7 +114,9 @@ def router(gateway: Gateway) -> APIRouter:
 
         async def answer(request: Request) -> Response:
             current = await _current(gateway, response_id, tenant)
-            return _json(current.response if isinstance(current, LoggedResponse) else current)
+            return json_response(
+                current.response if isinstance(current, LoggedResponse) else current
+            )
 
         return admitted(gateway, answer)
 
@@ -134,14 +137,14 @@ def router(gateway: Gateway) -> APIRouter:
             items = await _input_items(
                 gateway, _checked(response_id), request.state.tenant, after, order
             )
-            return _json(item_list(items[:limit], has_more=len(items) > limit))
+            return json_response(item_list(items[:limit], has_more=len(items) > limit))
 
         return admitted(gateway, answer)
 
     @routes.post("/v1/responses/{response_id}/cancel", openapi_extra=documents)
     async def cancel_response(request: Request, response_id: str = _RESPONSE_ID) -> Response:
         """Cancel a background response. A response that has ended stays unchanged."""
-        return _json(await _cancel(gateway, _checked(response_id), request.state.tenant))
+        return json_response(await _cancel(gateway, _checked(response_id), request.state.tenant))
 
     @routes.delete("/v1/responses/{response_id}")
     async def delete_response(request: Request, response_id: str = _RESPONSE_ID) -> dict[str, Any]:
@@ -192,10 +195,6 @@ def _checked(response_id: str) -> str:
     except StreamNotFound:
         pass
     raise not_found(response_id)
-
-
-def _json(body: object) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 def _is_unended(response: ResponseObject) -> bool:

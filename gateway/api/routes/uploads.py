@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
-import msgspec
 from fastapi import APIRouter, Path, Request, Response
 from msgspec import Meta, Struct
 
 from gateway.api.bodies.parsing import Body, parse, refused
 from gateway.api.openapi import answered, documented, form
+from gateway.api.routes import json_response
 from gateway.api.routes.files import ExpiresAfter, FileObject, bytes_left, file_object, plain_name
 from gateway.intake.admission import parsed, read_body
 from gateway.intake.multipart import read_form
@@ -107,7 +107,9 @@ def router(gateway: Gateway) -> APIRouter:
                     await draft.write(data)
 
                 await read_form(request, min(MAX_PART_BYTES, left), take, "data")
-        return _json(UploadPart(id=draft.id, created_at=draft.created_at, upload_id=upload_id))
+        return json_response(
+            UploadPart(id=draft.id, created_at=draft.created_at, upload_id=upload_id)
+        )
 
     @routes.post(
         "/v1/uploads/{upload_id}/complete",
@@ -140,7 +142,7 @@ async def _described(state: StoredState, upload: UploadRecord) -> Response:
     file = None
     if upload.file_id is not None:
         file = file_object(await state.files.get(upload.tenant, upload.file_id))
-    return _json(
+    return json_response(
         Upload(
             id=upload.id,
             bytes=upload.num_bytes,
@@ -152,7 +154,3 @@ async def _described(state: StoredState, upload: UploadRecord) -> Response:
             file=file,
         )
     )
-
-
-def _json(body: Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -6,12 +6,12 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Annotated, Literal
 
-import msgspec
 from fastapi import APIRouter, Query, Request, Response
 from msgspec import Struct
 
 from gateway.api.bodies.parsing import refused
 from gateway.api.openapi import answered
+from gateway.api.routes import json_response
 from gateway.api.routes.generation import admitted
 from gateway.intake.keys.api_key import ApiKey
 from gateway.ledger.prices import PricedSum
@@ -151,7 +151,7 @@ def router(gateway: Gateway) -> APIRouter:
         caller: ApiKey = request.state.caller
         facts = {"erased_tenant": tenant, "num_records": erased.num_records}
         audit.record("usage records erased", tenant=caller.tenant, key_id=caller.key_id, **facts)
-        return Response(msgspec.json.encode(erased), media_type="application/json")
+        return json_response(erased)
 
     return routes
 
@@ -184,7 +184,7 @@ async def _reported(
         group_by=groups,
         currency=prices.currency if prices.models else None,
     )
-    return Response(msgspec.json.encode(report), media_type="application/json")
+    return json_response(report)
 
 
 def _groups(group_by: str) -> list[Group]:

@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from gateway.api.bodies.parsing import Body, parse, refused
 from gateway.api.openapi import answered, documented
+from gateway.api.routes import json_response
 from gateway.intake.admission import parsed, read_body
 from gateway.store.webhooks import (
     EVENT_TYPES,
@@ -146,7 +147,7 @@ def router(gateway: Gateway) -> APIRouter:
     ) -> Response:
         """List webhooks, oldest first."""
         found = await (await _stored(gateway)).all(tenant)
-        return _json(
+        return json_response(
             WebhookList(
                 data=[_described(webhook) for webhook in found],
                 first_id=found[0].id if found else None,
@@ -163,12 +164,12 @@ def router(gateway: Gateway) -> APIRouter:
         webhook = await (await _stored(gateway)).add(
             tenant=body.tenant, name=body.name, url=body.url, event_types=body.event_types
         )
-        return _json(_with_secret(webhook))
+        return json_response(_with_secret(webhook))
 
     @routes.get("/{webhook_id}", openapi_extra={"responses": {"200": answered(WebhookStatus)}})
     async def get_webhook(webhook_id: str = _WEBHOOK_ID) -> Response:
         """Describe a webhook."""
-        return _json(_described(await (await _stored(gateway)).get(webhook_id)))
+        return json_response(_described(await (await _stored(gateway)).get(webhook_id)))
 
     @routes.post(
         "/{webhook_id}", openapi_extra=_document(WebhookChanges, {"url": _URL}, WebhookStatus)
@@ -183,13 +184,15 @@ def router(gateway: Gateway) -> APIRouter:
             raise refused("body", "expected url, name or event_types.")
         if body.url is not None:
             check_url(body.url, gateway.settings.webhook_networks)
-        return _json(_described(await (await _stored(gateway)).change(webhook_id, **changes)))
+        return json_response(
+            _described(await (await _stored(gateway)).change(webhook_id, **changes))
+        )
 
     @routes.delete("/{webhook_id}", openapi_extra={"responses": {"200": answered(DeletedWebhook)}})
     async def remove_webhook(webhook_id: str = _WEBHOOK_ID) -> Response:
         """Remove a webhook, and what has not been delivered to it."""
         await (await _stored(gateway)).remove(webhook_id)
-        return _json(DeletedWebhook(webhook_id))
+        return json_response(DeletedWebhook(webhook_id))
 
     _add_operations(routes, gateway)
     return routes
@@ -204,7 +207,7 @@ def _add_operations(routes: APIRouter, gateway: Gateway) -> None:
         stays active."""
         body = await _body_of(gateway, request, Rotation)
         overlap_s = OVERLAP_S if body.keep_old_secret_active_for_24_hours else 0
-        return _json(
+        return json_response(
             _with_secret(await (await _stored(gateway)).rotate(webhook_id, overlap_s=overlap_s))
         )
 
@@ -220,7 +223,7 @@ def _add_operations(routes: APIRouter, gateway: Gateway) -> None:
             status = await gateway.deliverer.sender.send(sample)
         except NotSent as error:
             raise InvalidRequest(f"The endpoint did not answer: {error}.", param="url") from None
-        return _json(
+        return json_response(
             TestResult(
                 webhook_endpoint_id=webhook_id,
                 event_type=body.event_type,
@@ -237,7 +240,7 @@ def _add_dead_deliveries(routes: APIRouter, gateway: Gateway) -> None:
     ) -> Response:
         """List the oldest deliveries that have failed too often."""
         dead = await (await _stored(gateway)).dead(limit)
-        return _json(DeadDeliveryList([_dead(delivery) for delivery in dead]))
+        return json_response(DeadDeliveryList([_dead(delivery) for delivery in dead]))
 
     @routes.post(
         "/dead/{delivery_id}/retry", openapi_extra={"responses": {"200": answered(Retried)}}
@@ -245,7 +248,7 @@ def _add_dead_deliveries(routes: APIRouter, gateway: Gateway) -> None:
     async def retry_dead_delivery(delivery_id: str = _DELIVERY_ID) -> Response:
         """Try a dead delivery again, as often as a new one."""
         await (await _stored(gateway)).retry(delivery_id)
-        return _json(Retried(delivery_id))
+        return json_response(Retried(delivery_id))
 
 
 async def _stored(gateway: Gateway) -> Webhooks:
@@ -306,7 +309,3 @@ def _dead(delivery: WebhookDelivery) -> DeadDelivery:
         num_tries=delivery.num_tries,
         reason=delivery.reason or "",
     )
-
-
-def _json(body: Struct) -> Response:
-    return Response(msgspec.json.encode(body), media_type="application/json")
