@@ -58,6 +58,7 @@ UPLOADS = Table(
     Column("file_id", String(64)),
     # Of the request that completed it.
     Column("body_hash", String(64)),
+    Index("uploads_of_tenant", "tenant"),
 )
 
 BATCHES = Table(
