@@ -189,12 +189,7 @@ class LogReader:
             case Started():
                 return self._start(event)
             case Accepted():
-                self.body_hash = self.body_hash or event.body_hash
-                if is_acceptance(event):
-                    if not self._num_accepted:
-                        self._learn_execution(event.execution)
-                    self._num_accepted += 1
-                return []
+                return self._accept(event)
             case HandedOver():
                 self._handed_over.add(event.ticket)
                 return []
@@ -223,6 +218,14 @@ class LogReader:
     def _stop(self, worker: str, ticket: str | None, *, is_replaced: bool = False) -> Send:
         command = Cancel(request_id=self.request_id, ticket=ticket, is_replaced=is_replaced)
         return Send(worker, command)
+
+    def _accept(self, event: Accepted) -> list[Action]:
+        self.body_hash = self.body_hash or event.body_hash
+        if is_acceptance(event):
+            if not self._num_accepted:
+                self._learn_execution(event.execution)
+            self._num_accepted += 1
+        return []
 
     def _learn_execution(self, execution: int) -> None:
         if not self.execution and self._run == _NO_RUN:
