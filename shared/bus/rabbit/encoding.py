@@ -146,9 +146,11 @@ def _unix_time(value: object) -> float:
 def num_returns(delivered: DeliveredMessage) -> int:
     """The return count of quorum queues; for other queues 1 if the message was redelivered, else
     0."""
+    if not delivered.redelivered:  # the header would be the publisher's own
+        return 0
     headers = delivered.header.properties.headers or {}
     counted = headers.get(_RETURNS_HEADER, 0)
-    return max(counted if isinstance(counted, int) else 0, int(bool(delivered.redelivered)))
+    return max(counted if isinstance(counted, int) else 0, 1)
 
 
 def queue_arguments(queue: Queue) -> dict[str, str | int]:

@@ -124,6 +124,19 @@ async def test_returns_are_counted(bus: Bus, make_queue: QueueMaker) -> None:
     assert counts == [0, 1, 2]
 
 
+async def test_a_publisher_cannot_claim_returns(bus: Bus, make_queue: QueueMaker) -> None:
+    queue = make_queue(kind="quorum", delivery_limit=20)
+    await bus.declare(queue)
+    await bus.publish(queue.bindings[0], Message(b"job", headers={"x-delivery-count": 8}))
+    counts = []
+    for _ in range(2):
+        async with bus.consume(queue.name) as consumer:
+            [delivery] = await take(consumer)
+            counts.append(delivery.num_returns)
+
+    assert counts == [0, 1]
+
+
 async def test_a_returned_message_of_a_classic_queue_is_known_as_one(
     bus: Bus, queue: Queue
 ) -> None:

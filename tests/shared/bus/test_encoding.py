@@ -44,7 +44,7 @@ def delivered(flags: int, properties: bytes) -> DeliveredMessage:
     raw = struct.pack(">BHI", 2, 1, len(payload)) + payload + b"\xce"
     _, _, decoded = frame.unmarshal(raw)
     assert isinstance(decoded, ContentHeader)
-    return DeliveredMessage(Basic.Deliver(), decoded, b"", cast("Any", None))
+    return DeliveredMessage(Basic.Deliver(redelivered=True), decoded, b"", cast("Any", None))
 
 
 @pytest.mark.parametrize(
