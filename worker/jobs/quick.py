@@ -79,7 +79,8 @@ class QuickConsumer:
         self._queue = topology.jobs_queue(model.name, "quick")
         self._subscription: Subscription | None = None
         self._taking = asyncio.Lock()
-        """Held from the first job taken to the last one answered."""
+        """Held while jobs may be taken, and until the last one taken is answered."""
+        self._answering: set[asyncio.Task[None]] = set()
         self._may_take = asyncio.Event()
         self._may_take.set()
         self._is_stopped = False
@@ -98,8 +99,11 @@ class QuickConsumer:
 
     async def wait_idle(self) -> None:
         """Return when all jobs taken are done."""
-        async with self._taking:
-            return
+        if not self._may_take.is_set():  # jobs that have just arrived may not have been taken yet
+            async with self._taking:
+                return
+        while self._answering:
+            await asyncio.wait(self._answering)
 
     def resume(self) -> None:
         if not self._is_stopped:
@@ -124,7 +128,9 @@ class QuickConsumer:
                 await subscription.stop()
             async for item in subscription:
                 if not isinstance(item, Attached | Lost):
-                    answers.create_task(self._serve(JobDelivery(item, subscription)))
+                    task = answers.create_task(self._serve(JobDelivery(item, subscription)))
+                    self._answering.add(task)
+                    task.add_done_callback(self._answering.discard)
 
     async def _serve(self, delivery: JobDelivery) -> None:
         """Answer one delivery. No error propagates, because it would end all jobs taken."""

@@ -225,6 +225,19 @@ async def test_after_a_suspect_its_neighbours_run_before_the_next_one() -> None:
     assert not was_paused
 
 
+async def test_a_suspect_does_not_wait_for_neighbours_that_have_no_jobs() -> None:
+    seconds = []
+    async with MemoryBus() as bus, echo_worker(bus, step_s=0.01):
+        for max_tokens in (200, 20):
+            sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+            suspect = msgspec.structs.replace(new_job("echo", sampling=sampling), publication=1)
+            began_at = time.monotonic()
+            await ask(bus, suspect, "suspect")
+            seconds.append(time.monotonic() - began_at)
+
+    assert seconds[1] < seconds[0] / 2
+
+
 async def test_a_suspect_that_waits_for_long_neighbours_can_be_cancelled() -> None:
     """Nobody waits for its answer: the worker goes on with other jobs beside the long one."""
     suspect = msgspec.structs.replace(new_job("echo", sampling=SHORT), publication=1)
