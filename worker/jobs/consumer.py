@@ -475,7 +475,8 @@ class JobConsumer:
         outcome = None
         try:
             outcome = await held.execution.run()
-            if held.current_delivery is None and outcome is Outcome.ANSWERED:
+            is_silent = outcome in (Outcome.ANSWERED, Outcome.SUPERSEDED)
+            if held.current_delivery is None and is_silent:
                 await held.execution.excuse()
             delivery = await held.wait_for_delivery()
             if delivery is not None:
@@ -492,6 +493,8 @@ class JobConsumer:
         match outcome:
             case Outcome.ANSWERED | Outcome.UNREAD:
                 self._held.num_answered += 1
+                await delivery.ack()
+            case Outcome.SUPERSEDED:
                 await delivery.ack()
             case Outcome.BURIED:
                 await delivery.reject()

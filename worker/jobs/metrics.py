@@ -56,7 +56,8 @@ class JobMetrics:
         self.jobs = catalog.counter(
             "warren_worker_jobs_total",
             "Runs of jobs that ended, by outcome: completed, the code of the error, handed_over, "
-            "moved (to another queue), dead_lettered, or unread (no reader was left).",
+            "moved (to another queue), superseded (another run has the job), dead_lettered, or "
+            "unread (no reader was left).",
             *by_tenant,
             "outcome",
         )

@@ -30,13 +30,13 @@ from worker.jobs.run import Outcome, Record
 _STEP_INTERVAL = 64
 """The engine's step is recorded as a span at a run's first token, and then once in so many."""
 _OUTCOMES = {
+    Outcome.SUPERSEDED: "superseded",
     Outcome.HANDED_OVER: "handed_over",
     Outcome.GIVEN_BACK: "handed_over",
     Outcome.SUSPECTED: "moved",
     Outcome.MOVED: "moved",
     Outcome.EXCUSED: "moved",
     Outcome.BURIED: "dead_lettered",
-    Outcome.UNKNOWN: "internal_error",
 }
 
 

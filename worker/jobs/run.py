@@ -10,7 +10,7 @@ ticket. The event that ends the answer is chosen once and never replaced by anot
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum, auto
 from typing import TypeAlias
 
@@ -27,7 +27,7 @@ from shared.errors import (
     WorkerLost,
     from_code,
 )
-from shared.log import LogWriter, TokenChain
+from shared.log import LogReader, LogWriter, TokenChain
 from shared.log.writer import MAX_CRASHES, Attempt, Verdict
 from shared.messages import (
     Cancel,
@@ -87,7 +87,7 @@ class Planned(Struct, frozen=True):
 class LogRead(Struct, frozen=True):
     """The log from its start, with None for each event that cannot be decoded."""
 
-    events: Iterable[ReplyEvent | None]
+    events: Sequence[ReplyEvent | None]
     is_renewed: bool = False
     """Whether it is a log that was recreated."""
 
@@ -114,6 +114,8 @@ class Outcome(Enum):
     ANSWERED = auto()
     UNREAD = auto()
     """There is no log, or none any more."""
+    SUPERSEDED = auto()
+    """Another run has the stream, or its reader has stopped this one before it had a position."""
     HANDED_OVER = auto()
     GIVEN_BACK = auto()
     SUSPECTED = auto()
@@ -302,7 +304,7 @@ class JobRun:
             case Signal.NO_PEERS if self.state is State.CHOOSING:
                 return self._generate()
             case Signal.SUPERSEDED:
-                return self._settle(Outcome.ANSWERED)
+                return self._settle(Outcome.SUPERSEDED)
             case _:
                 return []
 
@@ -314,15 +316,25 @@ class JobRun:
                 verdict = self._attempt.read(
                     news.events, is_settled=is_settled, is_renewed=news.is_renewed
                 )
+                if verdict is not Verdict.STOP:
+                    return self._follow(verdict)
                 # The log has ended, or a newer run owns it: nothing remains to be written.
-                is_over = verdict is Verdict.STOP
-                return self._settle(Outcome.ANSWERED) if is_over else self._follow(verdict)
+                has_ended = self._has_ended(news)
+                return self._settle(Outcome.ANSWERED if has_ended else Outcome.SUPERSEDED)
             case Cancel() | Continue():
                 return self._follow(self._attempt.obey(news, is_settled=is_settled))
             case Unroutable():
                 return self._settle_unread()
             case _:
                 return self._fail(news) if self._started else self._fail_in_place(news)
+
+    def _has_ended(self, log: LogRead) -> bool:
+        job = self._job
+        reader = LogReader(job.request_id, job.total_choices, is_renewed=log.is_renewed)
+        for event in log.events:
+            if event is not None:
+                reader.read(event)
+        return reader.is_ended
 
     def _admitted(self, *, is_settled: bool) -> list[Action]:
         # A job of mode ``final`` has no log. In quarantine it is allowed one more return, because
@@ -393,7 +405,10 @@ class JobRun:
             case Verdict.GO_ON:
                 return self._change_numerics() if self.changed_numerics else self._generate()
             case Verdict.STOP:
-                return self._fail(Cancelled("The request was cancelled."))
+                # A run that waits for its position may be an old one, whose failure readers ignore.
+                may_be_old = self.state is State.POSITIONING
+                outcome = Outcome.SUPERSEDED if may_be_old else Outcome.ANSWERED
+                return self._fail(Cancelled("The request was cancelled."), outcome)
             case Verdict.GIVE_BACK:
                 return self._hand_over(Outcome.GIVEN_BACK)
             case Verdict.QUARANTINE:
@@ -481,7 +496,9 @@ class JobRun:
 
     @property
     def _ends_request(self) -> bool:
-        return self.state is State.ENDING and self._outcome in ENDS
+        """Whether the request ends, or may end: no record of a run without a position replaces
+        another one."""
+        return self.state is State.ENDING and self._outcome in (*ENDS, Outcome.SUPERSEDED)
 
     def _record(self, outcome: str, *, is_read: bool = True) -> Record:
         log = self._attempt.log if self._whole is None else self._whole.log

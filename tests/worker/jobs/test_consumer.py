@@ -1,6 +1,7 @@
 """A consumer of jobs on a bus that comes and goes."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Self, cast
@@ -12,9 +13,9 @@ from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.subscribe import Subscription
-from shared.messages import Ended, decode_usage
+from shared.messages import Ended, SamplingParams, decode_usage
 from shared.topology import Publishers
-from tests.support.workers.jobs import ask, new_job, publish
+from tests.support.workers.jobs import ask, new_job, num_ready, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
 from worker.jobs import consumer as consumer_module
 from worker.jobs.consumer import HeldJobs, JobConsumer
@@ -158,6 +159,30 @@ async def test_the_end_of_a_detached_job_is_told_to_all_gateways(is_detached: bo
     assert first.request_id == (job.request_id if is_detached else "last")
     assert first.num_tokens is not None
     assert first.num_tokens > 8
+
+
+async def test_a_run_that_a_newer_one_replaces_does_not_end_a_detached_job(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    broker, told = MemoryBroker(), topology.usage_queue("g")
+    sampling = SamplingParams(max_tokens=100, ignore_eos=True)
+    job = msgspec.structs.replace(new_job("echo", sampling=sampling), is_detached=True)
+    async with MemoryBus(broker) as bus, reading(bus, job) as reader:
+        await bus.declare(told)
+        async with echo_worker(broker, step_s=0.005):
+            await publish(bus, job)
+            log = await read(bus, job, reader, num_tokens=5)
+            await publish(bus, msgspec.structs.replace(job, publication=1))
+            await read(bus, job, reader, log)
+        num_told = await num_ready(bus, told.name)
+        async with bus.consume(told.name) as consumer:
+            ended = decode_usage((await anext(consumer)).message.body)
+
+    lines = [vars(one) for one in caplog.records if one.message == "job ended"]
+    assert [line["outcome"] for line in lines] == ["superseded", "completed"]
+    assert isinstance(ended, Ended)
+    assert (num_told, (ended.num_tokens or 0) > 100) == (1, True)
 
 
 async def test_the_end_of_a_gateways_job_that_cannot_be_decoded_is_told_to_all_gateways() -> None:

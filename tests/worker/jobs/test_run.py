@@ -391,7 +391,32 @@ def test_a_superseded_run_says_nothing_more() -> None:
 
     driver.tell(driver.delta(), Signal.SUPERSEDED, Signal.CONFIRMED)
 
-    assert (driver.kinds, driver.outcome) == ([Started, TokenDelta], Outcome.ANSWERED)
+    assert (driver.kinds, driver.outcome) == ([Started, TokenDelta], Outcome.SUPERSEDED)
+
+
+def test_a_log_that_a_newer_run_owns_needs_nothing_more() -> None:
+    driver = waiting()
+    newer = Started(worker="v", ticket="u", num_prompt_tokens=(1,), is_waiting=True, publication=1)
+
+    driver.tell(LogRead([newer, *driver.published]))
+
+    assert (driver.kinds, driver.outcome) == ([Started], Outcome.SUPERSEDED)
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome"),
+    [(Signal.CONFIRMED, Outcome.SUPERSEDED), (Refused(Unroutable("gone")), Outcome.UNREAD)],
+    ids=["the log goes on", "the log is deleted"],
+)
+def test_a_run_that_is_stopped_before_it_has_a_position_ends_nothing_but_a_log_that_is_gone(
+    answer: Event, outcome: Outcome
+) -> None:
+    driver = waiting()
+
+    driver.tell(Cancel(request_id="r", ticket="t"), answer)
+
+    assert (driver.kinds, driver.outcome) == ([Started, Failed], outcome)
+    assert [record.attempt for record in driver.records] == [0]
 
 
 @pytest.mark.parametrize(
