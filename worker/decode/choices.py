@@ -39,6 +39,8 @@ _MESSAGE_SIZE = 300
 """An upper estimate of what a chat template and a name add to a message, in characters."""
 _INLINE_SIZE = 2000
 """Tokenizing this much takes less than the 0.5 ms of a round trip to another thread."""
+_MAX_EVENT_TOKENS = 1024
+"""Tokens gather while the broker is away. With 20 logprobs each, so many take half a megabyte."""
 _RUNS = itertools.count()
 _LONG_REPLAY = 500
 """Tokens. Replaying this many takes 3 ms; switching to another thread would delay the event loop by
@@ -364,10 +366,12 @@ class Choices:
         for output in outputs:
             if isinstance(output, PromptScored):
                 yield from self._scorers[choice].add(output.scores)
-        if tokens:
-            yield self._writers[choice].advance(tokens)
-        elif self._scorers[choice].is_complete:
-            yield from self._writers[choice].close()
+        writer = self._writers[choice]
+        if not tokens and self._scorers[choice].is_complete:
+            yield from writer.close()
+        for start in range(0, len(tokens), _MAX_EVENT_TOKENS):
+            if not writer.is_finished:
+                yield writer.advance(tokens[start : start + _MAX_EVENT_TOKENS])
 
     def _new_scorers(self) -> dict[int, PromptScorer]:
         """A scorer for each prompt none of whose choices has begun, by its first choice."""

@@ -1,10 +1,18 @@
-"""The events of one choice."""
+"""The events of choices, without an engine."""
 
 import itertools
+from collections.abc import Sequence
 
-from shared.log import LogWriter
-from shared.messages import Finished, SamplingParams
-from worker.decode.choices import ChoiceWriter
+import pytest
+
+from bench.echo_worker import echo_model
+from shared.log import LogReader, LogWriter
+from shared.messages import Finished, PromptScores, SamplingParams, Started, TokenDelta
+from shared.settings import WorkerSettings
+from tests.support.workers.jobs import new_job
+from worker.decode.bridge import Generation
+from worker.decode.choices import ChoicePlan, Choices, ChoiceWriter, Vocabulary
+from worker.engine.engine import Output
 from worker.engine.interface import SequenceId, StepOutput
 from worker.text import Tokenizer
 
@@ -49,3 +57,48 @@ def test_the_end_of_a_choice_counts_what_drafts_predicted(tokenizer: Tokenizer) 
     assert isinstance(end, Finished)
     assert len(end.token_ids) == 4  # what follows the stop string is dropped
     assert end.num_predicted_tokens == 3
+
+
+class Sink(Generation):
+    """A generation without an engine."""
+
+    def __init__(self) -> None:
+        self.cancelled: list[SequenceId] = []
+
+    def cancel(self, sequence_id: SequenceId) -> None:
+        self.cancelled.append(sequence_id)
+
+
+def advance(sampling: SamplingParams, token_ids: Sequence[int]) -> list[TokenDelta | Finished]:
+    """The events for tokens that have arrived at once."""
+    job = new_job("echo", sampling=sampling)
+    plans = [ChoicePlan([1], 9999, Vocabulary([], None, None))]
+    choices = Choices(job, plans, echo_model(WorkerSettings()), LogWriter(1, 1))
+    outputs: list[Output] = [StepOutput(SequenceId("r", 0), token_id) for token_id in token_ids]
+    events = choices.advance(outputs, Sink())
+    return [event for event in events if not isinstance(event, PromptScores)]
+
+
+def test_tokens_that_have_gathered_are_divided_among_events() -> None:
+    token_ids = [k % 1000 + 500 for k in range(3000)]
+
+    events = advance(SamplingParams(), token_ids)
+
+    reader = LogReader("r", 1)
+    for event in (Started(worker="w", ticket="t", num_prompt_tokens=(1,)), *events):
+        reader.read(event)
+    assert [len(event.token_ids) for event in events] == [1024, 1024, 952]
+    assert reader.chains[0].token_ids == token_ids
+
+
+@pytest.mark.parametrize("at", [1000, 2000])
+def test_tokens_that_have_gathered_behind_the_end_are_dropped(
+    tokenizer: Tokenizer, at: int
+) -> None:
+    (a,), (b,) = map(tokenizer.encode_text, "ab")
+
+    events = advance(SamplingParams(stop=("b",)), [a] * at + [b] + [a] * 2000)
+
+    kinds = [type(event) for event in events]
+    assert (kinds[-1], kinds.count(Finished)) == (Finished, 1)
+    assert sum(len(event.token_ids) for event in events) == at + 1
