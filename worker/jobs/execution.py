@@ -74,7 +74,7 @@ class JobExecution:
 
     Events are applied as soon as they occur, so a cancelled job frees the engine even while the
     broker is slow. Tokens are an exception: they gather while an event is being published, and the
-    next event contains all of them.
+    next events contain many of them.
     """
 
     def __init__(
@@ -124,6 +124,8 @@ class JobExecution:
         self._publishing: ReplyEvent | None = None
         self._recording: asyncio.Task[None] | None = None
         """The record of what the request has used, until it is confirmed."""
+        self._is_leaving = False
+        """Whether another worker is to continue."""
         self._end: Outcome | Exception | None = None
         self._news = asyncio.Event()
         """Set when tokens have arrived or an event was applied."""
@@ -169,13 +171,17 @@ class JobExecution:
                 else:
                     self._start(partial(self._admit, self._admission))
                 outcome = await self._run_until_settled()
+            except asyncio.CancelledError:
+                if self._is_leaving:  # its last event is not confirmed at the end of a drain
+                    self._observation.end(Outcome.HANDED_OVER)
+                raise
             except Exception:
                 self._observation.end(None)
                 raise
             else:
                 self._observation.end(outcome)
                 if self._recording is not None:
-                    await self._recording
+                    await asyncio.shield(self._recording)
                 return outcome
             finally:
                 deadline.cancel()
@@ -204,6 +210,7 @@ class JobExecution:
 
     def hand_over(self, reason: str) -> None:
         """Let another worker continue; ``reason`` is for the log."""
+        self._is_leaving = True
         self._observation.hand_over_reason = reason
         self.on(Signal.HAND_OVER)
 

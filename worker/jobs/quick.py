@@ -168,7 +168,7 @@ class QuickConsumer:
             facts = {"request_id": job.request_id, "reason": error.code}
             logger.info("answer dropped", extra=facts)
         if recording is not None:
-            await recording
+            await asyncio.shield(recording)
         return await (delivery.reject() if is_poison else delivery.ack())
 
     def _observe(

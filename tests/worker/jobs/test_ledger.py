@@ -9,11 +9,14 @@ import pytest
 from shared import topology
 from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages import UsageRecord, decode_record
-from tests.support.workers.jobs import ask, new_job
+from shared.messages import EmbeddingJob, GenerationJob, TextPrompt, UsageRecord, decode_record
+from shared.topology import Lane
+from tests.support.workers.jobs import ask, new_job, publish
 from tests.support.workers.synthetic import echo_worker
+from worker.jobs import delivery
 from worker.jobs.delivery import Ledger
 from worker.jobs.metrics import JobMetrics
+from worker.process import service
 
 RECORD = UsageRecord(
     request_id="r", model="m", job_class="batch", outcome="completed", ended_at=1.0
@@ -99,3 +102,44 @@ async def test_an_answer_ends_only_once_its_use_is_recorded(mode: str) -> None:
         sent = [key for key in bus.done if key in (f"reply.{job.request_id}", RECORD_KEY)]
 
     assert sent[-2:] == [RECORD_KEY, f"reply.{job.request_id}"]
+
+
+class HeldLedger(MemoryBus):
+    """Confirms no usage record for the time being."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.may_record = asyncio.Event()
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if binding == QUEUE.bindings[0]:
+            await self.may_record.wait()
+        await super().publish(binding, message)
+
+
+@pytest.mark.parametrize(
+    ("job", "lane"),
+    [
+        (new_job("echo"), "interactive"),
+        (EmbeddingJob(request_id="quick", model="echo", prompts=(TextPrompt(text="a"),)), "quick"),
+    ],
+    ids=["generation", "embedding"],
+)
+async def test_a_record_outlasts_the_job_that_a_drain_cuts_off(
+    job: GenerationJob | EmbeddingJob, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "_RECORDED_WITHIN_S", 0.05)
+    monkeypatch.setattr(service, "_HAND_OVER_TIMEOUT_S", 0.1)
+    broker = MemoryBroker()
+    async with MemoryBus(broker) as client, HeldLedger(broker) as bus:
+        log = topology.reply_queue(job.request_id, expires_s=30)
+        await client.declare(log)
+        async with echo_worker(bus, drain_grace_s=0.1), client.consume(log.name) as consumer:
+            await publish(client, job, lane)
+            await anext(consumer)
+            await asyncio.sleep(0.3)
+        bus.may_record.set()
+        async with asyncio.timeout(10):
+            record = await received(client)
+
+    assert record.request_id == job.request_id

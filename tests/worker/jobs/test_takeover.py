@@ -1,15 +1,17 @@
 """Jobs that change hands: after a crash, in a drain, published twice, left by their reader."""
 
 import asyncio
+import logging
 from contextlib import AsyncExitStack
 from itertools import zip_longest
 from typing import Any
 
 import msgspec
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from shared import messages, topology
-from shared.bus.base import Message
+from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.log import LogWriter
 from shared.messages import (
@@ -34,6 +36,7 @@ from tests.support.workers.jobs import (
     say_started,
 )
 from tests.support.workers.synthetic import doomed_worker, echo_worker
+from worker.process import service
 
 LONG = SamplingParams(max_tokens=2000, temperature=0.0, ignore_eos=True)
 
@@ -197,6 +200,38 @@ async def test_draining_hands_running_jobs_over_without_a_crash() -> None:
 
     assert log.token_ids == undisturbed.token_ids
     assert (log.reader.attempt, log.reader.num_crashes) == (2, 0)
+
+
+class MuteBus(MemoryBus):
+    """Confirms no event from some time on."""
+
+    is_mute = False
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if self.is_mute and binding.exchange == topology.REPLIES:
+            await asyncio.Event().wait()
+        await super().publish(binding, message)
+
+
+async def test_a_run_that_a_drain_cuts_off_has_a_line_and_a_span(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, spans: InMemorySpanExporter
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(service, "_HAND_OVER_TIMEOUT_S", 0.1)
+    job, broker = new_job("echo", sampling=LONG), MemoryBroker()
+    async with (
+        MemoryBus(broker) as bus,
+        MuteBus(broker) as mute,
+        reading(bus, job) as consumer,
+        echo_worker(mute, step_s=0.01, drain_grace_s=0.05),
+    ):
+        await publish(bus, job)
+        await read(bus, job, consumer, num_tokens=5)
+        mute.is_mute = True
+
+    (line,) = (vars(one) for one in caplog.records if one.message == "job handed over")
+    assert (line["outcome"], line["reason"]) == ("handed_over", "drain")
+    assert "worker.run" in [span.name for span in spans.get_finished_spans()]
 
 
 async def test_draining_lets_short_answers_finish() -> None:
