@@ -325,18 +325,16 @@ class Choices:
             if scorer is None or scorer.is_complete:
                 yield from writer.close()
 
-    def advance(self, outputs: list[Output], generation: Generation) -> list[ChoiceEvent]:
-        """The events for the next outputs of ``generation``. The sequences of choices that end
-        early are cancelled."""
+    def advance(self, outputs: list[Output], generation: Generation) -> Iterator[ChoiceEvent]:
+        """The events for the next outputs of ``generation``, each as soon as it is the next one of
+        the log. The sequences of choices that end early are cancelled."""
         by_sequence: defaultdict[SequenceId, list[Output]] = defaultdict(list)
         for output in outputs:
             by_sequence[output.sequence_id].append(output)
-        events: list[ChoiceEvent] = []
         for sequence_id, news in by_sequence.items():
-            events += self._advance_one(sequence_id.choice, news)
+            yield from self._advance_one(sequence_id.choice, news)
             if self._writers[sequence_id.choice].is_finished:
                 generation.cancel(sequence_id)
-        return events
 
     def submits(self, job_class: JobClass) -> list[Submit]:
         """The sequences for all unfinished choices; the first one of each prompt is the others'

@@ -278,7 +278,8 @@ class JobExecution:
         if outputs:
             self._observation.count_tokens(sum(isinstance(o, StepOutput) for o in outputs))
             self._on_tokens()
-            self._apply(Decoded(self._choices.advance(outputs, self._generation)))
+            for event in self._choices.advance(outputs, self._generation):
+                self._apply(Decoded([event]))  # even if an error follows
         return bool(outputs)
 
     def _apply(self, event: Event, *, is_settled: bool = True) -> None:

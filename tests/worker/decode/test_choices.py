@@ -1,6 +1,8 @@
 """What a job may ask of its choices, through a whole worker with a synthetic engine."""
 
+import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -25,6 +27,8 @@ from shared.messages import (
 )
 from tests.support.workers.jobs import Log, ask, new_job
 from tests.support.workers.synthetic import echo_worker
+from worker.decode.choices import ChoiceWriter
+from worker.engine.interface import StepOutput
 from worker.text import Tokenizer
 
 PROMPT = TokenPrompt(token_ids=tuple(range(100, 140)))
@@ -71,6 +75,24 @@ async def test_each_prompt_has_its_choices_and_each_choice_its_tokens() -> None:
     assert isinstance(log.raw[0], Started)
     assert len(log.raw[0].num_prompt_tokens) == 2
     assert sorted(ends(log)) == list(range(6))
+
+
+async def test_an_error_in_one_choice_fails_a_stream_behind_the_tokens_of_another_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    advance = ChoiceWriter.advance
+
+    def fail_second(self: ChoiceWriter, outputs: Sequence[StepOutput]) -> TokenDelta | Finished:
+        if outputs[0].sequence_id.choice == 1:
+            raise ZeroDivisionError("planted")
+        return advance(self, outputs)
+
+    monkeypatch.setattr(ChoiceWriter, "advance", fail_second)
+    async with asyncio.timeout(30):
+        log = await answer(job(num_choices=2))
+
+    assert failure(log).code == "internal_error"
+    assert [len(chain) > 0 for chain in tokens(log)] == [True, False]
 
 
 async def test_choices_share_the_blocks_of_their_prompt_and_yield_what_they_yield_without() -> None:
