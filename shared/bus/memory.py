@@ -54,6 +54,7 @@ class MemoryBroker:
         self._queues[name] = queue
         for binding in queue.declared.bindings:
             self._exchanges[binding.exchange.name].bind(binding.routing_key, queue)
+        queue.touch()
 
     def declare_exchange(self, declared: Exchange) -> MemoryExchange:
         exchange = self._exchanges.setdefault(declared.name, MemoryExchange(declared))
@@ -71,7 +72,7 @@ class MemoryBroker:
         if existing is not None:
             return existing.touch()
         owner = bus if declared.is_exclusive else None
-        queue = MemoryQueue(declared, owner, self._dead_letter, self._delete)
+        queue = MemoryQueue(declared, owner, self._dead_letter, self._expire)
         self._queues[declared.name] = queue
         for exchange, binding in zip(exchanges, declared.bindings, strict=True):
             exchange.bind(binding.routing_key, queue)
@@ -109,6 +110,10 @@ class MemoryBroker:
     def drop(self, bus: "MemoryBus") -> None:
         """Remove a closed connection's exclusive queues."""
         for queue in [queue for queue in self._queues.values() if queue.owner is bus]:
+            self._delete(queue)
+
+    def _expire(self, queue: MemoryQueue) -> None:
+        if queue.declared.name not in self._down:  # otherwise its expiry begins again with its node
             self._delete(queue)
 
     def _delete(self, queue: MemoryQueue) -> None:
