@@ -308,9 +308,11 @@ class JobExecution:
             case Publish():
                 self._publishing = action.event
                 self._observation.published(action.event)
-            case Record():
-                record = self._observation.recorded(action)
-                self._recording = self._workplace.ledger.record(record)
+            case Record():  # the end that follows is published even if this fails
+                facts = {"request_id": self._job.request_id}
+                with incidents.survived("job", "usage not recorded", **facts):
+                    record = self._observation.recorded(action)
+                    self._recording = self._workplace.ledger.record(record)
             case Settle():
                 self._end = action.outcome
             case _:

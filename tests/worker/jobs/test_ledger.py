@@ -9,13 +9,22 @@ import pytest
 from shared import topology
 from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages import EmbeddingJob, GenerationJob, TextPrompt, UsageRecord, decode_record
+from shared.messages import (
+    Completed,
+    EmbeddingJob,
+    Finished,
+    GenerationJob,
+    TextPrompt,
+    UsageRecord,
+    decode_record,
+)
 from shared.topology import Lane
 from tests.support.workers.jobs import ask, new_job, publish
 from tests.support.workers.synthetic import echo_worker
 from worker.jobs import delivery
 from worker.jobs.delivery import Ledger
 from worker.jobs.metrics import JobMetrics
+from worker.jobs.observation import JobObservation
 from worker.process import service
 
 RECORD = UsageRecord(
@@ -102,6 +111,20 @@ async def test_an_answer_ends_only_once_its_use_is_recorded(mode: str) -> None:
         sent = [key for key in bus.done if key in (f"reply.{job.request_id}", RECORD_KEY)]
 
     assert sent[-2:] == [RECORD_KEY, f"reply.{job.request_id}"]
+
+
+@pytest.mark.parametrize("mode", ["stream", "final"])
+async def test_an_answer_ends_although_its_use_cannot_be_recorded(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> UsageRecord:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(JobObservation, "recorded", fail)
+    async with MemoryBus() as bus, echo_worker(bus, drain_grace_s=0.1), asyncio.timeout(10):
+        log = await ask(bus, new_job("echo", mode=mode))
+
+    assert isinstance(log.last, Finished | Completed)
 
 
 class HeldLedger(MemoryBus):
