@@ -22,8 +22,10 @@ s."""
 
 
 async def read_log(bus: Bus, queue: str, ticket: str) -> list[ReplyEvent | None] | None:
-    """Read the log from its start to the `Started` with ``ticket``; None if another reader holds
-    it.
+    """Read the log from its start to the `Started` with ``ticket``.
+
+    Returns None if it cannot be read now: another reader holds it, the broker is unreachable, the
+    `Started` does not come in time, or the broker's user lacks the permission.
 
     Events that cannot be decoded are None. Nothing is acknowledged, so the next reader finds the
     whole log. Raises `Unroutable` if the log no longer exists.

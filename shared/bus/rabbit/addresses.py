@@ -90,7 +90,7 @@ class Addresses:
         return not self._left
 
     @property
-    def has_several(self) -> bool:
+    def has_several_left(self) -> bool:
         """Whether this round has more than one address left."""
         return len(self._left) > 1
 

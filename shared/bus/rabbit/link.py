@@ -192,7 +192,7 @@ class Link:
                     attempted.set()
                     lasted_s = await self._lost(connection)
                 await self._addresses.begin_again()
-                may_move = lasted_s > _LASTED_S and self._addresses.has_several
+                may_move = lasted_s > _LASTED_S and self._addresses.has_several_left
                 pause_s = _MOVE_S if may_move else _RECONNECT_S
             except _REFUSALS as error:
                 if not attempted.is_set() and _is_refusal(error):
