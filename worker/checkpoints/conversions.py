@@ -11,7 +11,7 @@ from pathlib import Path
 
 from shared.errors import StartupError
 from worker.checkpoints import convert
-from worker.checkpoints.cache import Progress, build_once, cache_directory
+from worker.checkpoints.cache import Progress, build_once, cache_directory, check_owned
 
 
 def converted_file(gguf: Path, progress: Progress) -> Path:
@@ -32,17 +32,27 @@ def converted_file(gguf: Path, progress: Progress) -> Path:
 def converted(sha256: str, fetch: Callable[[Path], Path], progress: Progress) -> Path:
     """The directory of the GGUF file with this checksum.
 
-    If it is missing, ``fetch(directory)`` downloads and verifies the file, and its conversion is
-    written beside it. Raises `StartupError`.
+    If it is missing, ``fetch(directory)`` downloads and verifies the file, unless another version
+    of Warren has converted it, and its conversion is written beside it. Raises `StartupError`.
     """
-    cache = cache_directory()
+    directory = cache_directory() / "converted"
     try:
         return build_once(
-            cache / "converted" / sha256,
-            lambda partial: _convert(fetch(partial), partial, progress),
+            directory / f"{sha256}-{convert.VERSION}",
+            lambda partial: _convert(
+                _kept(directory, sha256, partial) or fetch(partial), partial, progress
+            ),
         )
     except OSError as error:
-        raise StartupError(f"the cache {cache} cannot be used: {error}") from error
+        raise StartupError(f"the cache {directory.parent} cannot be used: {error}") from error
+
+
+def _kept(directory: Path, sha256: str, partial: Path) -> Path | None:
+    """A copy in ``partial`` of the file that an older conversion has beside it, if there is one."""
+    for gguf in directory.glob(f"{sha256}*/*.gguf"):
+        check_owned(gguf.parent)
+        return Path(shutil.copyfile(gguf, partial / gguf.name))
+    return None
 
 
 def _convert(gguf: Path, directory: Path, progress: Progress) -> None:

@@ -7,6 +7,7 @@ Face model directory: config.json, generation_config.json, model.safetensors, to
 tokenizer_config.json and, if the model has one, chat_template.jinja.
 """
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,12 @@ Reader = Any
 """`gguf.GGUFReader`, which is untyped."""
 
 STEPS = ("imported", "weights read", "weights written", "tokenizer written")
+VERSION = 2
+"""Counts the changes after which files that were converted before have to be converted again."""
+
+
+class Unconvertible(Exception):
+    """The reason why a file cannot be converted, as the end of a sentence about it."""
 
 
 def convert(gguf: Path, directory: Path) -> None:
@@ -30,6 +37,7 @@ def convert(gguf: Path, directory: Path) -> None:
     }
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=_dtype(reader))
     _report("weights read")
+    _set_rope(model.config, reader)
     _write_model(model, directory)
     _report("weights written")
     tokenizer = AutoTokenizer.from_pretrained(**source)
@@ -46,6 +54,78 @@ def _dtype(reader: Reader) -> Any:
     if kinds <= {"F32"}:
         return torch.float32
     return torch.float16 if kinds <= {"F32", "F16"} else torch.bfloat16
+
+
+def _set_rope(config: Any, reader: Reader) -> None:
+    """Set the scaling of rotary positions, which transformers does not read from the file.
+
+    Raises `Unconvertible` if no configuration has the file's scaling.
+    """
+    scaling = _scaling(config, reader)
+    tensors = {tensor.name: tensor.data for tensor in reader.tensors}
+    divisors = tensors.get("rope_freqs.weight")
+    if divisors is not None and (divisors != 1).any():
+        if scaling:
+            raise Unconvertible("its rotary positions are scaled twice, which is not supported")
+        _set_llama3(config, divisors)
+    elif scaling:
+        # llama.cpp does not scale the positions of layers with a sliding window.
+        config.rope_parameters.get("full_attention", config.rope_parameters).update(scaling)
+
+
+def _scaling(config: Any, reader: Reader) -> dict[str, Any]:
+    """The parameters of linear scaling or YaRN; empty if positions are not scaled."""
+    architecture = reader.fields["general.architecture"].contents()
+
+    def read(name: str, default: Any) -> Any:
+        field = reader.fields.get(f"{architecture}.rope.{name}")
+        return default if field is None else field.contents()
+
+    kind = read("scaling.type", "linear")
+    factor = read("scaling.factor", 0.0) or read("scale_linear", 1.0)
+    is_longrope = any("rope_factors_" in tensor.name for tensor in reader.tensors)
+    if is_longrope or kind not in ("none", "linear", "yarn"):
+        kind = "longrope" if is_longrope else kind
+        raise Unconvertible(f"its rotary positions are scaled by {kind}, which is not supported")
+    if kind == "none" or factor == 1:
+        return {}
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if read("scaling.yarn_ext_factor", 1.0) != 1 or read("scaling.yarn_log_multiplier", 0.0):
+        raise Unconvertible("its variant of YaRN is not supported")
+    amplitude = read("scaling.attn_factor", 1.0) * (0.1 * math.log(factor) + 1.0)
+    return {
+        "rope_type": "yarn",
+        "factor": factor,
+        "original_max_position_embeddings": read(
+            "scaling.original_context_length", config.max_position_embeddings
+        ),
+        # Written by llama.cpp if the original configuration has it.
+        "attention_factor": read("scaling.yarn_attn_factor", amplitude),
+        "beta_fast": read("scaling.yarn_beta_fast", 32.0),
+        "beta_slow": read("scaling.yarn_beta_slow", 1.0),
+    }
+
+
+def _set_llama3(config: Any, divisors: Any) -> None:
+    """Set the scaling of Llama 3.1, of which a file has only what it divides frequencies by."""
+    import torch
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    base = config.rope_parameters.get("rope_theta", math.nan)  # none if layers differ
+    frequencies = base ** -(torch.arange(len(divisors)) / len(divisors))
+    config.rope_parameters |= {
+        "rope_type": "llama3",
+        "rope_theta": base,
+        "factor": float(divisors.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    expected = frequencies / torch.tensor(divisors)
+    if scaled.shape != expected.shape or not torch.allclose(scaled, expected, rtol=1e-4, atol=0):
+        raise Unconvertible("its rope_freqs.weight is not the scaling of Llama 3.1")
 
 
 def _write_model(model: Any, directory: Path) -> None:
@@ -94,4 +174,7 @@ def _report(step: str) -> None:
 
 
 if __name__ == "__main__":
-    convert(Path(sys.argv[1]), Path(sys.argv[2]))
+    try:
+        convert(Path(sys.argv[1]), Path(sys.argv[2]))
+    except Unconvertible as error:
+        sys.exit(str(error))

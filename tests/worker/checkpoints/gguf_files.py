@@ -1,5 +1,6 @@
 """A GGUF file of a tiny Llama with a byte-level tokenizer, complete enough to be converted."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +15,22 @@ EOS_ID = 2
 
 
 def write_tiny_gguf(
-    path: Path, matrices: GGMLQuantizationType = GGMLQuantizationType.F32, seed: int = 0
+    path: Path,
+    matrices: GGMLQuantizationType = GGMLQuantizationType.F32,
+    seed: int = 0,
+    *,
+    architecture: str = "llama",
+    add: Callable[[GGUFWriter], object] = lambda writer: None,
 ) -> Path:
-    """Random weights, the matrices of the given type; the output is tied to the embedding."""
-    writer = GGUFWriter(path, "llama")
+    """Random weights, the matrices of the given type; the output is tied to the embedding. ``add``
+    adds more entries or tensors."""
+    writer = GGUFWriter(path, architecture)
     tokens = [*_SPECIAL, *_byte_alphabet(), "he", "hel"]
     _add_config(writer, len(tokens))
     _add_tokenizer(writer, tokens)
+    add(writer)
     random = np.random.default_rng(seed)
-    for name, shape in _shapes(len(tokens)).items():
+    for name, shape in _shapes(len(tokens), has_more_norms=architecture == "gemma3").items():
         weight = random.normal(0, 0.2, shape).astype(np.float32)
         kind = matrices if len(shape) > 1 else GGMLQuantizationType.F32
         writer.add_tensor(name, quantize(weight, kind), raw_dtype=kind)
@@ -40,6 +48,7 @@ def _add_config(writer: GGUFWriter, vocab_size: int) -> None:
     writer.add_block_count(LAYERS)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(HEADS)
+    writer.add_key_length(HIDDEN // HEADS)
     writer.add_rope_freq_base(10000.0)
     writer.add_rope_dimension_count(HIDDEN // HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -49,6 +58,7 @@ def _add_config(writer: GGUFWriter, vocab_size: int) -> None:
 def _add_tokenizer(writer: GGUFWriter, tokens: list[str]) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * len(tokens))
     writer.add_token_types([_CONTROL if t in _SPECIAL else _NORMAL for t in tokens])
     writer.add_token_merges(["h e", "he l"])
     writer.add_bos_token_id(1)
@@ -59,7 +69,7 @@ def _add_tokenizer(writer: GGUFWriter, tokens: list[str]) -> None:
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def _shapes(vocab_size: int) -> dict[str, tuple[int, ...]]:
+def _shapes(vocab_size: int, *, has_more_norms: bool) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (vocab_size, HIDDEN),
         "output_norm.weight": (HIDDEN,),
@@ -70,6 +80,10 @@ def _shapes(vocab_size: int) -> dict[str, tuple[int, ...]]:
         shapes |= {f"{block}.ffn_{x}.weight": (INTERMEDIATE, HIDDEN) for x in ("gate", "up")}
         shapes[f"{block}.ffn_down.weight"] = (HIDDEN, INTERMEDIATE)
         shapes |= {f"{block}.{x}_norm.weight": (HIDDEN,) for x in ("attn", "ffn")}
+        if has_more_norms:
+            heads, outputs = ("attn_q", "attn_k"), ("post_attention", "post_ffw")
+            shapes |= {f"{block}.{x}_norm.weight": (HIDDEN // HEADS,) for x in heads}
+            shapes |= {f"{block}.{x}_norm.weight": (HIDDEN,) for x in outputs}
     return shapes
 
 

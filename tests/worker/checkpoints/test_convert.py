@@ -1,21 +1,30 @@
 """GGUF conversion: the same model and tokenizer as in the file."""
 
 import json
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
-from gguf import GGMLQuantizationType, GGUFReader
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, RopeScalingType
 from gguf.quants import dequantize
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
-from tests.worker.checkpoints.gguf_files import CHAT_TEMPLATE, EOS_ID, write_tiny_gguf
+from tests.worker.checkpoints.gguf_files import (
+    CHAT_TEMPLATE,
+    EOS_ID,
+    HEADS,
+    HIDDEN,
+    write_tiny_gguf,
+)
 from worker.checkpoints import convert
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "Q8_0": torch.bfloat16}
@@ -89,6 +98,114 @@ def test_the_tokenizer_gives_every_text_back(gguf: Path) -> None:
     assert "hel" in encoding.tokens
     assert encoding.ids[-1] == EOS_ID
     assert tokenizer.decode(encoding.ids, skip_special_tokens=False) == text
+
+
+def converted(directory: Path, architecture: str = "llama", **options: Any) -> dict[str, Any]:
+    """The config.json of a tiny file that ``options`` add to."""
+    path = write_tiny_gguf(directory / "tiny.gguf", architecture=architecture, **options)
+    convert.convert(path, directory)
+    config: dict[str, Any] = json.loads((directory / "config.json").read_text())
+    return config
+
+
+def add_scaling(
+    writer: GGUFWriter, kind: RopeScalingType, factor: float, original: int | None = None
+) -> None:
+    writer.add_rope_scaling_type(kind)
+    writer.add_rope_scaling_factor(factor)
+    if original is not None:
+        writer.add_rope_scaling_orig_ctx_len(original)
+
+
+def llama3_divisors(factor: float, high: float = 4.0) -> np.ndarray:
+    """What llama.cpp stores of Llama 3.1's scaling."""
+    wavelengths = 2 * math.pi * 10_000 ** (np.arange(0, 1, 2 * HEADS / HIDDEN))
+    kept = ((8192 / wavelengths - 1) / (high - 1)).clip(0, 1)
+    divisors: np.ndarray = 1 / ((1 - kept) / factor + kept)
+    return divisors.astype(np.float32)
+
+
+def test_yarn_is_that_of_the_file(tmp_path: Path) -> None:
+    config = converted(
+        tmp_path, add=lambda writer: add_scaling(writer, RopeScalingType.YARN, 4, 32)
+    )
+
+    rope = config["rope_parameters"]
+    assert (rope["rope_type"], rope["factor"], rope["rope_theta"]) == ("yarn", 4, 10_000)
+    assert (rope["original_max_position_embeddings"], config["max_position_embeddings"]) == (
+        32,
+        128,
+    )
+    assert (rope["beta_fast"], rope["beta_slow"]) == (32, 1)
+    assert rope["attention_factor"] == pytest.approx(0.1 * math.log(4) + 1)
+
+
+def test_linear_scaling_is_that_of_the_file_for_layers_without_a_window(tmp_path: Path) -> None:
+    def add(writer: GGUFWriter) -> None:
+        add_scaling(writer, RopeScalingType.LINEAR, 8)
+
+    (tmp_path / "llama").mkdir()
+    rope = converted(tmp_path / "llama", add=add)["rope_parameters"]
+    layers = converted(tmp_path, "gemma3", add=add)["rope_parameters"]
+
+    assert (rope["rope_type"], rope["factor"]) == ("linear", 8)
+    assert (layers["full_attention"]["rope_type"], layers["full_attention"]["factor"]) == (
+        "linear",
+        8,
+    )
+    assert layers["sliding_attention"]["rope_type"] == "default"
+
+
+def test_the_scaling_of_llama_3_is_recognized(tmp_path: Path) -> None:
+    rope = converted(
+        tmp_path,
+        add=lambda writer: writer.add_tensor("rope_freqs.weight", llama3_divisors(8.0)),
+    )["rope_parameters"]
+
+    assert rope == {
+        "rope_theta": 10_000,
+        "rope_type": "llama3",
+        "factor": 8,
+        "low_freq_factor": 1,
+        "high_freq_factor": 4,
+        "original_max_position_embeddings": 8192,
+    }
+
+
+@pytest.mark.parametrize("kind", [None, RopeScalingType.NONE])
+def test_positions_that_the_file_does_not_scale_stay_as_they_are(
+    tmp_path: Path, kind: RopeScalingType | None
+) -> None:
+    def add(writer: GGUFWriter) -> None:
+        writer.add_tensor("rope_freqs.weight", np.ones(HIDDEN // HEADS // 2, np.float32))
+        if kind is not None:
+            add_scaling(writer, kind, 8)
+
+    assert converted(tmp_path, add=add)["rope_parameters"]["rope_type"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("add", "message"),
+    [
+        (
+            lambda writer: writer.add_tensor("rope_freqs.weight", llama3_divisors(8.0, 5.0)),
+            "is not the scaling of Llama 3.1",
+        ),
+        (
+            lambda writer: writer.add_tensor("rope_factors_long.weight", llama3_divisors(8.0)),
+            "scaled by longrope, which is not supported",
+        ),
+        (
+            lambda writer: add_scaling(writer, RopeScalingType.LONGROPE, 1),
+            "scaled by longrope, which is not supported",
+        ),
+    ],
+)
+def test_a_scaling_that_no_configuration_reproduces_is_refused(
+    tmp_path: Path, add: Callable[[GGUFWriter], None], message: str
+) -> None:
+    with pytest.raises(convert.Unconvertible, match=message):
+        converted(tmp_path, add=add)
 
 
 def test_smollm2_weights_are_those_of_the_gguf_file(smollm2: Path) -> None:

@@ -1,5 +1,6 @@
 """Names, directories, GGUF files and hub ids become model directories, or a clear error."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from tests.worker.checkpoints.gguf_files import write_tiny_gguf
 from tests.worker.checkpoints.hub import serve_hub
 from worker.checkpoints import store
 from worker.checkpoints.cache import link
+from worker.checkpoints.conversions import converted
 
 FILES = {
     "config.json": b"{}",
@@ -102,6 +104,23 @@ def test_two_processes_that_pull_at_once_convert_once(cache: Path, tmp_path: Pat
     assert sorted([len(steps), len(other_steps)]) == [0, 5]
     assert store.resolve(str(gguf)) == Path(first)
     assert (Path(first) / "tiny.gguf").read_bytes() == gguf.read_bytes()
+
+
+def test_a_file_that_an_older_version_converted_is_converted_again_without_a_download(
+    cache: Path, tmp_path: Path
+) -> None:
+    gguf = write_tiny_gguf(tmp_path / "tiny.gguf")
+    sha256 = hashlib.sha256(gguf.read_bytes()).hexdigest()
+    older = write_model(cache / "converted" / sha256, {"tiny.gguf": gguf.read_bytes()})
+
+    def download(directory: Path) -> Path:
+        raise AssertionError("the file is there")
+
+    directory = converted(sha256, download, lambda stage, done, total: None)
+
+    assert directory != older
+    assert (directory / "model.safetensors").exists()
+    assert (directory / "tiny.gguf").read_bytes() == gguf.read_bytes()
 
 
 def test_a_directory_is_taken_as_it_is(tmp_path: Path) -> None:
