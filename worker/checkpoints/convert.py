@@ -25,17 +25,22 @@ class Unconvertible(Exception):
 
 
 def convert(gguf: Path, directory: Path) -> None:
+    """Write ``directory``. Raises `Unconvertible`, and what the libraries raise."""
     from gguf import GGUFReader
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     reader = GGUFReader(gguf)
+    _refuse_part(reader)
     _report("imported")
     source: dict[str, Any] = {
         "pretrained_model_name_or_path": str(gguf.parent),
         "gguf_file": gguf.name,
         "local_files_only": True,
     }
-    model = AutoModelForCausalLM.from_pretrained(**source, dtype=_dtype(reader))
+    models: Any = AutoModelForCausalLM
+    model, report = models.from_pretrained(**source, dtype=_dtype(reader), output_loading_info=True)
+    if missing := sorted(report["missing_keys"]):  # transformers made them up
+        raise Unconvertible(f"it lacks weights, e.g. {missing[0]}")
     _report("weights read")
     _set_rope(model.config, reader)
     _write_model(model, directory)
@@ -44,6 +49,17 @@ def convert(gguf: Path, directory: Path) -> None:
     _correct_tokenizer(tokenizer, reader)
     tokenizer.save_pretrained(directory)
     _report("tokenizer written")
+
+
+def _refuse_part(reader: Reader) -> None:
+    """Raise `Unconvertible` if the model is split into several files."""
+    number, count = (reader.fields.get(f"split.{name}") for name in ("no", "count"))
+    if count is not None and count.contents() > 1:
+        part = "a part" if number is None else f"part {number.contents() + 1}"
+        raise Unconvertible(
+            f"it is {part} of {count.contents()}, which `llama-gguf-split --merge FIRST-PART "
+            "MODEL.gguf` merges"
+        )
 
 
 def _dtype(reader: Reader) -> Any:

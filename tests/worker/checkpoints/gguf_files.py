@@ -21,16 +21,20 @@ def write_tiny_gguf(
     *,
     architecture: str = "llama",
     add: Callable[[GGUFWriter], object] = lambda writer: None,
+    without: str | None = None,
 ) -> Path:
     """Random weights, the matrices of the given type; the output is tied to the embedding. ``add``
-    adds more entries or tensors."""
+    adds more entries or tensors, and the tensor ``without`` is left out."""
     writer = GGUFWriter(path, architecture)
     tokens = [*_SPECIAL, *_byte_alphabet(), "he", "hel"]
     _add_config(writer, len(tokens))
     _add_tokenizer(writer, tokens)
     add(writer)
     random = np.random.default_rng(seed)
-    for name, shape in _shapes(len(tokens), has_more_norms=architecture == "gemma3").items():
+    shapes = _shapes(len(tokens), has_more_norms=architecture == "gemma3")
+    for name, shape in shapes.items():
+        if name == without:
+            continue
         weight = random.normal(0, 0.2, shape).astype(np.float32)
         kind = matrices if len(shape) > 1 else GGMLQuantizationType.F32
         writer.add_tensor(name, quantize(weight, kind), raw_dtype=kind)

@@ -208,6 +208,20 @@ def test_a_scaling_that_no_configuration_reproduces_is_refused(
         converted(tmp_path, add=add)
 
 
+def test_a_file_without_a_weight_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(convert.Unconvertible, match=r"lacks weights, e\.g\. model\.layers\.1\.mlp"):
+        converted(tmp_path, without="blk.1.ffn_down.weight")
+
+
+def test_a_part_of_a_model_is_refused_with_what_merges_the_parts(tmp_path: Path) -> None:
+    def add(writer: GGUFWriter) -> None:
+        writer.add_uint16("split.no", 0)
+        writer.add_uint16("split.count", 3)
+
+    with pytest.raises(convert.Unconvertible, match="part 1 of 3, which `llama-gguf-split --merge"):
+        converted(tmp_path, add=add)
+
+
 def test_smollm2_weights_are_those_of_the_gguf_file(smollm2: Path) -> None:
     (gguf,) = smollm2.glob("*.gguf")
     names = {

@@ -295,6 +295,18 @@ def test_a_gguf_file_that_cannot_be_converted_is_refused_and_leaves_nothing(
     assert [file.suffix for file in (cache / "converted").iterdir()] == [".lock"]
 
 
+def test_the_reason_why_a_file_cannot_be_converted_is_that_of_the_program(
+    cache: Path, tmp_path: Path
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", without="output_norm.weight")
+
+    with pytest.raises(StartupError) as refusal:
+        store.resolve(str(path))
+
+    reason = "it lacks weights, e.g. model.norm.weight"
+    assert refusal.value.message == f"tiny.gguf cannot be converted: {reason}"
+
+
 def test_a_cache_that_cannot_be_written_is_named(cache: Path, tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf")
     cache.parent.mkdir(parents=True, exist_ok=True)
