@@ -19,6 +19,16 @@ STEPS = ("imported", "weights read", "weights written", "tokenizer written")
 VERSION = 2
 """Counts the changes after which files that were converted before have to be converted again."""
 
+_END_ROLES = ("eos", "eot", "eom")
+_ENDS = {
+    *("</s>", "[EOS]", "[EOT]", "<EOT>", "_<EOT>", "<|endoftext|>", "<|end_of_text|>"),
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>"),
+    *("<end_of_turn>", "<turn|>", "<|tool_response>", "<end_of_utterance>"),
+}
+"""Control tokens at which an answer ends, as in llama.cpp: a file names only one of them, and a
+chat model may end a turn with another one."""
+_CONTROL = 3
+
 
 class Unconvertible(Exception):
     """The reason why a file cannot be converted, as the end of a sentence about it."""
@@ -43,6 +53,7 @@ def convert(gguf: Path, directory: Path) -> None:
         raise Unconvertible(f"it lacks weights, e.g. {missing[0]}")
     _report("weights read")
     _set_rope(model.config, reader)
+    model.generation_config.eos_token_id = _end_ids(reader)
     _write_model(model, directory)
     _report("weights written")
     tokenizer = AutoTokenizer.from_pretrained(**source)
@@ -144,6 +155,23 @@ def _set_llama3(config: Any, divisors: Any) -> None:
         raise Unconvertible("its rope_freqs.weight is not the scaling of Llama 3.1")
 
 
+def _end_ids(reader: Reader) -> list[int]:
+    """The tokens at which an answer ends."""
+    named = (reader.fields.get(f"tokenizer.ggml.{role}_token_id") for role in _END_ROLES)
+    ends = {field.contents() for field in named if field is not None}
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    kinds = reader.fields.get("tokenizer.ggml.token_type")
+    control = {
+        tokens[token_id]: token_id
+        for token_id, kind in enumerate(kinds.contents() if kinds is not None else ())
+        if kind == _CONTROL
+    }
+    ends |= {token_id for token, token_id in control.items() if token in _ENDS}
+    if "<|return|>" in control:  # OpenAI's Harmony format, in which an answer has several messages
+        ends.discard(control.get("<|end|>"))
+    return sorted(ends)
+
+
 def _write_model(model: Any, directory: Path) -> None:
     # `save_pretrained` rejects models that were loaded from a GGUF file.
     from safetensors.torch import save_file
@@ -171,8 +199,8 @@ def _untied(model: Any) -> dict[str, Any]:
 
 
 def _correct_tokenizer(tokenizer: Any, reader: Reader) -> None:
-    """Correct the tokenizer from the file: transformers 5.17 uses SmolLM2's bos as its eos, and
-    gives a byte-level vocabulary another kind's decoder."""
+    """Correct the tokenizer from the file: transformers 5.17, unlike 5.23, uses SmolLM2's bos as
+    its eos, and gives a byte-level vocabulary another kind's decoder."""
     from tokenizers import decoders
 
     for role in ("bos", "eos", "unk", "pad"):

@@ -1,6 +1,6 @@
 """A GGUF file of a tiny Llama with a byte-level tokenizer, complete enough to be converted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +22,15 @@ def write_tiny_gguf(
     architecture: str = "llama",
     add: Callable[[GGUFWriter], object] = lambda writer: None,
     without: str | None = None,
+    control: Sequence[str] = (),
 ) -> Path:
     """Random weights, the matrices of the given type; the output is tied to the embedding. ``add``
-    adds more entries or tensors, and the tensor ``without`` is left out."""
+    adds more entries or tensors, the tensor ``without`` is left out, and ``control`` tokens come
+    last."""
     writer = GGUFWriter(path, architecture)
-    tokens = [*_SPECIAL, *_byte_alphabet(), "he", "hel"]
+    tokens = [*_SPECIAL, *_byte_alphabet(), "he", "hel", *control]
     _add_config(writer, len(tokens))
-    _add_tokenizer(writer, tokens)
+    _add_tokenizer(writer, tokens, {*_SPECIAL, *control})
     add(writer)
     random = np.random.default_rng(seed)
     shapes = _shapes(len(tokens), has_more_norms=architecture == "gemma3")
@@ -59,11 +61,11 @@ def _add_config(writer: GGUFWriter, vocab_size: int) -> None:
     writer.add_vocab_size(vocab_size)
 
 
-def _add_tokenizer(writer: GGUFWriter, tokens: list[str]) -> None:
+def _add_tokenizer(writer: GGUFWriter, tokens: list[str], control: set[str]) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_scores([0.0] * len(tokens))
-    writer.add_token_types([_CONTROL if t in _SPECIAL else _NORMAL for t in tokens])
+    writer.add_token_types([_CONTROL if t in control else _NORMAL for t in tokens])
     writer.add_token_merges(["h e", "he l"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(EOS_ID)

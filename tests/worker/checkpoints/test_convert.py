@@ -76,7 +76,8 @@ def test_the_directory_looks_like_any_hugging_face_directory(gguf: Path) -> None
 
     assert config["architectures"] == ["LlamaForCausalLM"]
     assert "quantization_config" not in config
-    assert config["eos_token_id"] == generation_config["eos_token_id"] == EOS_ID
+    assert config["eos_token_id"] == EOS_ID
+    assert generation_config["eos_token_id"] == [0, EOS_ID]
     assert tokenizer_config["eos_token"] == "<|im_end|>"
     assert (gguf.parent / "chat_template.jinja").read_text() == CHAT_TEMPLATE
 
@@ -222,6 +223,28 @@ def test_a_part_of_a_model_is_refused_with_what_merges_the_parts(tmp_path: Path)
         converted(tmp_path, add=add)
 
 
+@pytest.mark.parametrize(
+    ("control", "ends"),
+    [
+        (("<bos>", "<end_of_turn>"), {"<end_of_turn>"}),
+        (("<|end|>", "<|user|>"), {"<|end|>"}),
+        (("<|end|>", "<|return|>", "<|call|>"), {"<|return|>", "<|call|>"}),
+    ],
+)
+def test_an_answer_ends_at_the_tokens_that_end_a_turn(
+    tmp_path: Path, control: tuple[str, ...], ends: set[str]
+) -> None:
+    converted(tmp_path, control=control, add=lambda writer: writer.add_eot_token_id(7))
+
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    generation_config = json.loads((tmp_path / "generation_config.json").read_text())
+    usual = [0, EOS_ID, 7]
+    assert generation_config["eos_token_id"] == [
+        *usual,
+        *(tokenizer.token_to_id(token) for token in control if token in ends),
+    ]
+
+
 def test_smollm2_weights_are_those_of_the_gguf_file(smollm2: Path) -> None:
     (gguf,) = smollm2.glob("*.gguf")
     names = {
@@ -243,7 +266,7 @@ def test_smollm2_ends_with_its_turn_token(smollm2: Path) -> None:
     generation_config = json.loads((smollm2 / "generation_config.json").read_text())
     tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
 
-    assert tokenizer.token_to_id("<|im_end|>") == generation_config["eos_token_id"] == 2
+    assert tokenizer.token_to_id("<|im_end|>") in generation_config["eos_token_id"]
     assert tokenizer.encode("Paris 2024").tokens == ["Paris", "Ġ", "2", "0", "2", "4"]
 
 
