@@ -7,8 +7,10 @@ from shared.errors import StartupError
 from worker.checkpoints.cache import Progress
 
 _ALLOWED = ["*.safetensors", "*.json", "*.jinja"]
-# Subfolders hold the same weights in other formats, consolidated files duplicate them.
-_IGNORED = ["*/*", "consolidated*"]
+# Consolidated files and those in subfolders are the same model in other formats, except for
+# 1_Pooling/config.json and additional_chat_templates/*.jinja. The hub's patterns cannot exclude all
+# others, but all whose names have other last letters.
+_IGNORED = ["*[!gs]/*", "*/*[!g].json", "*/*.safetensors", "consolidated*"]
 
 
 def snapshot(model: str, progress: Progress) -> Path:

@@ -47,12 +47,17 @@ def read_pooling(directory: Path) -> Pooling | None:
     if not set(names) <= set(_MODULES) or "Pooling" not in names:
         raise StartupError(f"embeddings by {', '.join(names)} are not supported")
     # A name in an untrusted file must not lead out of the directory.
-    config = _read_json(directory / Path(names["Pooling"]).name / "config.json") or {}
+    folder = Path(names["Pooling"]).name
+    config = _read_json(directory / folder / "config.json")
+    if config is None:
+        raise StartupError(f"the model has no {folder}/config.json, which says how to pool")
     modes = [name.removeprefix("pooling_mode_") for name, is_on in config.items() if is_on is True]
     modes = [config["pooling_mode"]] if "pooling_mode" in config else modes
     modes = [mode for mode in modes if mode != "include_prompt"]
     if len(modes) != 1 or modes[0] not in _POOLINGS:
-        raise StartupError(f"embeddings pooled by {', '.join(modes)} are not supported")
+        raise StartupError(
+            f"embeddings pooled by {', '.join(modes) or 'no mode'} are not supported"
+        )
     return _POOLINGS[modes[0]]
 
 

@@ -145,6 +145,26 @@ def test_a_hub_id_is_downloaded_once_and_then_needs_no_hub(tmp_path: Path) -> No
     assert offline_path == path
 
 
+def test_of_subfolders_only_poolings_and_further_chat_templates_are_downloaded(
+    tmp_path: Path,
+) -> None:
+    wanted = {"1_Pooling/config.json": b"{}", "additional_chat_templates/tool_use.jinja": b"{{ }}"}
+    unwanted = dict.fromkeys(
+        [
+            *("onnx/config.json", "onnx/model.safetensors", "onnx/1_Pooling/config.json"),
+            *("1_Pooling/model.safetensors", "results/scores.json"),
+        ],
+        b"",
+    )
+    environment = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+    with serve_hub("org/tiny", FILES | wanted | unwanted) as endpoint:
+        pull = start_pull("org/tiny", HF_ENDPOINT=endpoint, **environment)
+        path, _ = json.loads(pull.communicate()[0])
+
+    files = [file for file in Path(path).rglob("*") if file.is_file()]
+    assert {str(file.relative_to(path)) for file in files} == {*FILES, *wanted}
+
+
 def test_a_revision_is_downloaded_and_no_other(tmp_path: Path) -> None:
     environment = {"HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
     with serve_hub("org/tiny", FILES, revision="v1.0") as endpoint:

@@ -127,6 +127,13 @@ def test_other_ways_of_pooling_are_refused(config: dict[str, Any], tmp_path: Pat
         read_pooling(tmp_path)
 
 
+def test_a_missing_description_of_the_pooling_is_named(tmp_path: Path) -> None:
+    write_pooling(tmp_path, pooling_mode_mean_tokens=True)
+    (tmp_path / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(StartupError, match=r"has no 1_Pooling/config\.json"):
+        read_pooling(tmp_path)
+
+
 def test_further_modules_are_refused(tmp_path: Path) -> None:
     write_pooling(tmp_path, pooling_mode_mean_tokens=True)
     modules = json.loads((tmp_path / "modules.json").read_text())
