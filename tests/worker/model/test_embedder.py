@@ -44,13 +44,16 @@ def headless(directory: Path) -> None:
     """As sentence-transformers saves a model, in which no name starts with ``model``."""
     file = directory / "model.safetensors"
     tensors = {name.removeprefix("model."): tensor for name, tensor in load_file(file).items()}
+    tensors.pop("lm_head.weight", None)
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def model(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Any]:
     directory = tmp_path_factory.mktemp("qwen3")
-    module = write_tiny_model(directory, "qwen3", tie_word_embeddings=True)
+    module = write_tiny_model(directory, "qwen3", tie_word_embeddings=request.param)
     headless(directory)
     return directory, module
 
@@ -110,6 +113,21 @@ async def test_an_empty_input_is_named(runner: TorchRunner, model: tuple[Path, A
         await answer(EmbeddingJob(request_id="r", model="echo", prompts=prompts), served)
 
     assert caught.value.param == "input"
+
+
+@pytest.mark.parametrize("kernels", ["reference", "native"])
+def test_only_a_model_for_embeddings_may_lack_its_output(tmp_path: Path, kernels: str) -> None:
+    write_tiny_model(tmp_path, "qwen3")
+    headless(tmp_path)
+    limits = RunnerLimits(kv_cache_bytes=1 << 20)
+
+    def load() -> TorchRunner:
+        return load_runner(tmp_path, limits, dtype="float32", device="cpu", kernels=kernels)
+
+    with pytest.raises(StartupError, match=r"has no tensor lm_head\.weight"):
+        load()
+    write_pooling(tmp_path, pooling_mode_mean_tokens=True)
+    load().close()
 
 
 def test_a_model_that_is_not_made_for_it_has_none(tmp_path: Path, runner: TorchRunner) -> None:

@@ -106,8 +106,11 @@ class WeightReader:
 
     @property
     def is_tied(self) -> bool:
-        """Whether the embedding is also the output projection."""
-        return self._config.has_tied_embeddings
+        """Whether the embedding is also the output projection, as it is in models for embeddings
+        that have been saved without the projection, which they do not need."""
+        is_headless = not self._checkpoint.has("lm_head.weight")
+        is_for_embeddings = (self._checkpoint.directory / "modules.json").exists()
+        return self._config.has_tied_embeddings or (is_headless and is_for_embeddings)
 
     def embedding(self) -> Matrix:
         """[vocab_size, hidden_size]."""
