@@ -65,10 +65,6 @@ class Checkpoint:
     def has(self, name: str) -> bool:
         return name in self._files
 
-    def skip(self, name: str) -> None:
-        """Mark a tensor as read."""
-        self._unread.discard(name)
-
     def read(
         self, names: list[str], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:

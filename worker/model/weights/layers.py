@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Generic, TypeVar
 
 import torch
@@ -104,18 +105,23 @@ class WeightReader:
         self._vector_dtype = vector_dtype or vectors
         self._device = device
 
-    @property
+    @cached_property
     def is_tied(self) -> bool:
-        """Whether the embedding is also the output projection, as it is in models for embeddings
-        that have been saved without the projection, which they do not need."""
-        is_headless = not self._checkpoint.has("lm_head.weight")
-        is_for_embeddings = (self._checkpoint.directory / "modules.json").exists()
-        return self._config.has_tied_embeddings or (is_headless and is_for_embeddings)
+        """Whether the embedding is also the output projection.
+
+        As in transformers, it is not if another projection is stored. Models for embeddings, which
+        need none, may have been saved without it.
+        """
+        if not self._checkpoint.has("lm_head.weight"):
+            is_for_embeddings = (self._checkpoint.directory / "modules.json").exists()
+            return self._config.has_tied_embeddings or is_for_embeddings
+        return self._config.has_tied_embeddings and torch.equal(
+            self._checkpoint.get("lm_head.weight"),
+            self._checkpoint.get("model.embed_tokens.weight"),
+        )
 
     def embedding(self) -> Matrix:
         """[vocab_size, hidden_size]."""
-        if self.is_tied:
-            self._checkpoint.skip("lm_head.weight")
         return self._table("model.embed_tokens.weight")
 
     def lm_head(self) -> Matrix:

@@ -6,7 +6,9 @@ from typing import Any, get_args
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from kernels.providers import load_ops
 from kernels.quantized import QuantFormat, QuantizedWeight, dequantize, quantize
@@ -79,6 +81,25 @@ def test_a_quantized_model_computes_what_transformers_does_with_its_weights(
 
     assert_close(logits, reference_logits(model, PROMPT)[-1:], 1e-5)
     assert {matrix.format for matrix in matrices(weights)} == {"q8_0", quant_format}
+
+
+@pytest.mark.parametrize("is_copy", [True, False], ids=["copy", "other"])
+def test_a_stored_output_counts_if_it_differs_from_the_embedding_that_it_is_tied_to(
+    tmp_path: Path, is_copy: bool
+) -> None:
+    write_tiny_model(tmp_path, "llama", **SIZES)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    head = tensors["model.embed_tokens.weight"].clone()
+    head[-1] += not is_copy
+    save_file({**tensors, "lm_head.weight": head}, file, metadata={"format": "pt"})
+    models: Any = AutoModelForCausalLM
+    model = models.from_pretrained(tmp_path).eval()
+
+    weights = read(tmp_path, torch.float32)
+
+    assert (weights.lm_head is weights.embedding) == is_copy
+    assert_close(last_logits(tmp_path, weights), reference_logits(model, PROMPT)[-1:], 1e-5)
 
 
 def test_layers_are_read_one_after_another(tmp_path: Path) -> None:
