@@ -98,7 +98,7 @@ def decoder_config(config: dict[str, Any]) -> DecoderConfig:
             num_kv_heads=config.get("num_key_value_heads") or num_heads,
             head_dim=head_dim,
             rms_norm_eps=config["rms_norm_eps"],
-            max_seq_len=config["max_position_embeddings"],
+            max_seq_len=_max_seq_len(config),
             has_tied_embeddings=config.get("tie_word_embeddings", False),
             is_awq=_is_awq(config),
             sliding_windows=_sliding_windows(config),
@@ -120,6 +120,17 @@ def _sliding_windows(config: dict[str, Any]) -> tuple[int | None, ...]:
         "sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)
     ]
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def _max_seq_len(config: dict[str, Any]) -> int:
+    """The longest context, to which YaRN extends the original one: Qwen's configurations with YaRN
+    keep the other number."""
+    stated: int = config["max_position_embeddings"]
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    original = rope.get("original_max_position_embeddings")
+    if original is None or _rope(config)["rope_type"] != "yarn":
+        return stated
+    return max(stated, int(rope.get("factor", 1) * original))
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:

@@ -37,6 +37,16 @@ SCALINGS: dict[str, dict[str, Any]] = {
         "attention_factor": 1.25,
     },
 }
+SIZES: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 3,
+    "hidden_size": 8,
+    "intermediate_size": 5,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+}
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
@@ -72,27 +82,31 @@ def test_what_a_scaling_lacks_is_named() -> None:
 
 
 def test_both_spellings_of_a_scaling_are_read() -> None:
-    sizes = {
-        "model_type": "llama",
-        "vocab_size": 3,
-        "hidden_size": 8,
-        "intermediate_size": 5,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 64,
-    }
     new = {"rope_parameters": {"rope_type": "linear", "rope_theta": 7.0, "factor": 2.0}}
     old = {"rope_theta": 7.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
 
     tables = [
         rope_table(config.rope, config.head_dim, 64)
-        for config in (decoder_config(sizes | new), decoder_config(sizes | old))
+        for config in (decoder_config(SIZES | new), decoder_config(SIZES | old))
     ]
 
     assert torch.equal(*tables)
     with pytest.raises(StartupError, match=r"config\.json has no 'vocab_size'"):
         decoder_config({**new, "num_attention_heads": 1, "hidden_size": 4})
+
+
+@pytest.mark.parametrize(
+    ("scaling", "max_seq_len"),
+    [
+        ({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 40}, 160),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}, 256),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}, 64),
+        ({"rope_type": "yarn", "factor": 4.0}, 64),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}, 64),
+    ],
+)
+def test_yarn_extends_the_context_that_it_names(scaling: dict[str, Any], max_seq_len: int) -> None:
+    assert decoder_config(SIZES | {"rope_scaling": scaling}).max_seq_len == max_seq_len
 
 
 def test_a_partly_rotated_or_differently_activated_llama_is_not_native() -> None:
