@@ -72,7 +72,8 @@ def reasoning_parser(tokenizer: Tokenizer, setting: str = "auto") -> str | None:
         return "harmony"
     if tokenizer.has_entry("<|channel>") and tokenizer.has_entry("<channel|>"):
         return "gemma4"
-    if not tokenizer.has_entry("</think>"):
+    # The tag may be several tokens, as in OLMo 3, or be missing from the template.
+    if not tokenizer.has_entry("</think>") and "<think>" not in tokenizer.template.source:
         return None
     return _think_parser(tokenizer.template, _QUESTION)
 

@@ -77,6 +77,8 @@ def test_the_form_of_calls_is_told_from_template_and_vocabulary(
     ("template", "entries", "parser"),
     [
         ("{{ messages[0].content }}<think>\n", ["</think>"], "deepseek_r1"),
+        ("{{ messages[0].content }}<think>", [], "deepseek_r1"),
+        ("{{ messages[0].content.split('<think>')[0] }}", [], "qwen3"),
         ("{{ messages[0].content }}", ["</think>"], "qwen3"),
         ("{{ raise_exception('more, please') }}", ["</think>"], "qwen3"),
         ("{{ messages[0].content }}", ["<|channel>", "<channel|>"], "gemma4"),
@@ -85,6 +87,8 @@ def test_the_form_of_calls_is_told_from_template_and_vocabulary(
     ],
     ids=[
         "begun by the template",
+        "begun by the template, and no token",
+        "begun by the model, and no token",
         "begun by the model",
         "a strict template",
         "gemma4",
