@@ -36,6 +36,8 @@ _RENDER_ERRORS = (
 _NAMED_OUTPUT = "<start_function_response>"
 """Part of FunctionGemma's templates, which name the function of each output."""
 _DEVELOPER = "developer"
+_PROBE = "ThisIsTheSystemMessage"
+_QUESTION = ChatMessage(role="user", content="?")
 HARMONY = "<|channel|>analysis<|message|>"
 """Part of templates for models that answer in OpenAI's Harmony format."""
 _SERIALIZED_ARGUMENTS = re.compile(r"""arguments['"\]]*\s*\|\s*tojson""")
@@ -78,7 +80,7 @@ class ChatTemplate:
         if prompt.continue_final_message and prompt.messages[-1].tool_calls:
             raise InvalidRequest("A message with tool calls cannot be continued.", param="messages")
         if not self.has_tools and _has_tools(prompt):
-            prompt = with_written_tools(prompt, self.written_form)
+            prompt = with_written_tools(prompt, self.written_form, takes_system=self._takes_system)
         said = prompt.messages
         if _DEVELOPER not in self.source:
             said = tuple(_without_developers(said))
@@ -112,8 +114,17 @@ class ChatTemplate:
     def _roles_with_parts(self) -> frozenset[str]:
         return roles_with_parts(self._render_probe)
 
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether the text of a system message reaches the model: Gemma's templates refuse it."""
+        system = ChatMessage(role="system", content=_PROBE)
+        try:
+            return _PROBE in self._render_probe([_fields(system), _fields(_QUESTION)])
+        except InvalidRequest:
+            return False
+
     def _render_probe(self, messages: list[dict[str, Any]]) -> str:
-        return self._render(messages, ChatPrompt(messages=(ChatMessage(role="user"),)))
+        return self._render(messages, ChatPrompt(messages=(_QUESTION,)))
 
     def _render(
         self, messages: list[dict[str, Any]], prompt: ChatPrompt, max_chars: int | None = None

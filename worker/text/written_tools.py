@@ -64,9 +64,12 @@ def written_form(template: str) -> WrittenForm:
     return _DEEPSEEK_R1 if _CODE_BLOCK in template else _DEEPSEEK_V31
 
 
-def with_written_tools(prompt: ChatPrompt, form: WrittenForm = HERMES) -> ChatPrompt:
-    """The prompt with its tools as text of the system message. In Hermes' form, calls and their
-    results become text of assistant and user, too; other templates have them."""
+def with_written_tools(
+    prompt: ChatPrompt, form: WrittenForm = HERMES, *, takes_system: bool = True
+) -> ChatPrompt:
+    """The prompt with its tools as text of the system message, or of the user's first one if the
+    template takes no system message. In Hermes' form, calls and their results become text of
+    assistant and user, too; other templates have them."""
     messages = list(_messages(prompt.messages) if form is HERMES else prompt.messages)
     if prompt.tools:
         tools = "\n".join(map(_tool, prompt.tools))
@@ -74,6 +77,8 @@ def with_written_tools(prompt: ChatPrompt, form: WrittenForm = HERMES) -> ChatPr
         first = messages[0]
         if first.role == "system":
             messages[0] = structs.replace(first, content=f"{first.content}\n\n{written}".strip())
+        elif first.role == "user" and not takes_system:
+            messages[0] = structs.replace(first, content=f"{written}\n\n{first.content}")
         else:
             messages.insert(0, ChatMessage(role="system", content=written))
     return structs.replace(prompt, messages=tuple(messages), tools=())

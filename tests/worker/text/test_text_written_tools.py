@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from shared.errors import InvalidRequest
 from shared.messages import ChatMessage, ChatPrompt, Tool, ToolCall
 from worker.text import Tokenizer
 from worker.text.chat_template import ChatTemplate
@@ -51,6 +52,33 @@ def test_calls_are_the_assistants_text_and_their_results_one_message_of_the_user
             content="<tool_response>\nhot\n</tool_response>\n<tool_response>\ndry\n</tool_response>",
         ),
     )
+
+
+@pytest.mark.parametrize("refusal", ["{{ raise_exception('no system') }}", ""])
+def test_tools_are_described_by_the_user_if_the_template_takes_no_system_message(
+    refusal: str,
+) -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{% if m.role == 'system' %}" + refusal + "{% else %}"
+        "{{ m.role }}: {{ m.content }}<end>{% endif %}{% endfor %}",
+        {},
+    )
+
+    text = template.render(ChatPrompt(messages=(USER,), tools=(WEATHER,)))
+
+    assert text.startswith("user: You may call functions")
+    assert WRITTEN_TOOL in text
+    assert text.endswith(f"\n\n{USER.content}<end>")
+
+
+def test_a_system_message_that_the_template_refuses_is_refused_with_tools_too() -> None:
+    template = ChatTemplate(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}", {}
+    )
+    system = ChatMessage(role="system", content="Be brief.")
+
+    with pytest.raises(InvalidRequest, match="no system"):
+        template.render(ChatPrompt(messages=(system, USER), tools=(WEATHER,)))
 
 
 DEEPSEEK = """\
