@@ -48,9 +48,12 @@ _END = "<warren-the-final-message-ends-here> "
 class ChatTemplate:
     """Converts a conversation into the text that the model was trained to continue."""
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], *, tool_source: str | None = None
+    ) -> None:
         """``special_tokens`` are the template's variables ``bos_token``, ``eos_token``, ...
 
+        Conversations with tools are rendered by ``tool_source``, if the model has such a template.
         Raises `StartupError` if the template has a syntax error.
         """
         try:
@@ -58,6 +61,7 @@ class ChatTemplate:
         except jinja2.TemplateSyntaxError as error:
             raise StartupError(f"the model's chat template is invalid: {error}") from error
         self._special_tokens = dict(special_tokens)
+        self._tool_use = None if tool_source is None else ChatTemplate(tool_source, special_tokens)
         self.source = source
         self.has_tools = "tools" in source
         """Whether tools are described by the template; otherwise they are written into the
@@ -71,7 +75,13 @@ class ChatTemplate:
         """The same with tools in the messages, even if the template describes some."""
         template = copy(self)
         template.has_tools = False
+        template._tool_use = None
         return template
+
+    @property
+    def for_tools(self) -> "ChatTemplate":
+        """The template of conversations with tools."""
+        return self._tool_use or self
 
     def render(self, prompt: ChatPrompt, *, max_chars: int | None = None) -> str:
         """The prompt, up to the point where the answer begins or continues. Rendering stops once
@@ -79,6 +89,8 @@ class ChatTemplate:
         """
         if prompt.continue_final_message and prompt.messages[-1].tool_calls:
             raise InvalidRequest("A message with tool calls cannot be continued.", param="messages")
+        if self._tool_use is not None and _has_tools(prompt):
+            return self._tool_use.render(prompt, max_chars=max_chars)
         if not self.has_tools and _has_tools(prompt):
             prompt = with_written_tools(prompt, self.written_form, takes_system=self._takes_system)
         said = prompt.messages

@@ -39,14 +39,14 @@ def tool_parser(tokenizer: Tokenizer, setting: str = "auto") -> str | None:
         return None if setting == "none" else setting
     if tokenizer.template is None:
         return None
-    template = tokenizer.template.source
-    if not tokenizer.template.has_tools:
-        return tokenizer.template.written_form.parser
+    template = tokenizer.template.for_tools
+    if not template.has_tools:
+        return template.written_form.parser
     for entry, parser in _BY_ENTRY.items():
-        if entry in template or tokenizer.has_entry(entry):
+        if entry in template.source or tokenizer.has_entry(entry):
             return parser
     for tag, parser in _BY_TAG.items():
-        if tag in template:
+        if tag in template.source:
             return parser
     if tokenizer.has_entry("<|python_tag|>"):
         return "llama3_json"

@@ -214,11 +214,20 @@ class Tokenizer:
 def _template(
     directory: Path, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
 ) -> ChatTemplate | None:
-    """The template file, or else the configuration's template: a string, or several by name."""
-    source = _read(directory / "chat_template.jinja") or tokenizer_config.get("chat_template")
-    if isinstance(source, list):
-        source = {entry["name"]: entry["template"] for entry in source}.get("default")
-    return None if source is None else ChatTemplate(source, special_tokens)
+    """The templates ``default`` and, for tools, ``tool_use``: files, or else the configuration's
+    template or list of named ones."""
+    more = (directory / "additional_chat_templates").glob("*.jinja")
+    sources: Any = {path.stem: _read(path) for path in more}
+    if source := _read(directory / "chat_template.jinja"):
+        sources["default"] = source
+    sources = sources or tokenizer_config.get("chat_template")
+    if isinstance(sources, list):
+        sources = {entry["name"]: entry["template"] for entry in sources}
+    if isinstance(sources, str):
+        sources = {"default": sources}
+    if not sources or "default" not in sources:
+        return None
+    return ChatTemplate(sources["default"], special_tokens, tool_source=sources.get("tool_use"))
 
 
 def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:

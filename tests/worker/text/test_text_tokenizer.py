@@ -1,18 +1,20 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
+from msgspec import structs
 from tokenizers import Tokenizer as Encoder
 from tokenizers import processors
 
 from shared.errors import InvalidRequest, StartupError
-from shared.messages import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt
+from shared.messages import ChatMessage, ChatPrompt, TextPrompt, TokenPrompt, Tool
 from tests.support.text.tokenizers import (
     byte_level_tokenizer,
     save_tokenizer,
     sentencepiece_tokenizer,
     word_tokenizer,
 )
-from worker.text import Tokenizer
+from worker.text import Tokenizer, tool_parser
 
 HELLO = ChatPrompt(messages=(ChatMessage(role="user", content="one"),))
 
@@ -31,6 +33,34 @@ def test_text_gets_the_special_tokens_and_a_chat_only_those_of_its_template(tmp_
     assert tokenizer.encode(TextPrompt(text="one")) == [1, 2]
     assert tokenizer.encode(TextPrompt(text="")) == [1]
     assert tokenizer.encode(HELLO) == [3, 2]
+
+
+@pytest.mark.parametrize("are_files", [True, False], ids=["files", "list"])
+def test_a_conversation_with_tools_is_rendered_by_the_template_for_it(
+    are_files: bool, tmp_path: Path
+) -> None:
+    template = "{{ messages[0].content }}"
+    tool_use = "{{ tools[0].function.name }}<tool_call>"
+    config: dict[str, Any] = {}
+    if are_files:
+        (tmp_path / "chat_template.jinja").write_text(template)
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(tool_use)
+    else:
+        named = {"tool_use": tool_use, "default": template, "rag": "{{ documents }}"}
+        entries = [{"name": name, "template": source} for name, source in named.items()]
+        config = {"tokenizer_config": {"chat_template": entries}}
+    tokenizer = Tokenizer.load(save_tokenizer(word_tokenizer(), tmp_path, **config))
+    assert tokenizer.template is not None
+
+    with_tools = structs.replace(HELLO, tools=(Tool(name="f", parameters={}),))
+
+    assert tokenizer.template.render(HELLO) == "one"
+    assert tokenizer.template.render(with_tools) == "f<tool_call>"
+    assert tool_parser(tokenizer) == "hermes"
+    written = tokenizer.with_written_tools().template
+    assert written is not None
+    assert "You may call" in written.render(with_tools)
 
 
 def test_token_ids_are_taken_as_they_are(smollm2: Path) -> None:
