@@ -43,6 +43,8 @@ def load(
         config = library.AutoConfig.from_pretrained(directory, **options)
     except (OSError, ValueError) as error:
         raise StartupError(f"transformers does not support {directory.name}: {error}") from error
+    if type(config) not in library.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise probe.refusal(config, "transformers has no causal language model of this type")
     try:
         model, report = library.AutoModelForCausalLM.from_pretrained(
             directory,

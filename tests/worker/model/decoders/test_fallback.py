@@ -242,6 +242,18 @@ def test_what_our_attention_cannot_do_refuses_the_model_by_name(
         load(tmp_path)
 
 
+def test_a_type_without_a_causal_language_model_is_refused_in_short(tmp_path: Path) -> None:
+    transformers.AutoConfig.for_model("mistral3").save_pretrained(tmp_path)
+
+    with pytest.raises(StartupError) as refusal:
+        load(tmp_path)
+
+    assert refusal.value.message == (
+        "model type mistral3 cannot be served: transformers has no causal language model of this "
+        "type"
+    )
+
+
 def test_missing_weights_are_refused_and_never_drawn_at_random(tmp_path: Path) -> None:
     model = tiny_model("gpt_neox")
     state = model.state_dict()
