@@ -118,6 +118,16 @@ def add_scaling(
         writer.add_rope_scaling_orig_ctx_len(original)
 
 
+def add_two_scalings(writer: GGUFWriter) -> None:
+    add_scaling(writer, RopeScalingType.LINEAR, 2)
+    writer.add_tensor("rope_freqs.weight", llama3_divisors(8.0))
+
+
+def add_odd_yarn(writer: GGUFWriter) -> None:
+    add_scaling(writer, RopeScalingType.YARN, 2)
+    writer.add_float32("llama.rope.scaling.yarn_ext_factor", 0.5)
+
+
 def llama3_divisors(factor: float, high: float = 4.0) -> np.ndarray:
     """What llama.cpp stores of Llama 3.1's scaling."""
     wavelengths = 2 * math.pi * 10_000 ** (np.arange(0, 1, 2 * HEADS / HIDDEN))
@@ -196,6 +206,8 @@ def test_positions_that_the_file_does_not_scale_stay_as_they_are(
             lambda writer: writer.add_tensor("rope_factors_long.weight", llama3_divisors(8.0)),
             "scaled by longrope, which is not supported",
         ),
+        (add_two_scalings, "scaled twice"),
+        (add_odd_yarn, "variant of YaRN"),
         (
             lambda writer: add_scaling(writer, RopeScalingType.LONGROPE, 1),
             "scaled by longrope, which is not supported",
