@@ -138,9 +138,13 @@ class _BatchRun:
                 for helper in helpers:
                     helper.cancel()
         except* LeaseLost:  # or the batch has just ended here
-            await self._refresh()
-            if self.batch.fence != fence:
-                logger.warning("batch claimed by another gateway", extra={"batch": self.batch.id})
+            pass
+        await self._refresh()
+        facts = {"batch": self.batch.id, "status": self.batch.status}
+        if self.batch.fence == fence:
+            logger.info("batch ended", extra=facts)
+        else:
+            logger.warning("batch claimed by another gateway", extra=facts)
         with suppress(Unavailable):  # a sweep makes up for it
             await self._batches.forget_answers()
 
@@ -214,6 +218,8 @@ class _BatchRun:
             checked.add_error("missing_file", message, None, "input_file_id")
         batch_id, fence = self.batch.id, self.batch.fence
         if checked.errors:
+            facts = {"batch": batch_id, "num_errors": checked.num_errors}
+            logger.info("input of a batch is not valid", extra=facts)
             move = partial(self._batches.fail, batch_id, fence, checked.errors)
         else:
             move = partial(
@@ -337,7 +343,6 @@ class _BatchRun:
             output_file_id=output_file_id,
             error_file_id=error_file_id,
         )
-        logger.info("batch ended", extra={"batch": batch.id, "status": ending})
 
     async def _write(self, name: str, *, is_error: bool, ending: Ending = "completed") -> str:
         """Write a file that exists once the batch has ended; returns its id."""

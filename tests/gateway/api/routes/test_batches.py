@@ -1,5 +1,6 @@
 import asyncio
 import json
+import logging
 import sqlite3
 import time
 from contextlib import closing
@@ -242,6 +243,25 @@ async def test_a_batch_that_fails_is_claimed_by_nobody_else(
         await ended(gateway, await order(gateway, []))
 
     assert "batch claimed by another gateway" not in caplog.text
+
+
+async def test_the_log_says_how_a_batch_ended(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "gateway.batches.batch_runner")
+
+    def facts(message: str, name: str) -> set[object]:
+        return {vars(found)[name] for found in caplog.records if found.msg == message}
+
+    async def have_ended() -> bool:
+        return facts("batch ended", "status") == {"completed", "failed"}
+
+    async with live_gateway(bus, data_dir=tmp_path) as gateway:
+        await order(gateway, [chat("a")])
+        await order(gateway, ["not JSON"] * 3)
+        await eventually(have_ended)
+
+    assert facts("input of a batch is not valid", "num_errors") == {3}
 
 
 async def test_lines_are_limited(bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path) -> None:
