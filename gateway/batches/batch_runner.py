@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 OUTPUT_PURPOSE = "batch_output"
 _LOOK_INTERVAL_S = 1.0
+_MIN_LOOK_INTERVAL_S = 0.2
+"""However often batches are created and cancelled. Each look is several transactions."""
 _RETRY_PAUSE_S = 0.5
 _SWEEP_INTERVAL_S = 60.0
 _MAX_BATCHES = 16
@@ -62,20 +64,12 @@ class BatchRunner:
                     await self._claim(state)
                 for run, _ in self._runs.values():
                     run.look()
-                await self._wait()
+                await _next_look(self._gateway.batches_changed)
         finally:
             tasks = [sweeping, *(task for _, task in self._runs.values())]
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-
-    async def _wait(self) -> None:
-        """Wait for the next look, or until a batch was created or cancelled."""
-        changed = self._gateway.batches_changed
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_INTERVAL_S):
-                await changed.wait()
-        changed.clear()
 
     async def _claim(self, state: StoredState) -> None:
         """Claim as many batches as there is room for. Raises `Unavailable`."""
@@ -394,6 +388,15 @@ class _Window:
             self._num_lines -= 1
             self._num_bytes -= num_bytes
             self._changed.notify_all()
+
+
+async def _next_look(changed: asyncio.Event) -> None:
+    """Wait for the next look, which is sooner if a batch was created or cancelled."""
+    await asyncio.sleep(_MIN_LOOK_INTERVAL_S)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_LOOK_INTERVAL_S - _MIN_LOOK_INTERVAL_S):
+            await changed.wait()
+    changed.clear()
 
 
 async def _sweep(state: StoredState, *, kept_s: float) -> None:

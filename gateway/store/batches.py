@@ -223,8 +223,9 @@ class Batches:
             return [_record(row) for row in await connection.execute(query)]
 
     @uncancelled
-    async def cancel(self, tenant: str, batch_id: str) -> BatchRecord:
-        """Begin to cancel a batch. Raises `NotFound`, and `InvalidRequest` if it is too late."""
+    async def cancel(self, tenant: str, batch_id: str) -> tuple[BatchRecord, bool]:
+        """Begin to cancel a batch; returns it, and whether it has not been cancelled before. Raises
+        `NotFound`, and `InvalidRequest` if it is too late."""
         is_it = and_(BATCHES.c.id == batch_id, BATCHES.c.tenant == tenant)
         statement = (
             update(BATCHES)
@@ -232,11 +233,11 @@ class Batches:
             .values(status="cancelling", cancelling_at=int(time.time()))
         )
         async with self._database.begin() as connection:
-            await connection.execute(statement)
+            is_new = bool((await connection.execute(statement)).rowcount)
         batch = await self.get(tenant, batch_id)
         if batch.status not in ("cancelling", "cancelled"):
             raise InvalidRequest(f"Cannot cancel a batch with status '{batch.status}'.")
-        return batch
+        return batch, is_new
 
     @uncancelled
     async def claim(

@@ -206,13 +206,14 @@ def router(gateway: Gateway) -> APIRouter:
         """Cancel a batch. What is running is stopped, and what is answered is kept."""
         tenant = request.state.tenant
         state = await gateway.store.open()
-        batch = await state.batches.cancel(tenant, batch_id)
-        gateway.batches_changed.set()
-        release = Release(
-            request_id=batch_id, is_cancelled=True, reader=secrets.token_hex(16), tenant=tenant
-        )
-        with suppress(BusError):  # the gateway that runs it looks regularly
-            await gateway.bus.publish(topology.ALL_GATEWAYS, Message(encode(release)))
+        batch, is_new = await state.batches.cancel(tenant, batch_id)
+        if is_new:
+            gateway.batches_changed.set()
+            release = Release(
+                request_id=batch_id, is_cancelled=True, reader=secrets.token_hex(16), tenant=tenant
+            )
+            with suppress(BusError):  # the gateway that runs it looks regularly
+                await gateway.bus.publish(topology.ALL_GATEWAYS, Message(encode(release)))
         return json_response(_described(batch))
 
     return routes

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gateway.batches import batch_runner
-from gateway.batches.batch_runner import _Window
+from gateway.batches.batch_runner import _next_look, _Window
 from gateway.intake.keys.key_file import KeyFile
 from gateway.store.batches import Order
 from gateway.store.database import SQLITE_FILE
@@ -50,6 +50,18 @@ async def test_the_batches_of_one_tenant_do_not_hold_up_another(
 
 def of_key(gateway: LiveGateway, secret: str) -> LiveGateway:
     return replace(gateway, openai=gateway.openai.with_options(api_key=secret))
+
+
+async def test_many_changes_do_not_make_many_looks() -> None:
+    changed = asyncio.Event()
+    began_at = time.monotonic()
+
+    for _ in range(3):
+        changed.set()
+        await _next_look(changed)
+
+    assert not changed.is_set()
+    assert 0.6 <= time.monotonic() - began_at < 2.4
 
 
 async def test_large_lines_run_one_after_another(

@@ -308,9 +308,13 @@ async def test_a_cancelled_batch_is_not_started(files: Files, batches: Batches) 
     await ordered(files, batches)
     batch = await claimed(batches)
 
-    await batches.cancel("a", batch.id)
+    cancels = [await batches.cancel("a", batch.id) for _ in range(2)]
     await batches.start(batch.id, batch.fence, num_lines=1, models=["m"])
 
+    assert [(found.status, is_new) for found, is_new in cancels] == [
+        ("cancelling", True),
+        ("cancelling", False),
+    ]
     assert await batches.renew(batch.id, batch.fence, 60) == "cancelling"
 
 

@@ -15,10 +15,11 @@ from msgspec import structs
 from openai.types import Batch
 
 from gateway.intake.keys.key_file import KeyFile
-from gateway.store.batches import TokensUsed
+from gateway.store.batches import Order, TokensUsed
 from gateway.store.database import SQLITE_FILE
 from gateway.store.state import Store
-from shared import settings
+from shared import settings, topology
+from shared.bus.base import Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Cancel, EmbeddingJob
 from shared.settings import GatewaySettings
@@ -588,6 +589,29 @@ async def test_any_gateway_cancels_a_batch(
         batch = await ended(second, batch)
 
     assert batch.status == "cancelled"
+
+
+async def test_only_the_first_cancellation_is_published_to_all_gateways(
+    bus: MemoryBus, tmp_path: Path
+) -> None:
+    heard = Queue("heard", (topology.ALL_GATEWAYS,))
+    await bus.declare(heard)
+    store = Store(settings.load(GatewaySettings, data_dir=tmp_path))
+    state = await store.open()
+    async with state.files.writing("", "in.jsonl", "batch") as draft:
+        pass
+    batch = await state.batches.create("", Order("/v1/chat/completions", draft.id, "24h", 86400))
+    await state.batches.claim({}, 60)  # by a gateway that is gone
+    await store.close()
+
+    async with live_gateway(bus, data_dir=tmp_path) as gateway:
+        for _ in range(3):
+            cancelled = await gateway.openai.batches.cancel(batch.id)
+            assert cancelled.status == "cancelling"
+
+    state_of_queue = await bus.inspect(heard.name)
+    assert state_of_queue is not None
+    assert state_of_queue.num_ready == 1
 
 
 async def test_another_tenant_cannot_cancel_a_batch(
