@@ -111,7 +111,7 @@ class _BatchRun:
         """Whether its lines are quick jobs, which have no logs."""
 
     def look(self) -> None:
-        """Renew the lease, and see whether the batch was cancelled."""
+        """Renew the lease now, and see whether the batch was cancelled."""
         self._look.set()
 
     async def run(self) -> None:
@@ -146,7 +146,10 @@ class _BatchRun:
         """Keep the lease. Raises `LeaseLost`."""
         lease_s = self._gateway.settings.batch_lease_s
         while True:
-            await self._look.wait()
+            # The next look may be late: a claim can wait for the database for a minute.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(lease_s / 3):
+                    await self._look.wait()
             self._look.clear()
             # Without a database nobody else can claim the batch either.
             with suppress(Unavailable):

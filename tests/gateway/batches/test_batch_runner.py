@@ -13,7 +13,7 @@ import pytest
 from gateway.batches import batch_runner
 from gateway.batches.batch_runner import _next_look, _Window
 from gateway.intake.keys.key_file import KeyFile
-from gateway.store.batches import Order
+from gateway.store.batches import Batches, Order
 from gateway.store.database import SQLITE_FILE
 from gateway.store.state import Store, StoredState
 from shared import settings
@@ -50,6 +50,32 @@ async def test_the_batches_of_one_tenant_do_not_hold_up_another(
 
 def of_key(gateway: LiveGateway, secret: str) -> LiveGateway:
     return replace(gateway, openai=gateway.openai.with_options(api_key=secret))
+
+
+async def test_leases_are_renewed_while_a_claim_waits_for_the_database(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.script = start_only
+    async with live_gateway(bus, data_dir=tmp_path, batch_lease_s=1) as gateway:
+        batch = await order(gateway, [chat("1")])
+        await worker.wait_until(lambda: worker.num_running == 1)
+        is_waiting, may_go_on = asyncio.Event(), asyncio.Event()
+
+        async def claim(*_: object, **__: object) -> None:
+            is_waiting.set()
+            await may_go_on.wait()
+
+        monkeypatch.setattr(Batches, "claim", claim)
+        await is_waiting.wait()
+        waiting_since = time.time()
+
+        async def is_renewed() -> bool:
+            record = await state.batches.get("", batch.id)
+            return record.lease_until > waiting_since + 1.5
+
+        async with stored(tmp_path) as state:
+            await eventually(is_renewed)
+        may_go_on.set()
 
 
 async def test_many_changes_do_not_make_many_looks() -> None:
