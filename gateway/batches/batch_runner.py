@@ -291,7 +291,9 @@ class _BatchRun:
                 # The gateway that checked the file may have had another limit.
                 async with aclosing(self._input(sys.maxsize)) as lines:
                     async for line in lines:
-                        if line.number <= last or not self._is_of(line, model):
+                        if line.number <= last or line.number in answered:
+                            continue
+                        if not self._is_of(line, model):
                             continue
                         if line.number > known_until:
                             known_until = line.number + _LINES_AT_ONCE

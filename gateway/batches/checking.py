@@ -26,8 +26,6 @@ _MAX_MODELS = 64
 _PAUSE_S = 0.5
 _DIGEST_BYTES = 8
 """Two of a million custom_ids have the same digest with a probability of 3e-8."""
-_TURN_S = 1e-3
-"""How long the event loop waits for lines; some ten are checked in this time."""
 _CACHE_KIB = 32 << 10
 """The memory for about 1.5 million digests."""
 
@@ -60,14 +58,12 @@ async def check(
     gateway: Gateway, endpoint: str, key: ApiKey, lines: AsyncIterator[InputLine]
 ) -> Checked:
     """Check a file. Everything is checked that can be known without the model's tokenizer, as for
-    single requests, including what the API key never permits. The event loop is free after every
-    millisecond.
+    single requests, including what the API key never permits.
 
     Raises `Unavailable` if the file cannot be read.
     """
     checked = Checked()
     max_lines = gateway.settings.max_batch_lines
-    began_at = time.monotonic()
     with _custom_ids() as is_new:
         async for line in lines:
             checked.num_lines += 1
@@ -76,9 +72,6 @@ async def check(
                 checked.add_error("too_many_requests", message, line.number, None)
                 break
             await _check_line(gateway, endpoint, key, line, is_new, checked)
-            if time.monotonic() - began_at > _TURN_S:
-                await asyncio.sleep(0)
-                began_at = time.monotonic()
     if not checked.num_lines:
         checked.add_error("empty_file", "The file has no requests.", None, None)
     if checked.num_errors > len(checked.errors):

@@ -1,6 +1,8 @@
 """The lines of the input, output and error files of batches, in OpenAI's formats."""
 
+import asyncio
 import hashlib
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
@@ -77,6 +79,8 @@ class _Model(msgspec.Struct, frozen=True):
 
 LINE_DECODER = msgspec.json.Decoder(RequestLine)
 _MODEL_DECODER = msgspec.json.Decoder(_Model)
+_TURN_S = 1e-3
+"""How long the event loop waits for lines; some ten are checked in this time."""
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -111,8 +115,9 @@ async def input_lines(
     parts: AsyncIterator[bytes], max_bytes: int
 ) -> AsyncGenerator[InputLine, None]:
     """The lines of a file that are not empty. Those of more than ``max_bytes`` are not kept in
-    memory."""
+    memory. The event loop is free after every millisecond that the caller spends on them."""
     number, rest, is_cut = 0, b"", False
+    turn_began_at = time.monotonic()
     async for part in parts:
         *lines, last = part.split(b"\n")
         for line in lines:
@@ -123,6 +128,9 @@ async def input_lines(
             elif text.strip():
                 yield InputLine(number, text)
             rest, is_cut = b"", False
+            if time.monotonic() - turn_began_at > _TURN_S:
+                await asyncio.sleep(0)
+                turn_began_at = time.monotonic()
         rest += last
         if len(rest) > max_bytes:
             rest, is_cut = b"", True
