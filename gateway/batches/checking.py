@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -20,6 +21,8 @@ from shared.errors import BusError, Overloaded, RequestError, Unavailable
 from shared.messages import Announcement
 
 _MAX_ERRORS = 1000
+_MAX_ERROR_BYTES = 64 << 10
+"""As JSON, in which the database has the errors of a batch. A page has those of many batches."""
 _MAX_MESSAGE_CHARS = 500
 _MAX_PARAM_CHARS = 200
 _MAX_MODELS = 64
@@ -40,15 +43,18 @@ class Checked:
     num_lines: int = 0
     models: list[str] = field(default_factory=list)
     errors: list[dict[str, object]] = field(default_factory=list)
-    """OpenAI's errors: ``code``, ``line``, ``message`` and ``param``."""
+    """The first ones, in OpenAI's form: ``code``, ``line``, ``message`` and ``param``."""
     num_errors: int = 0
+    num_error_bytes: int = 0
 
     def add_error(self, code: str, message: str, line: int | None, param: str | None) -> None:
+        text = " ".join(message.split())[:_MAX_MESSAGE_CHARS]
+        place = None if param is None else param[:_MAX_PARAM_CHARS]
+        error: dict[str, object] = {"code": code, "line": line, "message": text, "param": place}
         self.num_errors += 1
-        if len(self.errors) < _MAX_ERRORS:
-            text = " ".join(message.split())[:_MAX_MESSAGE_CHARS]
-            place = None if param is None else param[:_MAX_PARAM_CHARS]
-            self.errors.append({"code": code, "line": line, "message": text, "param": place})
+        self.num_error_bytes += len(json.dumps(error))
+        if self.num_errors <= _MAX_ERRORS and self.num_error_bytes <= _MAX_ERROR_BYTES:
+            self.errors.append(error)
 
     def add_problem(self, problem: Problem, line: int) -> None:
         self.add_error(problem.code, problem.message, line, problem.param)

@@ -1,5 +1,6 @@
 """What is checked of a file as a whole. `test_batches` has the checks of its lines."""
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -61,6 +62,17 @@ def test_what_an_error_contains_is_limited() -> None:
 
     (error,) = checked.errors
     assert (error["message"], error["param"]) == ("m" * 500, "p" * 200)
+
+
+def test_the_errors_of_a_batch_are_limited_in_size() -> None:
+    checked = checking.Checked()
+
+    for line in range(1000):
+        checked.add_error("invalid_request", "\N{GRINNING FACE}" * 500, line, None)
+
+    assert [error["line"] for error in checked.errors] == list(range(10))
+    assert len(json.dumps(checked.errors)) <= 64 << 10
+    assert checked.num_errors == 1000
 
 
 async def test_a_name_of_the_client_is_cut_in_an_error(
