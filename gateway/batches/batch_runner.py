@@ -13,7 +13,7 @@ from gateway.batches.checking import Checked, check
 from gateway.batches.key_limits import key_of
 from gateway.batches.lines import InputLine, LineOutcome, input_lines, unexecuted_line
 from gateway.batches.serving import LineServer
-from gateway.intake.admission import BYTES_OF_VALUE, count_values
+from gateway.batches.windows import Memory, Window
 from gateway.store.batches import BatchRecord, Ending, LeaseLost, LineAnswer
 from gateway.store.state import StoredState
 from gateway.wiring import Gateway
@@ -32,8 +32,11 @@ _MAX_BATCHES = 16
 """Batches that one gateway runs at once; the others wait for it, or for another gateway."""
 _MAX_FIRST = 16
 """As many more, each the only one of its tenant: no tenant waits for the batches of others."""
-_MAX_BYTES = 16 << 20
-"""What the running lines of one batch and model may take in memory together."""
+_MAX_RUNNING_BYTES = 64 << 20
+"""What the running lines of all batches may take in memory together. Each batch also holds the line
+of each model that is next."""
+_MAX_CHECKED_BYTES = 32 << 20
+"""The same for the lines that are being checked, which do not wait for those that run."""
 _MAX_EMBEDDINGS = 1
 """Embeddings wait for the one place that `QuickLane` has for them."""
 _LINES_AT_ONCE = 1000
@@ -49,6 +52,7 @@ class BatchRunner:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._runs: dict[str, tuple[_BatchRun, asyncio.Task[None]]] = {}
+        self._running, self._checking = Memory(_MAX_RUNNING_BYTES), Memory(_MAX_CHECKED_BYTES)
 
     async def run(self) -> None:
         """Run batches until cancelled. The jobs of their lines then go on, and another gateway may
@@ -80,7 +84,7 @@ class BatchRunner:
             batch = await state.batches.claim(running, lease_s, is_full=is_full)
             if batch is None:
                 return
-            run = _BatchRun(self._gateway, state, batch)
+            run = _BatchRun(self._gateway, state, batch, self._running, self._checking)
             self._runs[batch.id] = run, asyncio.create_task(self._run(run))
 
     async def _run(self, run: "_BatchRun") -> None:
@@ -99,8 +103,16 @@ class BatchRunner:
 class _BatchRun:
     """The run of one batch at one gateway, under one fencing token."""
 
-    def __init__(self, gateway: Gateway, state: StoredState, batch: BatchRecord) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        state: StoredState,
+        batch: BatchRecord,
+        running: Memory,
+        checking: Memory,
+    ) -> None:
         self.batch = batch
+        self._running, self._checking = running, checking
         self._gateway = gateway
         self._files, self._batches = state.files, state.batches
         self._answers: asyncio.Queue[tuple[LineAnswer, asyncio.Future[None]]] = asyncio.Queue()
@@ -232,7 +244,8 @@ class _BatchRun:
     async def _checked(self) -> Checked:
         async with aclosing(self._input(self._gateway.settings.max_body_bytes)) as lines:
             key = key_of(self.batch, self._gateway.keys)
-            return await check(self._gateway, self.batch.endpoint, key, lines)
+            window = Window(1, self._checking)
+            return await check(self._gateway, self.batch.endpoint, key, lines, window)
 
     async def _answer_all(self) -> None:
         """Answer the lines that have no answer, of each model on its own: one without workers does
@@ -243,13 +256,12 @@ class _BatchRun:
 
     async def _answer_model(self, model: str) -> None:
         max_lines = _MAX_EMBEDDINGS if self._is_quick else self._gateway.settings.batch_window
-        window = _Window(max_lines, _MAX_BYTES)
+        window = Window(max_lines, self._running)
         async with asyncio.TaskGroup() as tasks, aclosing(self._unanswered(model)) as lines:
             async for line in lines:
-                assert line.text is not None
-                size = len(line.text) + BYTES_OF_VALUE * count_values(line.text)
-                await window.enter(size)
-                tasks.create_task(self._answer(line, window, size))
+                num_bytes = line.num_bytes
+                await window.enter(num_bytes)
+                window.leave_after(tasks.create_task(self._answer(line)), num_bytes)
 
     async def _stop_lines(self) -> None:
         """End the jobs that the last gateway had published. Only the first lines without an answer
@@ -265,7 +277,7 @@ class _BatchRun:
                         if not num_left:
                             break
 
-    async def _answer(self, line: InputLine, window: "_Window", size: int) -> None:
+    async def _answer(self, line: InputLine) -> None:
         async def record(outcome: LineOutcome) -> None:
             text = outcome.line(self.batch.id, line.number, line.custom_id)
             written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -273,10 +285,7 @@ class _BatchRun:
             self._answers.put_nowait((answer, written))
             await written
 
-        try:
-            await self._lines.answer(line, record)
-        finally:
-            await window.leave(size)
+        await self._lines.answer(line, record)
 
     def _input(self, max_bytes: int) -> AsyncGenerator[InputLine, None]:
         return input_lines(self._files.content(self.batch.input_file_id), max_bytes)
@@ -368,31 +377,6 @@ class _BatchRun:
                         text = unexecuted_line(batch.id, line.number, line.custom_id, ending)
                         await draft.write(text + b"\n")
         return draft.id
-
-
-class _Window:
-    """Bounds the number of running lines and their size together; a single line always fits."""
-
-    def __init__(self, max_lines: int, max_bytes: int) -> None:
-        self._max_lines, self._max_bytes = max_lines, max_bytes
-        self._num_lines = self._num_bytes = 0
-        self._changed = asyncio.Condition()
-
-    async def enter(self, num_bytes: int) -> None:
-        def fits() -> bool:
-            is_small = self._num_bytes + num_bytes <= self._max_bytes
-            return not self._num_lines or (self._num_lines < self._max_lines and is_small)
-
-        async with self._changed:
-            await self._changed.wait_for(fits)
-            self._num_lines += 1
-            self._num_bytes += num_bytes
-
-    async def leave(self, num_bytes: int) -> None:
-        async with self._changed:
-            self._num_lines -= 1
-            self._num_bytes -= num_bytes
-            self._changed.notify_all()
 
 
 async def _next_look(changed: asyncio.Event) -> None:

@@ -13,6 +13,7 @@ from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
 from gateway.api.bodies.submission import submission
 from gateway.batches.bad_lines import BadLine, Problem, read_line, repeated, require_url, required
 from gateway.batches.lines import ENDPOINTS, InputLine, Request, RequestLine
+from gateway.batches.windows import Window
 from gateway.intake.admission import parsed
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import require_possible, tokens_of, tokens_of_quick
@@ -61,10 +62,11 @@ class Checked:
 
 
 async def check(
-    gateway: Gateway, endpoint: str, key: ApiKey, lines: AsyncIterator[InputLine]
+    gateway: Gateway, endpoint: str, key: ApiKey, lines: AsyncIterator[InputLine], window: Window
 ) -> Checked:
     """Check a file. Everything is checked that can be known without the model's tokenizer, as for
-    single requests, including what the API key never permits.
+    single requests, including what the API key never permits. Each line waits for its place in
+    ``window``.
 
     Raises `Unavailable` if the file cannot be read.
     """
@@ -77,7 +79,8 @@ async def check(
                 message = f"The file has more than {max_lines} requests."
                 checked.add_error("too_many_requests", message, line.number, None)
                 break
-            await _check_line(gateway, endpoint, key, line, is_new, checked)
+            async with window.place(line.num_bytes):
+                await _check_line(gateway, endpoint, key, line, is_new, checked)
     if not checked.num_lines:
         checked.add_error("empty_file", "The file has no requests.", None, None)
     if checked.num_errors > len(checked.errors):

@@ -19,8 +19,9 @@ from gateway.api.render.responses import ResponseObject, ResponseUsage
 from gateway.api.routes.generation import Reading
 from gateway.api.routes.responses import read_response
 from gateway.errors import error_body, status_of
+from gateway.intake.admission import BYTES_OF_VALUE, MAX_VALUES, count_values
 from gateway.store.batches import TokensUsed
-from shared.errors import WarrenError
+from shared.errors import InvalidRequest, WarrenError
 
 Request: TypeAlias = Reading | EmbeddingRequest
 """The parsed body of a line."""
@@ -81,6 +82,8 @@ LINE_DECODER = msgspec.json.Decoder(RequestLine)
 _MODEL_DECODER = msgspec.json.Decoder(_Model)
 _TURN_S = 1e-3
 """How long the event loop waits for lines; some ten are checked in this time."""
+_FOUR_BYTES = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4", b"\\ud", b"\\uD")
+"""The beginnings of characters above U+FFFF, in UTF-8 and escaped."""
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -89,6 +92,18 @@ class InputLine(NamedTuple):
     """From 1; empty lines count."""
     text: bytes | None
     """None if the line is too long to be read."""
+
+    @property
+    def num_bytes(self) -> int:
+        """What the line takes in memory, about, together with its request and its job."""
+        if self.text is None:
+            return 0
+        try:
+            num_values = count_values(self.text)
+        except InvalidRequest:  # it will be refused
+            num_values = MAX_VALUES
+        # The text, the strings of the request, and those of the job, which are often the same.
+        return len(self.text) * (1 + 2 * _char_bytes(self.text)) + BYTES_OF_VALUE * num_values
 
     @property
     def model(self) -> object:
@@ -111,6 +126,14 @@ class InputLine(NamedTuple):
             return ""
 
 
+def _char_bytes(text: bytes) -> int:
+    """How many bytes a character of a string takes, at most, that is read from this JSON: in a
+    string, all characters take as many as the widest one."""
+    if any(mark in text for mark in _FOUR_BYTES):
+        return 4
+    return 1 if text.isascii() and b"\\u" not in text else 2
+
+
 async def input_lines(
     parts: AsyncIterator[bytes], max_bytes: int
 ) -> AsyncGenerator[InputLine, None]:
@@ -123,11 +146,12 @@ async def input_lines(
         for line in lines:
             number += 1
             text = rest + line
-            if is_cut or len(text) > max_bytes:
+            is_too_long = is_cut or len(text) > max_bytes
+            rest, is_cut = b"", False
+            if is_too_long:
                 yield InputLine(number, None)
             elif text.strip():
                 yield InputLine(number, text)
-            rest, is_cut = b"", False
             if time.monotonic() - turn_began_at > _TURN_S:
                 await asyncio.sleep(0)
                 turn_began_at = time.monotonic()

@@ -22,6 +22,7 @@ from gateway.batches.lines import (
     LINE_DECODER,
     InputLine,
     LineOutcome,
+    Request,
     request_id_of,
 )
 from gateway.intake.admission import parsed
@@ -131,17 +132,22 @@ class LineServer:
     async def _answered(
         self, request_id: str, line: InputLine, place: LinePlace
     ) -> AsyncIterator[object]:
-        assert line.text is not None
-        raw_body = bytes(LINE_DECODER.decode(line.text).body)
-        request = await parsed(ENDPOINTS[self.batch.endpoint].read, raw_body)
+        request, body_hash = await self._read(line)
         body = request if isinstance(request, EmbeddingRequest) else request.body
         trace.get_current_span().set_attribute("model", body.model or "")
         if isinstance(request, EmbeddingRequest):
             yield await self._embeddings(request_id, request, place)
             return
         with request.with_endpoint_errors():
-            async with self._generation(request_id, request, raw_body, place) as answer:
+            async with self._generation(request_id, request, body_hash, place) as answer:
                 yield answer
+
+    async def _read(self, line: InputLine) -> tuple[Request, str]:
+        """The request of a line, and the hash of its body, of which no copy is kept."""
+        assert line.text is not None
+        raw_body = bytes(LINE_DECODER.decode(line.text).body)
+        request = await parsed(ENDPOINTS[self.batch.endpoint].read, raw_body)
+        return request, hash_body(raw_body)
 
     async def _embeddings(
         self, request_id: str, request: EmbeddingRequest, place: LinePlace
@@ -169,7 +175,7 @@ class LineServer:
 
     @asynccontextmanager
     async def _generation(
-        self, request_id: str, request: Reading, raw_body: bytes, place: LinePlace
+        self, request_id: str, request: Reading, body_hash: str, place: LinePlace
     ) -> AsyncIterator[object]:
         gateway, batch, body, key = self.gateway, self.batch, request.body, self._limits.key
         key.require_model(body.model)
@@ -181,7 +187,7 @@ class LineServer:
             deadline=float(batch.expires_at),
             served=await gateway.workers.find(body.model),
             tenant=batch.tenant,
-            body_hash=hash_body(raw_body),
+            body_hash=body_hash,
             trace=requests.inject(),
             echoed=request.echoed,
             is_detached=True,  # its job continues while no gateway runs the batch

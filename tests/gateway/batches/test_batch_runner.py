@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.batches import batch_runner
-from gateway.batches.batch_runner import _next_look, _Window
+from gateway.batches import batch_runner, windows
+from gateway.batches.batch_runner import _next_look
 from gateway.intake.keys.key_file import KeyFile
 from gateway.store.batches import Batches, Order
 from gateway.store.database import SQLITE_FILE
@@ -93,7 +93,7 @@ async def test_many_changes_do_not_make_many_looks() -> None:
 async def test_large_lines_run_one_after_another(
     bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_runner, "_MAX_BYTES", 1)
+    monkeypatch.setattr(windows, "_MAX_BYTES", 1)
     async with live_gateway(bus, data_dir=tmp_path) as gateway:
         batch = await ended(gateway, await order(gateway, [chat(str(k)) for k in range(5)]))
 
@@ -101,25 +101,18 @@ async def test_large_lines_run_one_after_another(
     assert worker.most_running == 1
 
 
-async def test_a_window_bounds_the_size_of_its_lines() -> None:
-    window = _Window(max_lines=10, max_bytes=100)
-    await window.enter(60)
+async def test_all_batches_share_the_memory_for_large_lines(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "_OWN_BYTES", 0)
+    monkeypatch.setattr(batch_runner, "_MAX_RUNNING_BYTES", 1)
+    async with live_gateway(bus, data_dir=tmp_path) as gateway:
+        lines = [chat(str(k)) for k in range(5)]
+        batches = [await order(gateway, lines) for _ in range(3)]
+        batches = [await ended(gateway, batch) for batch in batches]
 
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1):
-            await window.enter(41)
-    await window.enter(40)
-    await window.leave(60)
-
-    async with asyncio.timeout(10):
-        await window.enter(60)
-
-
-async def test_a_line_of_any_size_enters_an_empty_window() -> None:
-    window = _Window(max_lines=10, max_bytes=100)
-
-    async with asyncio.timeout(10):
-        await window.enter(200)
+    assert {batch.status for batch in batches} == {"completed"}
+    assert worker.most_running == 1
 
 
 async def test_old_batches_and_files_are_deleted_meanwhile(bus: MemoryBus, tmp_path: Path) -> None:

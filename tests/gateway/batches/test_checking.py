@@ -1,18 +1,25 @@
 """What is checked of a file as a whole. `test_batches` has the checks of its lines."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from gateway.api.bodies.quick import EmbeddingRequest
-from gateway.batches import checking
+from gateway.batches import checking, windows
 from gateway.batches.bad_lines import read_line
 from gateway.batches.lines import ENDPOINTS, InputLine
+from gateway.batches.windows import Memory, Window
+from gateway.intake.keys.api_key import ApiKey
+from shared import settings
 from shared.bus.memory import MemoryBus
-from tests.support.gateway.batches import chat, ended, order
+from shared.settings import GatewaySettings
+from tests.support.gateway.batches import CHATS, chat, ended, order
 from tests.support.gateway.http import live_gateway
 from tests.support.workers.scripted_worker import ScriptedWorker, repeat_the_prompt
 
@@ -95,6 +102,31 @@ async def test_the_models_of_a_file_are_limited(
     errors = await errors_of(bus, tmp_path, [*lines, chat("again", model=MODELS[0])])
 
     assert errors == [(3, "too_many_models", "The file has more than 2 models.")]
+
+
+async def test_a_large_line_waits_for_memory_before_it_is_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(windows, "_OWN_BYTES", 0)
+    gateway = cast("Any", SimpleNamespace(settings=settings.load(GatewaySettings)))
+    memory = Memory(100)
+    other = Window(1, memory)
+    await other.enter(100)
+
+    async def lines() -> AsyncIterator[InputLine]:
+        yield InputLine(1, b"not JSON")
+
+    async def check() -> checking.Checked:
+        key = ApiKey("", "", "", "")
+        return await checking.check(gateway, CHATS, key, lines(), Window(1, memory))
+
+    checked = asyncio.create_task(check())
+    await asyncio.sleep(0.1)
+    assert not checked.done()
+    other.leave(100)
+
+    assert (await checked).num_errors == 1
+    assert not memory.num_bytes
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,20 @@
 import asyncio
+import gc
+import json
 import time
+import tracemalloc
 from collections.abc import AsyncIterator
 
-from gateway.batches.lines import input_lines
+import pytest
+
+from gateway.api.bodies.schemas import ChatRequest
+from gateway.api.bodies.submission import submission
+from gateway.api.routes.generation import Reading
+from gateway.batches.bad_lines import read_line
+from gateway.batches.lines import InputLine, input_lines
+from tests.support.gateway.batches import chat
+
+SMILE = "\N{GRINNING FACE}"
 
 
 async def parts_of(*parts: bytes) -> AsyncIterator[bytes]:
@@ -25,3 +37,39 @@ async def test_other_tasks_run_between_the_lines_of_a_part() -> None:
     counting.cancel()
 
     assert num_turns >= 10
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "a" * 100_000,
+        "a" * 100_000 + "\N{LATIN SMALL LETTER E WITH ACUTE}",
+        "\N{CJK UNIFIED IDEOGRAPH-4E2D}" * 30_000,
+        "a" * 100_000 + SMILE,
+        SMILE * 30_000,
+        [{"type": "text", "text": "a" * 50_000 + SMILE}] * 2,
+        [{"type": "text", "text": "a"}] * 4000,
+    ],
+    ids=["ascii", "latin-1", "cjk", "one wide character", "wide characters", "parts", "values"],
+)
+@pytest.mark.parametrize("is_escaped", [False, True])
+def test_no_line_takes_more_memory_than_expected(content: object, is_escaped: bool) -> None:
+    line = chat("a", "")
+    line["body"]["messages"][0]["content"] = content
+    text = json.dumps(line, ensure_ascii=is_escaped).encode()
+
+    def held() -> object:
+        """What a line that runs holds beside its text."""
+        request = Reading.of(ChatRequest, bytes(read_line(text).body))
+        return request, submission(request.body, request_id="a", created_at=0.0)
+
+    held()  # fills caches
+    tracemalloc.start()
+    try:
+        _kept = held()
+        gc.collect()
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert len(text) + num_bytes <= InputLine(1, text).num_bytes
