@@ -210,7 +210,7 @@ class _BatchRun:
             await asyncio.wait(
                 [working, cancelling], timeout=left_s, return_when=asyncio.FIRST_COMPLETED
             )
-            self._lines.is_cancelled = not working.done()
+            self._lines.ends_jobs = not working.done()
         finally:
             cancelling.cancel()
             working.cancel()

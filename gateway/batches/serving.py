@@ -73,7 +73,7 @@ class LineServer:
     def __init__(self, gateway: Gateway, batch: BatchRecord) -> None:
         self.gateway = gateway
         self.batch = batch
-        self.is_cancelled = False
+        self.ends_jobs = False
         """Whether lines that stop end their jobs. Otherwise the jobs go on, for the gateway that
         continues the batch."""
         self._limits = LineLimits(batch, gateway.keys, gateway.limits)
@@ -211,7 +211,7 @@ class LineServer:
                     if grant is not None:
                         grant.settle(observation.num_prompt_tokens + observation.num_tokens)
                 except asyncio.CancelledError:
-                    if not self.is_cancelled:
+                    if not self.ends_jobs:
                         relay.close(Departure.LEFT)
                     raise
                 try:
