@@ -15,8 +15,7 @@ from gateway.api.bodies.parsing import refused
 from gateway.api.bodies.submission import Submission, submission
 from gateway.api.routes.generation import Reading
 from gateway.batches.bad_lines import (
-    BadLine,
-    Problem,
+    BadInput,
     check_alone,
     read_line,
     repeated,
@@ -64,7 +63,7 @@ class InputIndex:
 
     @classmethod
     def read(cls, path: Path, check: Callable[[RequestLine], object]) -> Self:
-        """Read the whole file. ``check`` raises `BadLine`, `RequestError` or `Unavailable`.
+        """Read the whole file. ``check`` raises `BadInput`, `RequestError` or `Unavailable`.
 
         Raises `InvalidRequest` naming each bad line, and `OSError`.
         """
@@ -86,7 +85,7 @@ class InputIndex:
         index.digest = digest.hexdigest()
         return index
 
-    def _add(self, text: bytes, check: Callable[[RequestLine], object]) -> Problem | None:
+    def _add(self, text: bytes, check: Callable[[RequestLine], object]) -> BadInput | None:
         """Add the next line; returns what is wrong with it."""
         try:
             line = read_line(text)
@@ -94,12 +93,12 @@ class InputIndex:
                 raise repeated(line.custom_id)
             self.offsets[line.custom_id] = self.num_bytes
             check(line)
-        except BadLine as error:
-            return error.problem
+        except BadInput as error:
+            return error
         except RequestError as error:
-            return Problem.of_request(error)
+            return BadInput.of_request(error)
         except Unavailable as error:
-            return Problem(error.code, error.message, None)
+            return BadInput(error.code, error.message)
         return None
 
 
@@ -165,7 +164,7 @@ class BatchFile:
             if job.model != model:
                 raise refused("model", f"{job.model!r}, but the first line has {model!r}.")
             if len(encode(job)) > MAX_MESSAGE_BYTES - 1024:
-                raise BadLine("line_too_long", "The line is too long for one message.")
+                raise BadInput("line_too_long", "The line is too long for one message.")
 
         index = InputIndex.read(path, check)
         return cls(path, index, model, served, user)
@@ -202,11 +201,11 @@ def submitted(
     """The job of a line, and the constraint that it may have, from a worker's announcement
     ``served``.
 
-    Raises `RequestError`, `Unavailable` and `BadLine`.
+    Raises `RequestError`, `Unavailable` and `BadInput`.
     """
     if line.url not in _BROKER_URLS:
         message = f"The URL is not {' or '.join(_BROKER_URLS)}, which a batch over the broker has."
-        raise BadLine("mismatched_url", message, "url")
+        raise BadInput("mismatched_url", message, "url")
     request = ENDPOINTS[line.url].read(bytes(line.body))
     assert isinstance(request, Reading)
     required(request.body.model)

@@ -3,7 +3,6 @@ by ``warren batch``, which has no API keys and may have no workers.
 """
 
 from contextlib import suppress
-from typing import NamedTuple
 
 import msgspec
 
@@ -17,57 +16,51 @@ from shared.errors import InvalidRequest, RequestError, Unavailable
 _MAX_SHOWN_CHARS = 64
 
 
-class Problem(NamedTuple):
-    """Why a line is refused."""
+class BadInput(Exception):
+    """What is wrong with a line of a batch, or with its file."""
 
-    code: str
-    message: str
-    param: str | None
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
 
     @classmethod
-    def of_request(cls, error: RequestError) -> "Problem":
+    def of_request(cls, error: RequestError) -> "BadInput":
         """An error in the body of a line."""
         return cls(
             error.code, error.message, None if error.param is None else f"body.{error.param}"
         )
 
 
-class BadLine(Exception):
-    """A line that no batch may have."""
-
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.problem = Problem(code, message, param)
-
-
 def read_line(text: bytes) -> RequestLine:
-    """Parse a line, except for the body of its request. Raises `BadLine`."""
+    """Parse a line, except for the body of its request. Raises `BadInput`."""
     try:
         count_values(text)
         return LINE_DECODER.decode(text)
     except InvalidRequest as error:
-        raise BadLine(error.code, error.message) from None
+        raise BadInput(error.code, error.message) from None
     except msgspec.ValidationError as error:
         message = with_choices(str(error), RequestLine)
         reason, _, place = message.partition(" - at `$")
         missing = reason.partition("missing required field `")[2].rstrip("`")
         param = missing or place.rstrip("`").lstrip(".") or None
-        raise BadLine("invalid_line", message, param) from None
+        raise BadInput("invalid_line", message, param) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BadLine("invalid_json_line", f"The line is not valid JSON: {error}") from None
+        raise BadInput("invalid_json_line", f"The line is not valid JSON: {error}") from None
 
 
-def repeated(custom_id: str) -> BadLine:
+def repeated(custom_id: str) -> BadInput:
     """The problem of a line whose ``custom_id`` an earlier one has."""
     message = f"The custom_id {custom_id[:_MAX_SHOWN_CHARS]!r} is not unique."
-    return BadLine("duplicate_custom_id", message, "custom_id")
+    return BadInput("duplicate_custom_id", message, "custom_id")
 
 
 def require_url(line: RequestLine, endpoint: str) -> None:
-    """Raises `BadLine` unless the line is for the endpoint of its batch."""
+    """Raises `BadInput` unless the line is for the endpoint of its batch."""
     if line.url != endpoint:
         message = f"The URL is not {endpoint}, which is the batch's endpoint."
-        raise BadLine("mismatched_url", message, "url")
+        raise BadInput("mismatched_url", message, "url")
 
 
 def required(model: str | None) -> str:

@@ -9,6 +9,7 @@ from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, TypeVar
 
+from gateway.batches.bad_lines import BadInput
 from gateway.batches.checking import Checked, check
 from gateway.batches.key_limits import key_of
 from gateway.batches.lines import InputLine, LineOutcome, input_lines, unexecuted_line
@@ -224,7 +225,7 @@ class _BatchRun:
         except FileNotFoundError:
             checked = Checked()
             message = f"The bytes of the file {self.batch.input_file_id} are missing."
-            checked.add_error("missing_file", message, None, "input_file_id")
+            checked.add(BadInput("missing_file", message, "input_file_id"))
         batch_id, fence = self.batch.id, self.batch.fence
         if checked.errors:
             facts = {"batch": batch_id, "num_errors": checked.num_errors}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
 from gateway.api.bodies.submission import submission
-from gateway.batches.bad_lines import BadLine, Problem, read_line, repeated, require_url, required
+from gateway.batches.bad_lines import BadInput, read_line, repeated, require_url, required
 from gateway.batches.lines import ENDPOINTS, InputLine, Request, RequestLine
 from gateway.batches.windows import Window
 from gateway.intake.admission import parsed
@@ -43,22 +43,28 @@ class Checked:
 
     num_lines: int = 0
     models: list[str] = field(default_factory=list)
-    errors: list[dict[str, object]] = field(default_factory=list)
+    errors: list[dict[str, int | str | None]] = field(default_factory=list)
     """The first ones, in OpenAI's form: ``code``, ``line``, ``message`` and ``param``."""
     num_errors: int = 0
     num_error_bytes: int = 0
 
-    def add_error(self, code: str, message: str, line: int | None, param: str | None) -> None:
-        text = " ".join(message.split())[:_MAX_MESSAGE_CHARS]
-        place = None if param is None else param[:_MAX_PARAM_CHARS]
-        error: dict[str, object] = {"code": code, "line": line, "message": text, "param": place}
+    def add(self, problem: BadInput, line: int | None = None) -> None:
+        text = " ".join(problem.message.split())[:_MAX_MESSAGE_CHARS]
+        place = None if problem.param is None else problem.param[:_MAX_PARAM_CHARS]
+        error = {"code": problem.code, "line": line, "message": text, "param": place}
         self.num_errors += 1
         self.num_error_bytes += len(json.dumps(error))
         if self.num_errors <= _MAX_ERRORS and self.num_error_bytes <= _MAX_ERROR_BYTES:
             self.errors.append(error)
 
-    def add_problem(self, problem: Problem, line: int) -> None:
-        self.add_error(problem.code, problem.message, line, problem.param)
+    def add_model(self, model: str) -> None:
+        """Raises `BadInput` if there are too many."""
+        if model in self.models:
+            return
+        if len(self.models) == _MAX_MODELS:
+            message = f"The file has more than {_MAX_MODELS} models."
+            raise BadInput("too_many_models", message, "body.model")
+        self.models.append(model)
 
 
 async def check(
@@ -77,12 +83,17 @@ async def check(
             checked.num_lines += 1
             if checked.num_lines > max_lines:
                 message = f"The file has more than {max_lines} requests."
-                checked.add_error("too_many_requests", message, line.number, None)
+                checked.add(BadInput("too_many_requests", message), line.number)
                 break
             async with window.place(line.num_bytes):
-                await _check_line(gateway, endpoint, key, line, is_new, checked)
+                try:
+                    checked.add_model(await _model_of(gateway, endpoint, key, line, is_new))
+                except BadInput as error:
+                    checked.add(error, line.number)
+                except RequestError as error:
+                    checked.add(BadInput.of_request(error), line.number)
     if not checked.num_lines:
-        checked.add_error("empty_file", "The file has no requests.", None, None)
+        checked.add(BadInput("empty_file", "The file has no requests."))
     if checked.num_errors > len(checked.errors):
         num_more = checked.num_errors - len(checked.errors)
         message = f"There are {num_more} more errors."
@@ -109,41 +120,18 @@ def _custom_ids() -> Iterator[IsNew]:
         yield is_new
 
 
-async def _check_line(
-    gateway: Gateway,
-    endpoint: str,
-    key: ApiKey,
-    line: InputLine,
-    is_new: IsNew,
-    checked: Checked,
-) -> None:
-    number = line.number
-    if line.text is None or len(line.text) > gateway.settings.max_body_bytes:
-        message = f"The line is longer than {gateway.settings.max_body_bytes} bytes."
-        return checked.add_error("line_too_long", message, number, None)
-    try:
-        model = await _model_of(gateway, endpoint, key, line.text, is_new)
-    except BadLine as error:
-        return checked.add_problem(error.problem, number)
-    except RequestError as error:
-        return checked.add_problem(Problem.of_request(error), number)
-    if model not in checked.models:
-        if len(checked.models) == _MAX_MODELS:
-            message = f"The file has more than {_MAX_MODELS} models."
-            return checked.add_error("too_many_models", message, number, "body.model")
-        checked.models.append(model)
-    return None
-
-
 async def _model_of(
-    gateway: Gateway, endpoint: str, key: ApiKey, text: bytes, is_new: IsNew
+    gateway: Gateway, endpoint: str, key: ApiKey, line: InputLine, is_new: IsNew
 ) -> str:
-    """Check a line; returns its model. Raises `BadLine`, and `RequestError` of its body."""
-    line = await parsed(read_line, text)
-    if not is_new(line.custom_id):
-        raise repeated(line.custom_id)
-    require_url(line, endpoint)
-    return await _check_request(gateway, key, line)
+    """Check a line; returns its model. Raises `BadInput`, and `RequestError` of its body."""
+    max_bytes = gateway.settings.max_body_bytes
+    if line.text is None or len(line.text) > max_bytes:
+        raise BadInput("line_too_long", f"The line is longer than {max_bytes} bytes.")
+    request = await parsed(read_line, line.text)
+    if not is_new(request.custom_id):
+        raise repeated(request.custom_id)
+    require_url(request, endpoint)
+    return await _check_request(gateway, key, request)
 
 
 async def _check_request(gateway: Gateway, key: ApiKey, line: RequestLine) -> str:

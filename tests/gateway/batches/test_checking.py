@@ -12,7 +12,7 @@ import pytest
 
 from gateway.api.bodies.quick import EmbeddingRequest
 from gateway.batches import checking, windows
-from gateway.batches.bad_lines import read_line
+from gateway.batches.bad_lines import BadInput, read_line
 from gateway.batches.lines import ENDPOINTS, InputLine
 from gateway.batches.windows import Memory, Window
 from gateway.intake.keys.api_key import ApiKey
@@ -65,7 +65,7 @@ async def test_errors_beyond_the_limit_are_counted(
 def test_what_an_error_contains_is_limited() -> None:
     checked = checking.Checked()
 
-    checked.add_error("invalid_request", "m" * 9999, 1, "p" * 9999)
+    checked.add(BadInput("invalid_request", "m" * 9999, "p" * 9999), 1)
 
     (error,) = checked.errors
     assert (error["message"], error["param"]) == ("m" * 500, "p" * 200)
@@ -75,7 +75,7 @@ def test_the_errors_of_a_batch_are_limited_in_size() -> None:
     checked = checking.Checked()
 
     for line in range(1000):
-        checked.add_error("invalid_request", "\N{GRINNING FACE}" * 500, line, None)
+        checked.add(BadInput("invalid_request", "\N{GRINNING FACE}" * 500), line)
 
     assert [error["line"] for error in checked.errors] == list(range(10))
     assert len(json.dumps(checked.errors)) <= 64 << 10
