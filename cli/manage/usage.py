@@ -65,6 +65,7 @@ def usage(
     [dim]warren usage --all --by tenant,day --csv > usage.csv[/]
     """
     if context.invoked_subcommand is not None:
+        _refuse_options(context, context.invoked_subcommand)
         return
     chosen = {
         "start_time": None if since is None else _start_of("--since", since),
@@ -100,6 +101,15 @@ def erase(
     # Millions of records take minutes.
     answer = _asked(gateway, "DELETE", "/admin/v1/usage", params=params, timeout=None)
     output.print(f"{answer.json()['num_records']} records deleted")
+
+
+def _refuse_options(context: typer.Context, command: str) -> None:
+    """Raise `StartupError` for an option before a subcommand, which would not see it."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is not None and source.name == "COMMANDLINE":
+            option = parameter.opts[0]
+            raise StartupError(f"{option} before {command}: options of {command} come after it")
 
 
 def _start_of(option: str, day: str) -> int:

@@ -85,3 +85,20 @@ def test_an_erasure_may_take_longer_than_other_requests(
 def test_a_date_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="--since: soon is not a date"):
         run("usage", "--since", "soon")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--url", "http://other"), ("--api-key", "k"), ("--since", "2026-01-01"), ("--all",)],
+)
+def test_an_option_before_the_subcommand_is_refused(url: str, options: tuple[str, ...]) -> None:
+    with pytest.raises(StartupError, match=f"{options[0]} before erase: .* come after it"):
+        run("usage", *options, "erase", "alice", "--yes", "--url", url)
+
+
+def test_a_key_of_the_environment_is_no_option_before_the_subcommand(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+
+    assert "0 records deleted" in run("usage", "erase", "alice", "--yes", "--url", url)
