@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from shared.errors import StartupError, Unavailable, from_code
+from shared.errors import RequestError, StartupError, Unavailable, from_code
 
 CONNECT_TIMEOUT_S = 5.0
 _SILENCE_S = 45.0
@@ -15,6 +15,11 @@ _NOT_TLS = re.compile(r"WRONG_VERSION_NUMBER|PACKET_LENGTH|record layer failure"
 """What OpenSSL says if a server answers in plain HTTP."""
 _KEY_ID = re.compile(r"wk-[0-9a-f]+-")
 _KEY_OPTIONS = "set OPENAI_API_KEY, or name a file that contains it with --api-key-file"
+_PASSING = (
+    httpx.codes.REQUEST_TIMEOUT,
+    httpx.codes.TOO_EARLY,
+    httpx.codes.TOO_MANY_REQUESTS,
+)
 
 
 def connect(
@@ -52,9 +57,14 @@ def key_problem(url: str, api_key: str | None) -> str:
     return f"{url} does not accept {which} of --api-key, --api-key-file or OPENAI_API_KEY"
 
 
+def is_passing(status: int) -> bool:
+    """Whether the same request may succeed later."""
+    return status >= 500 or status in _PASSING
+
+
 def asked(client: httpx.Client, method: str, path: str, **more: Any) -> httpx.Response:
-    """The gateway's response. Raises its error; `Unavailable` if it does not answer or cannot, and
-    `StartupError` if it refuses the API key."""
+    """The gateway's response. Raises its error; `Unavailable` if it does not answer or cannot,
+    `StartupError` if it refuses the API key, and `RequestError` for what a proxy refuses."""
     try:
         response = client.request(method, path, **more)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -64,7 +74,8 @@ def asked(client: httpx.Client, method: str, path: str, **more: Any) -> httpx.Re
     try:
         problem = response.json()["error"]
     except (ValueError, KeyError, TypeError):
-        raise Unavailable(f"HTTP {response.status_code} from {client.base_url}") from None
+        kind = Unavailable if is_passing(response.status_code) else RequestError
+        raise kind(f"HTTP {response.status_code} from {client.base_url}") from None
     if response.status_code >= 500:
         raise Unavailable(problem["message"])
     api_key = client.headers.get("authorization", "").removeprefix("Bearer ")

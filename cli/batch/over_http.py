@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from cli.batch.input_file import RemoteFile, report, worded
 from cli.batch.journal import Journal, Remote
 from cli.batch.progress import BatchProgress, BatchSummary
-from cli.gateway_client import asked
+from cli.gateway_client import asked, is_passing
 from gateway.intake.signer import KEY_HEADER
 from shared.errors import InvalidRequest, NotFound, Overloaded, RequestError, Unavailable
 
@@ -43,7 +43,8 @@ def run_over_http(
     The batch continues without this process. After an interruption or a crash, another call goes
     on with the same batch: the journal is in ``results`` + ".part". Raises `InvalidRequest` naming
     each bad line, if ``results`` exists, or if the batch has another input or is no longer kept;
-    `Unavailable` if no gateway answers at the start; the gateway's errors; `OSError`.
+    `Unavailable` if no gateway answers at the start; the errors of the gateway, and of a proxy
+    before it; `OSError`.
     """
     began_at = time.monotonic()
     file = RemoteFile.check(requests)
@@ -190,7 +191,7 @@ class RemoteRun:
                     return self._journal.sync()  # only its end was lost
                 if status == httpx.codes.NOT_FOUND:
                     raise NotFound(f"{file_id} is no longer kept") from None
-                if status < 500:
+                if not is_passing(status):
                     raise InvalidRequest(f"{file_id} cannot be read: HTTP {status}") from None
                 self._wait(f"HTTP {status}")
 

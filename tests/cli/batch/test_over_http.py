@@ -16,7 +16,7 @@ from cli.batch.over_http import run_over_http
 from cli.batch.progress import BatchProgress
 from cli.gateway_client import asked, connect
 from cli.main import app
-from shared.errors import InvalidRequest, Unavailable
+from shared.errors import InvalidRequest, RequestError, Unavailable
 from tests.support.deployment.processes import free_port
 from tests.support.gateway.serving import served
 from tests.support.workers.batch_files import chat_line, chat_text, read_lines, write_lines
@@ -249,6 +249,50 @@ def test_lost_connections_are_waited_out(
 
     assert [chat_text(line) for line in read_lines(results)] == [f"number {k}" for k in range(30)]
     assert any(stage.startswith("waiting: ") for stage in stages)
+
+
+class Proxied(httpx.HTTPTransport):
+    """Answers every second request of a kind with the page of a proxy."""
+
+    def __init__(self, kind: str, status: int) -> None:
+        super().__init__()
+        self._kind, self._status = re.compile(kind), status
+        self._num_asked = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if self._kind.fullmatch(f"{request.method} {request.url.path}"):
+            self._num_asked += 1
+            if self._num_asked % 2:
+                return httpx.Response(self._status, html="<h1>proxy</h1>", request=request)
+        return super().handle_request(request)
+
+
+def test_what_a_proxy_refuses_for_good_is_not_waited_for(url: str, tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", chat_line("a", model=MODEL))
+    transport = Proxied("POST /v1/uploads/.*/parts", 413)
+
+    def show(progress: BatchProgress) -> None:
+        assert not progress.stage.startswith("waiting")
+
+    with (
+        connect(url, transport=transport) as client,
+        pytest.raises(RequestError, match=f"HTTP 413 from {url}"),
+    ):
+        run_over_http(source, tmp_path / "out.jsonl", client, on_progress=show)
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 502])
+def test_what_a_proxy_may_answer_later_is_waited_for(
+    url: str, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(over_http, "_POLL_S", 0.01)
+    source = write_lines(tmp_path / "in.jsonl", chat_line("a", model=MODEL))
+    transport = Proxied("POST /v1/uploads/.*/parts|GET /v1/files/.*/content", status)
+
+    with connect(url, transport=transport) as client:
+        summary = run_over_http(source, tmp_path / "out.jsonl", client)
+
+    assert (summary.num_lines, summary.num_failed) == (1, 0)
 
 
 @pytest.fixture
