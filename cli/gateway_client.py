@@ -4,8 +4,17 @@ import re
 from typing import Any
 
 import httpx
+import msgspec
 
-from shared.errors import RequestError, StartupError, Unavailable, from_code
+from shared.errors import (
+    InternalError,
+    Overloaded,
+    RequestError,
+    StartupError,
+    Unavailable,
+    WarrenError,
+    from_code,
+)
 
 CONNECT_TIMEOUT_S = 5.0
 _SILENCE_S = 45.0
@@ -20,6 +29,19 @@ _PASSING = (
     httpx.codes.TOO_EARLY,
     httpx.codes.TOO_MANY_REQUESTS,
 )
+
+
+class Problem(msgspec.Struct):
+    """An error as OpenAI's API describes it. Other servers leave fields out, or give them other
+    types."""
+
+    message: str
+    code: Any = None
+    param: Any = None
+
+
+class _ErrorBody(msgspec.Struct):
+    error: Problem | str
 
 
 def connect(
@@ -62,27 +84,43 @@ def is_passing(status: int) -> bool:
     return status >= 500 or status in _PASSING
 
 
+def error_of(response: httpx.Response) -> WarrenError | None:
+    """The error in the body of a response. None if there is none, as in the page of a proxy."""
+    try:
+        return as_error(msgspec.json.decode(response.content, type=_ErrorBody).error)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def as_error(problem: Problem | str) -> WarrenError:
+    """The error that a server describes; an `InternalError` if its code is not one of Warren's."""
+    if isinstance(problem, str):
+        return InternalError(problem)
+    code = problem.code if isinstance(problem.code, str) else ""
+    param = problem.param if isinstance(problem.param, str) else None
+    return from_code(code, problem.message, param)
+
+
 def asked(client: httpx.Client, method: str, path: str, **more: Any) -> httpx.Response:
     """The gateway's response. Raises its error; `Unavailable` if it does not answer or cannot,
     `StartupError` if it refuses the API key, and `RequestError` for what a proxy refuses."""
     try:
         response = client.request(method, path, **more)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise Unavailable(f"no gateway answers at {client.base_url}: {reason_of(error)}") from error
+    except (httpx.HTTPError, httpx.InvalidURL) as lost:
+        raise Unavailable(f"no gateway answers at {client.base_url}: {reason_of(lost)}") from lost
     if response.is_success:
         return response
-    try:
-        problem = response.json()["error"]
-    except (ValueError, KeyError, TypeError):
-        kind = Unavailable if is_passing(response.status_code) else RequestError
-        raise kind(f"HTTP {response.status_code} from {client.base_url}") from None
-    if response.status_code >= 500:
-        raise Unavailable(problem["message"])
+    status, error = response.status_code, error_of(response)
+    if error is None:
+        kind = Unavailable if is_passing(status) else RequestError
+        raise kind(f"HTTP {status} from {client.base_url}")
+    if is_passing(status) and not isinstance(error, Overloaded):
+        raise Unavailable(error.message)
     api_key = client.headers.get("authorization", "").removeprefix("Bearer ")
-    if response.status_code == httpx.codes.UNAUTHORIZED:
+    if status == httpx.codes.UNAUTHORIZED:
         refusal = key_problem(str(client.base_url).rstrip("/"), api_key)
-        raise StartupError(f"{refusal}: {problem['message']}" if api_key else refusal)
-    if response.status_code == httpx.codes.FORBIDDEN:
+        raise StartupError(f"{refusal}: {error.message}" if api_key else refusal)
+    if status == httpx.codes.FORBIDDEN:
         hint = "use an API key that has it" if api_key else "use an API key"
-        raise StartupError(f"{problem['message'].rstrip('.')}; {hint}: {_KEY_OPTIONS}")
-    raise from_code(problem["code"] or "", problem["message"], problem["param"])
+        raise StartupError(f"{error.message.rstrip('.')}; {hint}: {_KEY_OPTIONS}")
+    raise error

@@ -11,7 +11,15 @@ import httpx
 import msgspec
 from rich.console import Console
 
-from cli.gateway_client import CONNECT_TIMEOUT_S, connect, key_problem, reason_of
+from cli.gateway_client import (
+    CONNECT_TIMEOUT_S,
+    Problem,
+    as_error,
+    connect,
+    error_of,
+    key_problem,
+    reason_of,
+)
 from shared.errors import (
     InternalError,
     InvalidApiKey,
@@ -19,7 +27,6 @@ from shared.errors import (
     StartupError,
     Unavailable,
     WarrenError,
-    from_code,
 )
 
 PATIENCE_S = 60.0
@@ -44,7 +51,7 @@ class _Chunk(msgspec.Struct):
     """The fields of a chunk that a conversation needs."""
 
     choices: list[_ChunkChoice] = []
-    error: dict[str, Any] | None = None
+    error: Problem | str | None = None
 
 
 class _Event(NamedTuple):
@@ -171,10 +178,8 @@ class ModelServer:
         if not response.is_error:
             return
         response.read()
-        try:
-            error = _error(response.json()["error"])
-        except (ValueError, KeyError, TypeError):
-            error = InternalError(f"the server answered with status {response.status_code}")
+        unknown = InternalError(f"the server answered with status {response.status_code}")
+        error = error_of(response) or unknown
         match response.status_code:
             case httpx.codes.UNAUTHORIZED:
                 raise InvalidApiKey(key_problem(self.url, self._api_key))
@@ -273,13 +278,9 @@ def _chunk(event: _Event) -> _Chunk:
     """The chunk of an event. Raises its error: `_Lost` if the stream continues elsewhere."""
     try:
         chunk = msgspec.json.decode(event.data, type=_Chunk)
-        error = _error(chunk.error) if chunk.error else None
-    except (msgspec.MsgspecError, KeyError) as problem:
+    except msgspec.MsgspecError as problem:
         raise InternalError(f"the server sent an event that is no chunk: {problem}") from None
-    if error is not None:
+    if chunk.error:
+        error = as_error(chunk.error)
         raise _Lost(error.message) if isinstance(error, Unavailable) else error
     return chunk
-
-
-def _error(error: dict[str, Any]) -> WarrenError:
-    return from_code(error.get("code") or "", error["message"], error.get("param"))

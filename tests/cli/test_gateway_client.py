@@ -1,6 +1,8 @@
 """What commands say when a gateway refuses them."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -9,7 +11,13 @@ from typer.testing import CliRunner
 from cli.gateway_client import asked, connect
 from cli.main import app
 from gateway.intake.keys.key_file import KeyFile
-from shared.errors import StartupError, Unavailable
+from shared.errors import (
+    InvalidRequest,
+    RequestError,
+    StartupError,
+    Unavailable,
+    WarrenError,
+)
 from tests.support.gateway.serving import served
 
 COMMANDS = [
@@ -21,13 +29,20 @@ COMMANDS = [
 ]
 
 
+def error_of(status: int, body: str, api_key: str | None = None) -> WarrenError:
+    """The error of a request that is answered with this body."""
+    transport = httpx.MockTransport(lambda _: httpx.Response(status, text=body))
+    with pytest.raises(WarrenError) as caught, connect("http://g", api_key, transport) as client:
+        asked(client, "GET", "/")
+    return caught.value
+
+
 def refused(status: int, message: str, api_key: str | None = None) -> str:
     """What a request says whose answer is this error."""
     body = {"error": {"code": "x", "message": message, "param": None}}
-    transport = httpx.MockTransport(lambda _: httpx.Response(status, json=body))
-    with pytest.raises(StartupError) as caught, connect("http://g", api_key, transport) as client:
-        asked(client, "GET", "/")
-    return caught.value.message
+    error = error_of(status, json.dumps(body), api_key)
+    assert isinstance(error, StartupError)
+    return error.message
 
 
 def test_a_missing_key_names_what_the_user_can_set() -> None:
@@ -82,3 +97,25 @@ def test_https_to_a_port_without_tls_is_named() -> None:
         pytest.raises(Unavailable, match="does not speak TLS; try http:// instead"),
     ):
         asked(client, "GET", "/live")
+
+
+@pytest.mark.parametrize("error", ["no", {"message": "no"}, {"message": "no", "code": [4]}])
+@pytest.mark.parametrize("status", [400, 401, 403, 429, 500])
+def test_an_error_of_another_server_is_shown(status: int, error: Any) -> None:
+    shown = error_of(status, json.dumps({"error": error}), "k")
+
+    assert "no" in shown.message
+    assert isinstance(shown, Unavailable) == (status in (429, 500))
+
+
+def test_an_error_needs_only_its_message_and_code() -> None:
+    shown = error_of(400, '{"error": {"message": "no", "code": "invalid_request"}}')
+
+    assert (type(shown), shown.message, shown.param) == (InvalidRequest, "no", None)
+
+
+@pytest.mark.parametrize("body", ["<h1>No</h1>", '{"error": {}}', '{"error": null}', "[]", "1"])
+def test_an_answer_without_an_error_is_named_by_its_status(body: str) -> None:
+    shown = error_of(413, body)
+
+    assert (type(shown), shown.message) == (RequestError, "HTTP 413 from http://g")

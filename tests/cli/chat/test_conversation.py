@@ -251,6 +251,16 @@ def test_an_answer_that_is_no_json_is_an_error_with_its_status() -> None:
         list(talk.ask("x"))
 
 
+@pytest.mark.parametrize("error", ["no", {"message": "no", "code": [4]}])
+def test_an_error_of_another_server_is_shown(error: object) -> None:
+    body = json.dumps({"error": error})
+    talk, _ = conversation(httpx.Response(400, text=body), stream(f"data: {body}\n\n"))
+
+    for _ in range(2):
+        with pytest.raises(InternalError, match=r"^no$"):
+            list(talk.ask("x"))
+
+
 @pytest.mark.parametrize(
     "url", ["http://server", "http://server/", "http://server/v1", "server/v1/"]
 )
