@@ -20,6 +20,7 @@ from cli.gateway_client import (
     key_problem,
     reason_of,
 )
+from cli.terminal import notices
 from shared.errors import (
     InternalError,
     InvalidApiKey,
@@ -41,10 +42,12 @@ class _Lost(Exception):
 
 class _Delta(msgspec.Struct):
     content: str | None = None
+    reasoning_content: str | None = None
 
 
 class _ChunkChoice(msgspec.Struct):
     delta: _Delta
+    finish_reason: str | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -188,6 +191,13 @@ class ModelServer:
         raise error
 
 
+class Piece(NamedTuple):
+    """Text of an answer, or of the model's thoughts before it."""
+
+    text: str
+    is_thought: bool
+
+
 class Conversation:
     """The messages exchanged so far with ``model``, and its settings."""
 
@@ -205,6 +215,8 @@ class Conversation:
         self.system = system
         self.max_tokens = max_tokens
         self.messages: list[dict[str, str]] = []
+        self.finish_reason: str | None = None
+        """Why the last answer ended; None if it was interrupted."""
         self._server = server
 
     @property
@@ -213,12 +225,13 @@ class Conversation:
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.messages]
 
-    def ask(self, question: str) -> Generator[str, None, None]:
+    def ask(self, question: str) -> Generator[Piece, None, None]:
         """Stream the answer piece by piece; closing the generator cancels the request.
 
-        A truncated answer stays in the conversation; a question without any answer does not. Raises
-        what `ModelServer.stream` raises.
+        A truncated answer stays in the conversation; thoughts, and a question without any answer,
+        do not. Raises what `ModelServer.stream` raises.
         """
+        self.finish_reason = None
         self.messages.append({"role": "user", "content": question})
         body: dict[str, Any] = {
             "model": self.model,
@@ -233,9 +246,12 @@ class Conversation:
             with closing(self._server.stream(body)) as chunks:
                 for chunk in chunks:
                     for choice in chunk.choices:
-                        piece = choice.delta.content or ""
-                        answer += piece
-                        yield piece
+                        self.finish_reason = choice.finish_reason or self.finish_reason
+                        if thought := choice.delta.reasoning_content:
+                            yield Piece(thought, is_thought=True)
+                        if text := choice.delta.content:
+                            answer += text
+                            yield Piece(text, is_thought=False)
         finally:
             if answer:
                 self.messages.append({"role": "assistant", "content": answer})
@@ -244,11 +260,24 @@ class Conversation:
 
 
 def show_answer(conversation: Conversation, question: str, console: Console) -> None:
-    """Print an answer while it is streamed. Raises what `Conversation.ask` raises."""
+    """Print an answer while it is streamed, and the thoughts before it if ``console`` is a
+    terminal. Raises what `Conversation.ask` raises."""
+    is_thinking, is_empty = False, True
     with closing(conversation.ask(question)) as pieces:
-        for piece in pieces:
-            console.print(piece, end="", markup=False, highlight=False, soft_wrap=True)
+        for text, is_thought in pieces:
+            is_empty = is_empty and is_thought
+            if is_thought and not console.is_terminal:
+                continue
+            if is_thinking and not is_thought:
+                console.print("\n")
+            is_thinking = is_thought
+            style = "dim" if is_thought else None
+            console.print(text, style=style, end="", markup=False, highlight=False, soft_wrap=True)
     console.print()
+    if is_empty:
+        is_limited = conversation.finish_reason == "length"
+        reason = ": the model was still thinking at the limit of tokens" if is_limited else ""
+        notices.print(f"The answer is empty{reason}. The question is forgotten.", style="dim")
 
 
 def _events(response: httpx.Response) -> Iterator[_Event]:

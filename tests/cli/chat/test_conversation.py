@@ -41,6 +41,15 @@ def delta(content: str, event_id: str = "") -> str:
     return f"id: {event_id}\n{data}" if event_id else data
 
 
+def thought(text: str) -> str:
+    return f"data: {json.dumps({'choices': [{'delta': {'reasoning_content': text}}]})}\n\n"
+
+
+def ending(reason: str) -> str:
+    choice = {"delta": {}, "finish_reason": reason}
+    return f"data: {json.dumps({'choices': [choice]})}\n\n{DONE}"
+
+
 def stream(*frames: str, **headers: str) -> httpx.Response:
     return httpx.Response(200, text="".join(frames), headers=headers)
 
@@ -94,10 +103,15 @@ def with_warren(*answers: httpx.Response | Exception) -> tuple[Conversation, Ans
     return Conversation(asked, "m", 0.5), handler
 
 
+def said(talk: Conversation, question: str) -> list[str]:
+    """The pieces of the answer."""
+    return [text for text, _ in talk.ask(question)]
+
+
 def test_an_answer_comes_in_pieces() -> None:
     talk, _ = conversation(stream(delta("Pa"), ": ping\n\n", delta("ris"), DONE))
 
-    assert list(talk.ask("capital?")) == ["Pa", "ris"]
+    assert said(talk, "capital?") == ["Pa", "ris"]
 
 
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\x85"])
@@ -105,13 +119,13 @@ def test_a_line_ends_at_no_other_character_than_sse_says(character: str) -> None
     data = json.dumps({"choices": [{"delta": {"content": f"a{character}b"}}]}, ensure_ascii=False)
     talk, _ = conversation(stream(f"data: {data}\r\n\r\n", DONE))
 
-    assert list(talk.ask("x")) == [f"a{character}b"]
+    assert said(talk, "x") == [f"a{character}b"]
 
 
 def test_a_field_needs_no_space_after_its_colon() -> None:
     talk, _ = conversation(stream(delta("Paris").replace("data: ", "data:"), "data:[DONE]\n\n"))
 
-    assert list(talk.ask("capital?")) == ["Paris"]
+    assert said(talk, "capital?") == ["Paris"]
 
 
 @pytest.mark.parametrize("data", ["no JSON", '{"choices": [{}]}', '{"error": {"code": null}}'])
@@ -192,7 +206,7 @@ def test_a_lost_stream_goes_on_after_its_last_event() -> None:
         stream(delta("is", "2.5"), DONE),
     )
 
-    assert list(talk.ask("capital?")) == ["Par", "is"]
+    assert said(talk, "capital?") == ["Par", "is"]
 
     resumed = sent.requests[1:]
     assert [request.url.path for request in resumed] == ["/v1/streams/chatcmpl-1"] * 3
@@ -206,7 +220,7 @@ def test_a_gateway_that_shuts_down_is_no_error() -> None:
         httpx.Response(204),
     )
 
-    assert list(talk.ask("capital?")) == ["Par"]
+    assert said(talk, "capital?") == ["Par"]
 
 
 def test_a_question_that_was_not_answered_is_asked_again_under_the_same_key() -> None:
@@ -216,7 +230,7 @@ def test_a_question_that_was_not_answered_is_asked_again_under_the_same_key() ->
         stream(delta("Paris", "1.5"), DONE, **OF_WARREN),
     )
 
-    assert list(talk.ask("capital?")) == ["Paris"]
+    assert said(talk, "capital?") == ["Paris"]
     assert len({request.headers["idempotency-key"] for request in sent.requests}) == 1
 
 
@@ -307,6 +321,40 @@ def test_text_is_shown_as_it_is() -> None:
     show_answer(talk, "x", Console(file=text, width=80))
 
     assert text.getvalue() == "[bold]a[/bold] " + "b" * 100 + "\n"
+
+
+def shown_of(talk: Conversation, *, on_terminal: bool) -> str:
+    text = io.StringIO()
+    console = Console(file=text, width=80, force_terminal=on_terminal, color_system="standard")
+    show_answer(talk, "x", console)
+    return text.getvalue()
+
+
+def test_thoughts_are_dimmed_on_a_terminal_and_are_not_piped() -> None:
+    answer = [thought("[b]H"), thought("m"), delta("Par"), delta("is"), ending("stop")]
+    talk, sent = conversation(stream(*answer), stream(*answer))
+
+    shown = shown_of(talk, on_terminal=True)
+
+    assert shown == "\x1b[2m[b]H\x1b[0m\x1b[2mm\x1b[0m\n\nParis\n"
+    assert shown_of(talk, on_terminal=False) == "Paris\n"
+    assert sent.messages[1][1] == {"role": "assistant", "content": "Paris"}
+
+
+@pytest.mark.parametrize(
+    ("reason", "message"),
+    [("length", "the model was still thinking at the limit"), ("stop", "The answer is empty.")],
+)
+def test_an_empty_answer_is_explained_beside_it(
+    reason: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk, _ = conversation(stream(thought("Hm"), ending(reason)))
+
+    assert shown_of(talk, on_terminal=False) == "\n"
+    explained = " ".join(capsys.readouterr().err.split())
+    assert message in explained
+    assert "The question is forgotten." in explained
+    assert talk.messages == []
 
 
 class Typed:
