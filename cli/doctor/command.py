@@ -211,6 +211,7 @@ def _stores(gateway: GatewaySettings) -> Iterator[Finding]:
 def _model(worker: WorkerSettings) -> Iterator[Finding]:
     try:
         from worker.checkpoints import store
+        from worker.checkpoints.conversions import check_gguf
         from worker.model.config import is_native, read_json_config
     except ModuleNotFoundError as error:
         yield skipped("model", f"{error.name} is not installed: no worker runs here")
@@ -218,10 +219,15 @@ def _model(worker: WorkerSettings) -> Iterator[Finding]:
     if not store.is_here(worker.model):
         yield ok("model", f"{worker.model} is downloaded when a worker starts")
         return
+    path = Path(worker.model).expanduser()
     try:
+        if path.is_file():
+            check_gguf(path)
+            yield ok("model", f"{worker.model} is a GGUF file, which a worker converts")
+            return
         directory = store.resolve(worker.model)
         kind = "natively" if is_native(read_json_config(directory)) else "through transformers"
-    except StartupError as error:
+    except (StartupError, OSError) as error:
         yield failure("model", str(error), "correct --model, or run `warren pull`")
         return
     yield ok("model", f"{worker.model} in {directory} runs {kind}")

@@ -14,6 +14,13 @@ from worker.checkpoints import convert
 from worker.checkpoints.cache import Progress, build_once, cache_directory, check_owned
 
 
+def check_gguf(file: Path) -> None:
+    """Raise `StartupError` unless this is a GGUF file."""
+    with file.open("rb") as opened:
+        if opened.read(4) != b"GGUF":
+            raise StartupError(f"{file} is not a GGUF file")
+
+
 def converted_file(gguf: Path, progress: Progress) -> Path:
     """The directory of ``gguf`` and its conversion. Raises `StartupError`."""
 
@@ -21,10 +28,8 @@ def converted_file(gguf: Path, progress: Progress) -> Path:
         # Not a hard link: overwriting the original would change the cached file too.
         return Path(shutil.copyfile(gguf, directory / gguf.name))
 
+    check_gguf(gguf)
     with gguf.open("rb") as file:
-        if file.read(4) != b"GGUF":
-            raise StartupError(f"{gguf} is not a GGUF file")
-        file.seek(0)
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     return converted(sha256, copy, progress)
 

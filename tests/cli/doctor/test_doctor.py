@@ -26,6 +26,7 @@ from shared.bus.rabbit import RabbitBus
 from shared.settings import WorkerSettings
 from tests.infra.test_rabbitmq_definitions import DEFINITIONS
 from tests.support.deployment.broker import Broker, RabbitNode
+from tests.worker.checkpoints.gguf_files import write_tiny_gguf
 
 NOBODY = "amqp://worker:secret@127.0.0.1:1/warren"
 
@@ -121,6 +122,21 @@ def test_a_url_that_is_not_escaped_is_a_finding() -> None:
 def test_the_queue_is_that_of_the_name_that_clients_use(model: str, name: str) -> None:
     assert _served_name(WorkerSettings(model=model)) == name
     assert _served_name(WorkerSettings(model=model, served_name="mine")) == "mine"
+
+
+def test_a_gguf_file_is_looked_at_and_not_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "no.gguf").write_bytes(b"text")
+
+    _, found = run(f"--model={write_tiny_gguf(tmp_path / 'm.gguf')}", "--device=cpu")
+    _, refused = run(f"--model={tmp_path / 'no.gguf'}", "--device=cpu")
+
+    assert found["model"]["status"] == "ok"
+    assert "m.gguf is a GGUF file, which a worker converts" in found["model"]["detail"]
+    assert refused["model"]["status"] == "failure"
+    assert not (tmp_path / "cache" / "warren" / "converted").exists()
 
 
 class NotHttp(BaseRequestHandler):
