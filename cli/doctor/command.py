@@ -256,28 +256,34 @@ def _device(worker: WorkerSettings) -> Finding:
     try:
         import torch
 
+        from worker.model.loading import device_named
         from worker.model.provision import native_obstacle
     except ModuleNotFoundError as error:
         return skipped("device", f"{error.name} is not installed: no worker runs here")
-    if torch.cuda.is_available():
-        free, total = torch.cuda.mem_get_info()
-        name = torch.cuda.get_device_name()
+    try:
+        device = device_named(worker.device)
+    except StartupError as error:
+        return failure(
+            "device",
+            f"torch {torch.__version__}: {error}",
+            "correct --device, or install NVIDIA's driver and a torch with CUDA, and give the "
+            "container the GPU",
+        )
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        name = torch.cuda.get_device_name(device)
         return ok(
             "device",
             f"{name}, {readable_size(free)} of {readable_size(total)} free, Triton kernels",
         )
-    if worker.device.startswith("cuda"):
-        return failure(
-            "device",
-            f"torch {torch.__version__} finds no GPU for --device {worker.device}",
-            "install NVIDIA's driver and a torch with CUDA, and give the container the GPU",
-        )
-    cores = len(os.sched_getaffinity(0))
-    obstacle = native_obstacle(64, torch.float32, torch.device("cpu"))
+    cores = f"{len(os.sched_getaffinity(0))} CPU cores"
+    if worker.device == "auto":
+        cores = f"no GPU; {cores}"
+    obstacle = native_obstacle(64, torch.float32, device)
     if obstacle is not None:
         return warning(
             "device",
-            f"no GPU; {cores} CPU cores with slow reference kernels: {obstacle}",
+            f"{cores} with slow reference kernels: {obstacle}",
             "install g++ or clang++, and use a processor with AVX2",
         )
-    return ok("device", f"no GPU; {cores} CPU cores with native kernels")
+    return ok("device", f"{cores} with native kernels")

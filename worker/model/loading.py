@@ -56,7 +56,7 @@ def load_runner(
     `StartupError`.
     """
     refuse_foreign_kernels()
-    chosen = _device(device)
+    chosen = device_named(device)
     use_device(chosen)
     free = _free_bytes(chosen)
     if limits.kv_cache_bytes is not None and limits.kv_cache_bytes > free:
@@ -148,6 +148,21 @@ def load_decoder(
             device=device,
             ops=lambda shape: choose(shape.dtype, head_dim=shape.head_dim),
         )
+
+
+def device_named(name: str) -> torch.device:
+    """The device of the setting ``device``. Raises `StartupError` if torch does not have it."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise StartupError(f"there is no device {name!r}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise StartupError(f"device {name!r} is not supported")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise StartupError(f"torch finds no device {name!r}")
+    return device
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -276,17 +291,3 @@ def _dtype(name: str) -> torch.dtype:
     if name not in known:
         raise StartupError(f"dtype {name!r} is not one of auto, {', '.join(known)}")
     return known[name]
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise StartupError(f"there is no device {name!r}") from None
-    if device.type not in ("cpu", "cuda"):
-        raise StartupError(f"device {name!r} is not supported")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise StartupError(f"torch finds no device {name!r}")
-    return device

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import json
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 from yarl import URL
 
@@ -137,6 +139,33 @@ def test_a_gguf_file_is_looked_at_and_not_converted(
     assert "m.gguf is a GGUF file, which a worker converts" in found["model"]["detail"]
     assert refused["model"]["status"] == "failure"
     assert not (tmp_path / "cache" / "warren" / "converted").exists()
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with a small GPU, as far as torch tells."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Small GPU")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 1 << 30))
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("device", "status", "shown"),
+    [
+        ("auto", "ok", "Small GPU, .* Triton kernels"),
+        ("cuda:0", "ok", "Small GPU"),
+        ("cpu", "ok", "^[0-9]+ CPU cores"),
+        ("cuda:1", "failure", "no device 'cuda:1'"),
+        ("gpu", "failure", "no device 'gpu'"),
+    ],
+)
+def test_the_device_is_the_one_of_the_settings(device: str, status: str, shown: str) -> None:
+    _, found = run(f"--device={device}", "--model=no-such-model")
+
+    assert found["device"]["status"] == status
+    assert re.search(shown, found["device"]["detail"])
 
 
 class NotHttp(BaseRequestHandler):
