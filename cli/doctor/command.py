@@ -21,7 +21,7 @@ from cli.options import ApiKeyFile, chosen, chosen_key, takes_settings
 from cli.terminal import output
 from shared import settings
 from shared.errors import StartupError
-from shared.host_memory import free_bytes, readable_size
+from shared.host_memory import readable_size
 from shared.settings import CommonSettings, GatewaySettings, WorkerSettings
 
 _COLORS: dict[Status, str] = {
@@ -211,8 +211,10 @@ def _stores(gateway: GatewaySettings) -> Iterator[Finding]:
 def _model(worker: WorkerSettings) -> Iterator[Finding]:
     try:
         from worker.checkpoints import store
+        from worker.checkpoints.checkpoint import Checkpoint
         from worker.checkpoints.conversions import check_gguf
         from worker.model.config import is_native, read_json_config
+        from worker.model.loading import device_named, weight_room
     except ModuleNotFoundError as error:
         yield skipped("model", f"{error.name} is not installed: no worker runs here")
         return
@@ -226,18 +228,21 @@ def _model(worker: WorkerSettings) -> Iterator[Finding]:
             yield ok("model", f"{worker.model} is a GGUF file, which a worker converts")
             return
         directory = store.resolve(worker.model)
-        kind = "natively" if is_native(read_json_config(directory)) else "through transformers"
+        config, checkpoint = read_json_config(directory), Checkpoint(directory)
     except (StartupError, OSError) as error:
         yield failure("model", str(error), "correct --model, or run `warren pull`")
         return
+    kind = "natively" if is_native(config) else "through transformers"
     yield ok("model", f"{worker.model} in {directory} runs {kind}")
-    needed = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
-    free = free_bytes()
-    detail = f"{readable_size(free)} are free, the checkpoint has {readable_size(needed)}"
-    if needed > free:
-        yield warning("memory", detail, "use --weight-format q4_1, or a machine with more memory")
-    else:
-        yield ok("memory", detail)
+    formats = {"dtype": worker.dtype, "weight_format": worker.weight_format}
+    try:
+        device = device_named(worker.device)
+        needed, free, remedy = weight_room(config, checkpoint, device, **formats)
+    except StartupError as error:
+        yield failure("memory", str(error), "correct --device, --dtype or --model")
+        return
+    detail = f"{readable_size(free)} are free on {device}, the weights need {readable_size(needed)}"
+    yield warning("memory", detail, remedy) if needed > free else ok("memory", detail)
 
 
 def _served_name(worker: WorkerSettings) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import get_args
+from typing import Any, NamedTuple, get_args
 
 import torch
 
@@ -108,15 +108,9 @@ def load_decoder(
     """
     config = read_json_config(directory)
     checkpoint = Checkpoint(directory)
-    wanted = checkpoint.dtype if dtype == "auto" else _dtype(dtype)
-    packed = _quant_format(weight_format)
-    served = torch.bfloat16 if packed is not None and dtype == "auto" else wanted
-    weight_bytes: float = served.itemsize
-    if packed is not None and device.type == "cpu":  # they are unpacked on a GPU
-        weight_bytes = _packed_bytes(packed)
-    with room_for_weights(
-        checkpoint.num_bytes(weight_bytes), _free_bytes(device), device, weight_bytes
-    ):
+    served, packed = _formats(checkpoint, dtype, weight_format)
+    room = weight_room(config, checkpoint, device, dtype=dtype, weight_format=weight_format)
+    with room_for_weights(room, device):
         if is_native(config):
             native = decoder_config(config)
             limits.check(native, served)
@@ -144,7 +138,7 @@ def load_decoder(
         )
         return fallback.load(
             directory,
-            dtype=wanted,
+            dtype=served,
             device=device,
             ops=lambda shape: choose(shape.dtype, head_dim=shape.head_dim),
         )
@@ -174,22 +168,55 @@ def _packed_bytes(quant_format: QuantFormat) -> float:
     return BLOCK_BYTES[quant_format] / BLOCK_INPUTS
 
 
-@contextmanager
-def room_for_weights(
-    needed: int, free: int, device: torch.device, bytes_per_weight: float
-) -> Iterator[None]:
-    """Load weights of ``needed`` bytes into the ``free`` bytes of a device's memory.
+class WeightRoom(NamedTuple):
+    """The memory that the weights of a model need on a device, and what is free there."""
 
-    Raises `StartupError` if they do not fit: at once, or when no memory is left, because loading
-    takes more than the weights.
-    """
+    needed: int
+    free: int
+    remedy: str
+    """What to do if that is too little."""
+
+
+def weight_room(
+    config: dict[str, Any],
+    checkpoint: Checkpoint,
+    device: torch.device,
+    *,
+    dtype: str = "auto",
+    weight_format: str = "auto",
+) -> WeightRoom:
+    """The room for the weights in these formats, before they are read. Raises `StartupError`."""
+    served, packed = _formats(checkpoint, dtype, weight_format)
+    bytes_per_weight: float = served.itemsize
+    if packed is not None and device.type == "cpu":  # they are unpacked on a GPU
+        bytes_per_weight = _packed_bytes(packed)
+    can_pack = is_native(config) and "quantization_config" not in config
+    return WeightRoom(
+        checkpoint.num_bytes(bytes_per_weight),
+        _free_bytes(device),
+        memory_remedy(device, bytes_per_weight, can_pack=can_pack),
+    )
+
+
+def memory_remedy(device: torch.device, bytes_per_weight: float, *, can_pack: bool) -> str:
+    """The options that make weights smaller, and what else helps."""
     remedies = []
-    if device.type == "cpu" and bytes_per_weight > _packed_bytes("q4_1"):
+    if can_pack and device.type == "cpu" and bytes_per_weight > _packed_bytes("q4_1"):
         remedies.append("--weight-format q4_1")
     if bytes_per_weight > torch.bfloat16.itemsize:
         remedies.append("--dtype bfloat16")
     place = "machine or container" if device.type == "cpu" else "GPU"
-    remedy = f"try {', '.join([*remedies, 'a smaller --model'])}, or a {place} with more memory"
+    return f"try {', '.join([*remedies, 'a smaller --model'])}, or a {place} with more memory"
+
+
+@contextmanager
+def room_for_weights(room: WeightRoom, device: torch.device) -> Iterator[None]:
+    """Load weights into the memory of a device.
+
+    Raises `StartupError` if they do not fit: at once, or when no memory is left, because loading
+    takes more than the weights.
+    """
+    needed, free, remedy = room
     need = f"the weights need {readable_size(needed)} of memory on {device}"
     if needed > free:
         raise StartupError(f"{need}, but {readable_size(free)} are free: {remedy}")
@@ -277,6 +304,15 @@ def refuse_foreign_kernels() -> None:
         f"the distribution kernels {version} is installed; its package shadows Warren's of the "
         "same name: uninstall it"
     )
+
+
+def _formats(
+    checkpoint: Checkpoint, dtype: str, weight_format: str
+) -> tuple[torch.dtype, QuantFormat | None]:
+    """The data type that is served, and the format of packed weights, if any."""
+    packed = _quant_format(weight_format)
+    wanted = checkpoint.dtype if dtype == "auto" else _dtype(dtype)
+    return torch.bfloat16 if packed is not None and dtype == "auto" else wanted, packed
 
 
 def _quant_format(name: str) -> QuantFormat | None:

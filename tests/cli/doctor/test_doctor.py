@@ -25,6 +25,7 @@ from cli.main import app
 from infra.rabbitmq.worker_account import definitions
 from shared import topology
 from shared.bus.rabbit import RabbitBus
+from shared.host_memory import free_bytes
 from shared.settings import WorkerSettings
 from tests.infra.test_rabbitmq_definitions import DEFINITIONS
 from tests.support.deployment.broker import Broker, RabbitNode
@@ -147,7 +148,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Small GPU")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000, 1 << 30))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (3 << 20, 1 << 30))
 
 
 @pytest.mark.usefixtures("gpu")
@@ -166,6 +167,50 @@ def test_the_device_is_the_one_of_the_settings(device: str, status: str, shown: 
 
     assert found["device"]["status"] == status
     assert re.search(shown, found["device"]["detail"])
+
+
+def write_hollow_model(directory: Path, model_type: str) -> Path:
+    """A model whose weights fit into memory in 16 bits, but not in 32, and take no room on the
+    disk."""
+    directory.mkdir()
+    num_bytes = free_bytes() // 8 * 6
+    tensor = {"dtype": "BF16", "shape": [num_bytes // 2], "data_offsets": [0, num_bytes]}
+    header = json.dumps({"model.embed_tokens.weight": tensor}).encode()
+    header += b" " * (-len(header) % 8)
+    with (directory / "model.safetensors").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + num_bytes)
+    config = {"model_type": model_type, "hidden_act": "silu"}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "tokenizer.json").write_text("{}")
+    return directory
+
+
+@pytest.mark.parametrize(("model_type", "helps"), [("llama", True), ("phi3", False)])
+def test_weights_are_packed_only_if_the_model_runs_natively(
+    tmp_path: Path, model_type: str, helps: bool
+) -> None:
+    model = write_hollow_model(tmp_path / "m", model_type)
+
+    _, found = run(f"--model={model}", "--device=cpu", "--dtype=float32")
+    _, as_stored = run(f"--model={model}", "--device=cpu")
+
+    assert found["memory"]["status"] == "warning"
+    assert as_stored["memory"]["status"] == "ok"
+    assert ("--weight-format q4_1" in found["memory"]["remedy"]) == helps
+    assert "a smaller --model, or a machine" in found["memory"]["remedy"]
+
+
+@pytest.mark.usefixtures("gpu")
+def test_the_memory_is_that_of_the_device(tmp_path: Path) -> None:
+    model = write_hollow_model(tmp_path / "m", "llama")
+
+    _, found = run(f"--model={model}", "--device=cuda:0")
+    _, nowhere = run(f"--model={model}", "--device=cuda:1")
+
+    assert found["memory"]["detail"].startswith("3.0 MiB are free on cuda:0, the weights need ")
+    assert found["memory"]["remedy"] == "try a smaller --model, or a GPU with more memory"
+    assert nowhere["memory"]["status"] == "failure"
 
 
 class NotHttp(BaseRequestHandler):

@@ -14,9 +14,11 @@ from shared.errors import StartupError
 from shared.host_memory import free_bytes, readable_size
 from tests.support.models.tiny import VOCAB_SIZE, write_tiny_model
 from worker.model.loading import (
+    WeightRoom,
     fingerprint,
     load_decoder,
     load_runner,
+    memory_remedy,
     refuse_foreign_kernels,
     room_for_weights,
 )
@@ -193,30 +195,32 @@ def test_weights_that_no_memory_holds_stop_the_start_before_they_are_read(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("device", "bytes_per_weight", "remedy"),
+    ("device", "bytes_per_weight", "can_pack", "remedy"),
     [
-        ("cpu", 4, "--weight-format q4_1, --dtype bfloat16, a smaller --model, or a machine"),
-        ("cpu", 2, "--weight-format q4_1, a smaller --model, or a machine"),
-        ("cpu", 20 / 32, "a smaller --model, or a machine or container with more memory"),
-        ("cuda:1", 4, "--dtype bfloat16, a smaller --model, or a GPU with more memory"),
-        ("cuda:1", 2, "a smaller --model, or a GPU with more memory"),
+        ("cpu", 4, True, "--weight-format q4_1, --dtype bfloat16, a smaller --model, or a machine"),
+        ("cpu", 2, True, "--weight-format q4_1, a smaller --model, or a machine"),
+        ("cpu", 2, False, "a smaller --model, or a machine or container with more memory"),
+        ("cpu", 20 / 32, True, "a smaller --model, or a machine or container with more memory"),
+        ("cuda:1", 4, True, "--dtype bfloat16, a smaller --model, or a GPU with more memory"),
+        ("cuda:1", 2, True, "a smaller --model, or a GPU with more memory"),
     ],
 )
 def test_too_little_memory_for_the_weights_is_named_with_the_options_that_help(
-    device: str, bytes_per_weight: float, remedy: str
+    device: str, bytes_per_weight: float, can_pack: bool, remedy: str
 ) -> None:
     num_bytes, chosen = 3 << 29, torch.device(device)
+    advice = memory_remedy(chosen, bytes_per_weight, can_pack=can_pack)
     need = f"the weights need 1.50 GiB of memory on {device}"
 
     with (
         pytest.raises(StartupError, match=f"^{need}, but 512.0 MiB are free: try {remedy}"),
-        room_for_weights(num_bytes, 1 << 29, chosen, bytes_per_weight),
+        room_for_weights(WeightRoom(num_bytes, 1 << 29, advice), chosen),
     ):
         pytest.fail("loaded")
     for error in (MemoryError(), torch.OutOfMemoryError()):
         with (
             pytest.raises(StartupError, match=f"^{need}, and more while .* 2.00 GiB .*{remedy}"),
-            room_for_weights(num_bytes, 1 << 31, chosen, bytes_per_weight),
+            room_for_weights(WeightRoom(num_bytes, 1 << 31, advice), chosen),
         ):
             raise error
 
