@@ -70,3 +70,15 @@ def test_it_runs_without_privileges_and_gets_secrets_as_credentials(unit: Path) 
     assert value(unit, "ProtectSystem") == "strict"
     assert "LoadCredential=broker:" in text
     assert "PASSWORD" not in text
+
+
+def test_a_worker_writes_to_its_cache_directory_alone() -> None:
+    (unit,) = [unit for unit in UNITS if unit.stem == "warren-worker@"]
+    caches = dict(one.split("=") for one in value(unit, "Environment").split())
+
+    assert value(unit, "CacheDirectory") == "warren"
+    assert caches == {
+        "XDG_CACHE_HOME": "%C",  # in which Warren's own is warren/
+        "HF_HOME": "%C/warren/huggingface",
+        "TRITON_CACHE_DIR": "%C/warren/triton",
+    }
