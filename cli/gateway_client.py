@@ -1,11 +1,14 @@
-"""HTTP requests to a gateway. It needs httpx, which an image of the worker does not have."""
+"""HTTP requests to a gateway. They need httpx, which an image of the worker does not have."""
 
 import re
-from typing import Any
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
 
-import httpx
 import msgspec
 
+from cli.options import GatewayAccess
+from cli.runtime import needs
 from shared.errors import (
     InternalError,
     Overloaded,
@@ -16,6 +19,9 @@ from shared.errors import (
     from_code,
 )
 
+if TYPE_CHECKING:
+    import httpx
+
 CONNECT_TIMEOUT_S = 5.0
 _SILENCE_S = 45.0
 """Three of the pauses after which a gateway pings a stream; less than `PATIENCE_S` of a chat."""
@@ -25,9 +31,9 @@ _NOT_TLS = re.compile(r"WRONG_VERSION_NUMBER|PACKET_LENGTH|record layer failure"
 _KEY_ID = re.compile(r"wk-[0-9a-f]+-")
 _KEY_OPTIONS = "set OPENAI_API_KEY, or name a file that contains it with --api-key-file"
 _PASSING = (
-    httpx.codes.REQUEST_TIMEOUT,
-    httpx.codes.TOO_EARLY,
-    httpx.codes.TOO_MANY_REQUESTS,
+    HTTPStatus.REQUEST_TIMEOUT,
+    HTTPStatus.TOO_EARLY,
+    HTTPStatus.TOO_MANY_REQUESTS,
 )
 
 
@@ -45,10 +51,13 @@ class _ErrorBody(msgspec.Struct):
 
 
 def connect(
-    url: str, api_key: str | None = None, transport: httpx.BaseTransport | None = None
-) -> httpx.Client:
+    url: str, api_key: str | None = None, transport: "httpx.BaseTransport | None" = None
+) -> "httpx.Client":
     """Create a client for the server at ``url``, with or without ``/v1`` at its end. A connection
     on which nothing comes for 45 s is lost. Raises `StartupError`."""
+    with needs("gateway"):
+        import httpx
+
     url = url.strip().rstrip("/").removesuffix("/v1")
     url = url if "://" in url else f"http://{url}"
     try:
@@ -84,7 +93,7 @@ def is_passing(status: int) -> bool:
     return status >= 500 or status in _PASSING
 
 
-def error_of(response: httpx.Response) -> WarrenError | None:
+def error_of(response: "httpx.Response") -> WarrenError | None:
     """The error in the body of a response. None if there is none, as in the page of a proxy."""
     try:
         return as_error(msgspec.json.decode(response.content, type=_ErrorBody).error)
@@ -101,9 +110,11 @@ def as_error(problem: Problem | str) -> WarrenError:
     return from_code(code, problem.message, param)
 
 
-def asked(client: httpx.Client, method: str, path: str, **more: Any) -> httpx.Response:
+def asked(client: "httpx.Client", method: str, path: str, **more: Any) -> "httpx.Response":
     """The gateway's response. Raises its error; `Unavailable` if it does not answer or cannot,
     `StartupError` if it refuses the API key, and `RequestError` for what a proxy refuses."""
+    import httpx
+
     try:
         response = client.request(method, path, **more)
     except (httpx.HTTPError, httpx.InvalidURL) as lost:
@@ -117,10 +128,25 @@ def asked(client: httpx.Client, method: str, path: str, **more: Any) -> httpx.Re
     if is_passing(status) and not isinstance(error, Overloaded):
         raise Unavailable(error.message)
     api_key = client.headers.get("authorization", "").removeprefix("Bearer ")
-    if status == httpx.codes.UNAUTHORIZED:
+    if status == HTTPStatus.UNAUTHORIZED:
         refusal = key_problem(str(client.base_url).rstrip("/"), api_key)
         raise StartupError(f"{refusal}: {error.message}" if api_key else refusal)
-    if status == httpx.codes.FORBIDDEN:
+    if status == HTTPStatus.FORBIDDEN:
         hint = "use an API key that has it" if api_key else "use an API key"
         raise StartupError(f"{error.message.rstrip('.')}; {hint}: {_KEY_OPTIONS}")
     raise error
+
+
+def answer_of(gateway: GatewayAccess, method: str, path: str, **more: Any) -> Any:
+    """The JSON with which a gateway answers a single request. Raises like `connect` and `asked`."""
+    with connect(*gateway) as client:
+        return asked(client, method, path, **more).json()
+
+
+def lines_of(response: "httpx.Response") -> Iterator[bytes]:
+    """The complete lines of a streamed response, without their ends. `httpx.Response.iter_lines`
+    splits them at U+2028 and others, too, which JSON may contain."""
+    rest = b""
+    for part in response.iter_bytes():
+        *lines, rest = (rest + part).split(b"\n")
+        yield from lines

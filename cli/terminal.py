@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import msgspec
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -19,6 +21,12 @@ output = Console(highlight=False, emoji=False)
 """Results, on standard output."""
 notices = Console(highlight=False, emoji=False, stderr=True)
 """Everything else, on standard error."""
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    output.print(text, soft_wrap=True, markup=False)
 
 
 def printable(text: str) -> str:

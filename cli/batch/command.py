@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.batch.journal import noted
+from cli.gateway_client import connect
 from cli.options import ApiKeyFile, GatewayAccess, chosen_key, takes_settings
 from cli.runtime import INTERRUPTED, broker_of, configure, needs, run
 from cli.terminal import counted, notices
@@ -98,7 +99,6 @@ def _batch_over_http(
 ) -> "BatchSummary":
     with needs("gateway"):
         from cli.batch.over_http import run_over_http
-        from cli.gateway_client import connect
 
     with counted(requests.name) as show, connect(*gateway) as client:
         return run_over_http(

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from cli.batch.input_file import RemoteFile, report, worded
 from cli.batch.journal import Journal, Remote
 from cli.batch.progress import BatchProgress, BatchSummary
-from cli.gateway_client import asked, is_passing
+from cli.gateway_client import asked, is_passing, lines_of
 from gateway.intake.signer import KEY_HEADER
 from shared.errors import InvalidRequest, NotFound, Overloaded, RequestError, Unavailable
 
@@ -179,7 +179,7 @@ class RemoteRun:
             try:
                 with self._client.stream("GET", url, headers=headers) as response:
                     response.raise_for_status()
-                    for line in _lines(response):
+                    for line in lines_of(response):
                         self._journal.append(line)
                         start += len(line) + 1
                 return self._journal.sync()
@@ -217,15 +217,6 @@ class RemoteRun:
     def _show(self, num_done: int, num_failed: int, stage: str) -> None:
         num_lines = len(self._file.custom_ids)
         self._on_progress(BatchProgress(num_lines, num_done, num_failed, 0, 0.0, stage))
-
-
-def _lines(response: httpx.Response) -> Iterator[bytes]:
-    """The complete lines of a file, without their ends. Some separators of text may be within a
-    line of JSON."""
-    rest = b""
-    for part in response.iter_bytes():
-        *lines, rest = (rest + part).split(b"\n")
-        yield from lines
 
 
 def _report(path: Path, errors: list[dict[str, Any]]) -> str:

@@ -18,6 +18,7 @@ from cli.gateway_client import (
     connect,
     error_of,
     key_problem,
+    lines_of,
     reason_of,
 )
 from cli.terminal import notices
@@ -283,7 +284,8 @@ def show_answer(conversation: Conversation, question: str, console: Console) -> 
 def _events(response: httpx.Response) -> Iterator[_Event]:
     """The complete events of an SSE stream."""
     fields: dict[str, str] = {}
-    for line in _lines(response):
+    for raw_line in lines_of(response):
+        line = raw_line.removesuffix(b"\r").decode(errors="replace")
         name, colon, value = line.partition(":")
         if name and colon:
             fields[name] = value.removeprefix(" ")
@@ -291,16 +293,6 @@ def _events(response: httpx.Response) -> Iterator[_Event]:
             if "data" in fields:
                 yield _Event(fields.get("id", ""), fields["data"])
             fields = {}
-
-
-def _lines(response: httpx.Response) -> Iterator[str]:
-    """The complete lines of an SSE stream. `httpx.Response.iter_lines` splits them at U+2028 and
-    others, too, which JSON may contain."""
-    rest = b""
-    for part in response.iter_bytes():
-        *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
-            yield line.removesuffix(b"\r").decode(errors="replace")
 
 
 def _chunk(event: _Event) -> _Chunk:

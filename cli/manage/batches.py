@@ -1,14 +1,13 @@
 """The commands ``warren batches list``, ``show`` and ``cancel``."""
 
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
 
+from cli.gateway_client import answer_of
 from cli.options import GatewayAccess, takes_gateway
-from cli.runtime import needs
-from cli.terminal import notices, output
+from cli.terminal import notices, output, print_json
 
 app = typer.Typer(help="List, show and cancel the batches of a gateway.", no_args_is_help=True)
 
@@ -25,7 +24,7 @@ def list_batches(
 
     [dim]warren batches list --url http://127.0.0.1:8000[/]
     """
-    batches = asked_of(gateway, "GET", "/v1/batches", params={"limit": limit})["data"]
+    batches = answer_of(gateway, "GET", "/v1/batches", params={"limit": limit})["data"]
     if not batches:
         notices.print("No batches.")
     for batch in batches:
@@ -40,25 +39,11 @@ def list_batches(
 @takes_gateway
 def show(gateway: GatewayAccess, batch_id: BatchId) -> None:
     """Show a batch as JSON."""
-    print_json(asked_of(gateway, "GET", f"/v1/batches/{batch_id}"))
+    print_json(answer_of(gateway, "GET", f"/v1/batches/{batch_id}"))
 
 
 @app.command()
 @takes_gateway
 def cancel(gateway: GatewayAccess, batch_id: BatchId) -> None:
     """Cancel a batch; what is answered is kept."""
-    print_json(asked_of(gateway, "POST", f"/v1/batches/{batch_id}/cancel"))
-
-
-def asked_of(gateway: GatewayAccess, method: str, path: str, **more: Any) -> Any:
-    """The JSON with which a gateway answers. Raises its error, and `Unavailable`."""
-    with needs("gateway"):
-        from cli.gateway_client import asked, connect
-
-    with connect(*gateway) as client:
-        return asked(client, method, path, **more).json()
-
-
-def print_json(answer: Any) -> None:
-    text = msgspec.json.format(msgspec.json.encode(answer), indent=2).decode()
-    output.print(text, soft_wrap=True, markup=False)
+    print_json(answer_of(gateway, "POST", f"/v1/batches/{batch_id}/cancel"))

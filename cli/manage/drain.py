@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.manage.batches import asked_of
+from cli.gateway_client import answer_of
 from cli.options import GatewayAccess, takes_gateway
 from cli.terminal import output, printable
 from shared.errors import InvalidRequest
@@ -36,9 +36,9 @@ def drain(
 
     [dim]warren drain 3f9c2a71 --url http://127.0.0.1:8000[/]
     """
-    worker_id = found(worker, asked_of(gateway, "GET", "/admin/v1/status")["workers"])
+    worker_id = found(worker, answer_of(gateway, "GET", "/admin/v1/status")["workers"])
     params = {"immediate": immediate}
-    asked_of(gateway, "POST", f"/admin/v1/workers/{worker_id}/drain", params=params)
+    answer_of(gateway, "POST", f"/admin/v1/workers/{worker_id}/drain", params=params)
     output.print(f"{worker_id} is draining", soft_wrap=True, markup=False)
 
 

@@ -5,22 +5,20 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from cli.gateway_client import answer_of, asked, connect
 from cli.options import GatewayAccess, takes_gateway
-from cli.runtime import needs
 from cli.tables import Cell, Column, FittedTable, print_tables
 from cli.terminal import number_of, output
 from shared.errors import Unavailable
-
-if TYPE_CHECKING:
-    import httpx
 
 _PATH = "/admin/v1/status"
 _TIMEOUT_S = 10.0
@@ -84,8 +82,7 @@ def status(
 
     [dim]warren status --url http://127.0.0.1:8000[/]
     """
-    with _connect(gateway) as client:
-        seen = _fetch(client)
+    seen = answer_of(gateway, "GET", _PATH, timeout=_TIMEOUT_S)
     if as_json:
         output.print_json(json.dumps(seen))
     else:
@@ -102,17 +99,18 @@ def top(
 
     [dim]warren top --url http://127.0.0.1:8000[/]
     """
-    with _connect(gateway) as client:
+    with connect(*gateway) as client:
+        ask = partial(asked, client, "GET", _PATH, timeout=_TIMEOUT_S)
         gateways = Gateways()
         # A wrong key or URL ends the command.
-        seen: RenderableType = render(gateways.merged(_fetch(client)))
+        seen: RenderableType = render(gateways.merged(ask().json()))
         with Live(seen, console=output, screen=True, auto_refresh=False) as live:
             try:
                 while True:
                     live.update(seen, refresh=True)
                     time.sleep(interval)
                     try:
-                        seen = render(gateways.merged(_fetch(client)))
+                        seen = render(gateways.merged(ask().json()))
                     except Unavailable as error:
                         seen = Text(f"{error.message}; trying again ...", style="red")
             except KeyboardInterrupt:
@@ -271,18 +269,3 @@ def _bar(share: float) -> Text:
     full = round(share * _BAR_CELLS)
     style = "yellow" if share > 0.9 else "green"
     return Text.assemble(("━" * full, style), ("─" * (_BAR_CELLS - full), "dim"), f" {share:4.0%}")
-
-
-def _connect(gateway: GatewayAccess) -> "httpx.Client":
-    with needs("gateway"):
-        from cli.gateway_client import connect
-    return connect(*gateway)
-
-
-def _fetch(client: "httpx.Client") -> dict[str, Any]:
-    """The gateway's status. Raises `Unavailable` if it does not answer, and the error that it
-    answers."""
-    from cli.gateway_client import asked
-
-    seen: dict[str, Any] = asked(client, "GET", _PATH, timeout=_TIMEOUT_S).json()
-    return seen

@@ -1,18 +1,15 @@
 """The commands ``warren usage`` and ``warren usage erase``: what requests have used."""
 
 from datetime import UTC, date, datetime, time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from cli.gateway_client import answer_of, asked, connect
 from cli.options import GatewayAccess, takes_gateway
-from cli.runtime import needs
 from cli.tables import Column, FittedTable, print_tables
 from cli.terminal import output
 from shared.errors import StartupError
-
-if TYPE_CHECKING:
-    import httpx
 
 _NAMES = ("tenant", "api_key_id", "model", "day")
 _COUNTS = {
@@ -76,7 +73,8 @@ def usage(
     }
     params = {name: value for name, value in chosen.items() if value is not None}
     path = "/admin/v1/usage" if of_all or tenant is not None else "/v1/usage"
-    answer = _asked(gateway, "GET", path, params=params)
+    with connect(*gateway) as client:
+        answer = asked(client, "GET", path, params=params)
     if as_csv:
         output.print(answer.text, end="", markup=False, soft_wrap=True)
     else:
@@ -95,12 +93,14 @@ def erase(
     [dim]warren usage erase alice[/]
     """
     if not yes:
-        _asked(gateway, "GET", "/admin/v1/status")  # without the scope, nothing is to be confirmed
+        answer_of(
+            gateway, "GET", "/admin/v1/status"
+        )  # without the scope, nothing is to be confirmed
         typer.confirm(f"Permanently delete all usage records of {tenant!r}?", abort=True)
     params = {"tenant": tenant}
     # Millions of records take minutes.
-    answer = _asked(gateway, "DELETE", "/admin/v1/usage", params=params, timeout=None)
-    output.print(f"{answer.json()['num_records']} records deleted")
+    answer = answer_of(gateway, "DELETE", "/admin/v1/usage", params=params, timeout=None)
+    output.print(f"{answer['num_records']} records deleted")
 
 
 def _refuse_options(context: typer.Context, command: str) -> None:
@@ -140,12 +140,3 @@ def _row(row: dict[str, Any], names: list[str], *, has_cost: bool) -> list[str]:
         *(f"{row[name]:,.1f}" for name in _SECONDS),
         *([cost] if has_cost else []),
     ]
-
-
-def _asked(gateway: GatewayAccess, method: str, path: str, **more: Any) -> "httpx.Response":
-    """The response of a gateway. Raises its error, and `Unavailable`."""
-    with needs("gateway"):
-        from cli.gateway_client import asked, connect
-
-    with connect(*gateway) as client:
-        return asked(client, method, path, **more)

@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.manage.batches import asked_of, print_json
+from cli.gateway_client import answer_of
 from cli.options import GatewayAccess, takes_gateway
-from cli.terminal import notices, output
+from cli.terminal import notices, output, print_json
 
 app = typer.Typer(help="Manage the webhooks of a gateway.", no_args_is_help=True)
 
@@ -25,7 +25,7 @@ def list_webhooks(
     [dim]warren webhooks list --url http://127.0.0.1:8000[/]
     """
     wanted = {} if tenant is None else {"tenant": tenant}
-    webhooks = asked_of(gateway, "GET", _PATH, params=wanted)["data"]
+    webhooks = answer_of(gateway, "GET", _PATH, params=wanted)["data"]
     if not webhooks:
         notices.print("No webhooks.")
     for webhook in webhooks:
@@ -51,7 +51,7 @@ def add(
     [dim]warren webhooks add https://example.com/hook --tenant acme --event batch.completed[/]
     """
     body: dict[str, Any] = {"url": endpoint, "tenant": tenant, "name": name}
-    print_json(asked_of(gateway, "POST", _PATH, json={**body, "event_types": event or []}))
+    print_json(answer_of(gateway, "POST", _PATH, json={**body, "event_types": event or []}))
 
 
 @app.command()
@@ -65,14 +65,14 @@ def rotate(
 ) -> None:
     """Replace the secret of a webhook, and show the new one."""
     body = {"keep_old_secret_active_for_24_hours": keep}
-    print_json(asked_of(gateway, "POST", f"{_PATH}/{webhook_id}/rotate_secret", json=body))
+    print_json(answer_of(gateway, "POST", f"{_PATH}/{webhook_id}/rotate_secret", json=body))
 
 
 @app.command()
 @takes_gateway
 def remove(gateway: GatewayAccess, webhook_id: WebhookId) -> None:
     """Remove a webhook, and what has not been delivered to it."""
-    print_json(asked_of(gateway, "DELETE", f"{_PATH}/{webhook_id}"))
+    print_json(answer_of(gateway, "DELETE", f"{_PATH}/{webhook_id}"))
 
 
 @app.command("test")
@@ -84,14 +84,14 @@ def send_test(
 ) -> None:
     """Send a sample event, and show the status of the endpoint's answer."""
     body = {"event_type": event}
-    print_json(asked_of(gateway, "POST", f"{_PATH}/{webhook_id}/test", json=body))
+    print_json(answer_of(gateway, "POST", f"{_PATH}/{webhook_id}/test", json=body))
 
 
 @app.command()
 @takes_gateway
 def dead(gateway: GatewayAccess) -> None:
     """List the oldest deliveries that have failed too often."""
-    for one in asked_of(gateway, "GET", f"{_PATH}/dead")["data"]:
+    for one in answer_of(gateway, "GET", f"{_PATH}/dead")["data"]:
         tries = f"{one['num_tries']} tries, {one['reason']}"
         _print(one["id"], one["type"], one["object_id"], one["url"], tries)
 
@@ -105,7 +105,7 @@ def retry(
     gateway: GatewayAccess,
 ) -> None:
     """Try a dead delivery again, as often as a new one."""
-    print_json(asked_of(gateway, "POST", f"{_PATH}/dead/{delivery_id}/retry"))
+    print_json(answer_of(gateway, "POST", f"{_PATH}/dead/{delivery_id}/retry"))
 
 
 def _print(*cells: str) -> None:
