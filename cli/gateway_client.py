@@ -137,10 +137,21 @@ def asked(client: "httpx.Client", method: str, path: str, **more: Any) -> "httpx
     raise error
 
 
+def asked_json(client: "httpx.Client", method: str, path: str, **more: Any) -> Any:
+    """The JSON of the gateway's response. Raises like `asked`, and `RequestError` for the page of
+    another server."""
+    response = asked(client, method, path, **more)
+    try:
+        return response.json()
+    except ValueError:
+        raise RequestError(f"{response.url} is not answered with JSON: is it a gateway?") from None
+
+
 def answer_of(gateway: GatewayAccess, method: str, path: str, **more: Any) -> Any:
-    """The JSON with which a gateway answers a single request. Raises like `connect` and `asked`."""
+    """The JSON with which a gateway answers a single request. Raises like `connect` and
+    `asked_json`."""
     with connect(*gateway) as client:
-        return asked(client, method, path, **more).json()
+        return asked_json(client, method, path, **more)
 
 
 def lines_of(response: "httpx.Response") -> Iterator[bytes]:

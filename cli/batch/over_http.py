@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from cli.batch.input_file import RemoteFile, report, worded
 from cli.batch.journal import Journal, Remote
 from cli.batch.progress import BatchProgress, BatchSummary
-from cli.gateway_client import asked, is_passing, lines_of
+from cli.gateway_client import asked_json, is_passing, lines_of
 from gateway.intake.signer import KEY_HEADER
 from shared.errors import InvalidRequest, NotFound, Overloaded, RequestError, Unavailable
 
@@ -201,7 +201,7 @@ class RemoteRun:
             self._show(0, 0, "uploading")
         while True:
             try:
-                answer: dict[str, Any] = asked(self._client, method, path, **more).json()
+                answer: dict[str, Any] = asked_json(self._client, method, path, **more)
             except (Unavailable, Overloaded) as error:
                 if not self._is_answered:
                     raise

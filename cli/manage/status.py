@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from cli.gateway_client import answer_of, asked, connect
+from cli.gateway_client import answer_of, asked_json, connect
 from cli.options import GatewayAccess, takes_gateway
 from cli.tables import Cell, Column, FittedTable, print_tables
 from cli.terminal import number_of, output
@@ -100,17 +100,17 @@ def top(
     [dim]warren top --url http://127.0.0.1:8000[/]
     """
     with connect(*gateway) as client:
-        ask = partial(asked, client, "GET", _PATH, timeout=_TIMEOUT_S)
+        ask = partial(asked_json, client, "GET", _PATH, timeout=_TIMEOUT_S)
         gateways = Gateways()
         # A wrong key or URL ends the command.
-        seen: RenderableType = render(gateways.merged(ask().json()))
+        seen: RenderableType = render(gateways.merged(ask()))
         with Live(seen, console=output, screen=True, auto_refresh=False) as live:
             try:
                 while True:
                     live.update(seen, refresh=True)
                     time.sleep(interval)
                     try:
-                        seen = render(gateways.merged(ask().json()))
+                        seen = render(gateways.merged(ask()))
                     except Unavailable as error:
                         seen = Text(f"{error.message}; trying again ...", style="red")
             except KeyboardInterrupt:

@@ -73,12 +73,12 @@ def usage(
     }
     params = {name: value for name, value in chosen.items() if value is not None}
     path = "/admin/v1/usage" if of_all or tenant is not None else "/v1/usage"
+    if not as_csv:
+        print_tables(_table(answer_of(gateway, "GET", path, params=params)))
+        return
     with connect(*gateway) as client:
-        answer = asked(client, "GET", path, params=params)
-    if as_csv:
-        output.print(answer.text, end="", markup=False, soft_wrap=True)
-    else:
-        print_tables(_table(answer.json()))
+        rows = asked(client, "GET", path, params=params).text
+    output.print(rows, end="", markup=False, soft_wrap=True)
 
 
 @app.command()

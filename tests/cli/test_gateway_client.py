@@ -8,7 +8,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from cli.gateway_client import asked, connect
+from cli.gateway_client import asked, asked_json, connect
 from cli.main import app
 from gateway.intake.keys.key_file import KeyFile
 from shared.errors import (
@@ -119,3 +119,13 @@ def test_an_answer_without_an_error_is_named_by_its_status(body: str) -> None:
     shown = error_of(413, body)
 
     assert (type(shown), shown.message) == (RequestError, "HTTP 413 from http://g")
+
+
+def test_the_page_of_another_server_is_an_error_of_its_address() -> None:
+    transport = httpx.MockTransport(lambda _: httpx.Response(200, text="<h1>Hello</h1>"))
+
+    with (
+        connect("http://g", transport=transport) as client,
+        pytest.raises(RequestError, match="http://g/x is not answered with JSON"),
+    ):
+        asked_json(client, "GET", "/x")
