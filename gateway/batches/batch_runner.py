@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from gateway.batches.bad_lines import BadInput
 from gateway.batches.checking import Checked, check
 from gateway.batches.key_limits import key_of
-from gateway.batches.lines import InputLine, LineOutcome, input_lines, unexecuted_line
+from gateway.batches.lines import InputLine, LineOutcome, input_lines, line_id, unexecuted_line
 from gateway.batches.serving import LineServer
 from gateway.batches.windows import Memory, Window
 from gateway.store.batches import BatchRecord, Ending, LeaseLost, LineAnswer
@@ -280,7 +280,7 @@ class _BatchRun:
 
     async def _answer(self, line: InputLine) -> None:
         async def record(outcome: LineOutcome) -> None:
-            text = outcome.line(self.batch.id, line.number, line.custom_id)
+            text = outcome.line(line_id(self.batch.id, line.number), line.custom_id)
             written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             answer = LineAnswer(line.number, outcome.is_error, text, outcome.used)
             self._answers.put_nowait((answer, written))

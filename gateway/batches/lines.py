@@ -221,15 +221,13 @@ class LineOutcome(NamedTuple):
                 return TokensUsed(self.answer.usage.prompt_tokens)
         return TokensUsed()
 
-    def line(self, batch_id: str, number: int, custom_id: str) -> bytes:
+    def line(self, line_id: str, custom_id: str) -> bytes:
         """The line of the output file, or of the error file if it is an error."""
         status, body = 200, self.answer
         if isinstance(body, WarrenError):
             status, body = status_of(body).code, error_body(body)
         response = _LineResponse(status_code=status, request_id=self.request_id, body=body)
-        return msgspec.json.encode(
-            _OutputLine(id=_line_id(batch_id, number), custom_id=custom_id, response=response)
-        )
+        return msgspec.json.encode(_OutputLine(id=line_id, custom_id=custom_id, response=response))
 
 
 _REASONS = {
@@ -244,9 +242,9 @@ def unexecuted_line(
     """The line of the error file for a request that was not executed."""
     error = _Unexecuted(code=f"batch_{ending}", message=_REASONS[ending])
     return msgspec.json.encode(
-        _OutputLine(id=_line_id(batch_id, number), custom_id=custom_id, response=None, error=error)
+        _OutputLine(id=line_id(batch_id, number), custom_id=custom_id, response=None, error=error)
     )
 
 
-def _line_id(batch_id: str, number: int) -> str:
+def line_id(batch_id: str, number: int) -> str:
     return request_id_of(batch_id, number, "batch_req_")
