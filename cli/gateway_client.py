@@ -37,7 +37,7 @@ _PASSING = (
 )
 
 
-class Problem(msgspec.Struct):
+class ServerError(msgspec.Struct):
     """An error as OpenAI's API describes it. Other servers leave fields out, or give them other
     types."""
 
@@ -47,7 +47,7 @@ class Problem(msgspec.Struct):
 
 
 class _ErrorBody(msgspec.Struct):
-    error: Problem | str
+    error: ServerError | str
 
 
 def connect(
@@ -101,7 +101,7 @@ def error_of(response: "httpx.Response") -> WarrenError | None:
         return None
 
 
-def as_error(problem: Problem | str) -> WarrenError:
+def as_error(problem: ServerError | str) -> WarrenError:
     """The error that a server describes; an `InternalError` if its code is not one of Warren's."""
     if isinstance(problem, str):
         return InternalError(problem)

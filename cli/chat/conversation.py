@@ -13,7 +13,7 @@ from rich.console import Console
 
 from cli.gateway_client import (
     CONNECT_TIMEOUT_S,
-    Problem,
+    ServerError,
     as_error,
     connect,
     error_of,
@@ -55,7 +55,7 @@ class _Chunk(msgspec.Struct):
     """The fields of a chunk that a conversation needs."""
 
     choices: list[_ChunkChoice] = []
-    error: Problem | str | None = None
+    error: ServerError | str | None = None
 
 
 class _Event(NamedTuple):
