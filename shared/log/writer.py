@@ -142,6 +142,8 @@ class Verdict(Enum):
     """Continue from the position of `Attempt.log`."""
     STOP = auto()
     """No reader needs further events: acknowledge the job."""
+    OVER = auto()
+    """The log has ended: acknowledge the job."""
     GIVE_BACK = auto()
     """Another run owns the stream: requeue the job."""
     QUARANTINE = auto()
@@ -232,7 +234,7 @@ class Attempt:
                 if isinstance(action, Send) and self._is_recipient(action.command):
                     command = action.command
         if reader.is_ended:
-            return Verdict.STOP
+            return Verdict.OVER
         verdict = None if command is None else self.obey(command, is_settled=is_settled)
         return verdict if is_readable or self.log is None else Verdict.FAIL
 

@@ -10,7 +10,7 @@ ticket. The event that ends the answer is chosen once and never replaced by anot
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import TypeAlias
 
@@ -27,7 +27,7 @@ from shared.errors import (
     WorkerLost,
     from_code,
 )
-from shared.log import LogReader, LogWriter, TokenChain
+from shared.log import LogWriter, TokenChain
 from shared.log.writer import MAX_CRASHES, Attempt, Verdict
 from shared.messages import (
     Cancel,
@@ -87,7 +87,7 @@ class Planned(Struct, frozen=True):
 class LogRead(Struct, frozen=True):
     """The log from its start, with None for each event that cannot be decoded."""
 
-    events: Sequence[ReplyEvent | None]
+    events: Iterable[ReplyEvent | None]
     is_renewed: bool = False
     """Whether it is a log that was recreated."""
 
@@ -316,25 +316,16 @@ class JobRun:
                 verdict = self._attempt.read(
                     news.events, is_settled=is_settled, is_renewed=news.is_renewed
                 )
-                if verdict is not Verdict.STOP:
-                    return self._follow(verdict)
-                # The log has ended, or a newer run owns it: nothing remains to be written.
-                has_ended = self._has_ended(news)
-                return self._settle(Outcome.ANSWERED if has_ended else Outcome.SUPERSEDED)
+                # Nothing remains to be written to a log that has ended, or that a newer run owns.
+                if verdict is Verdict.STOP:
+                    return self._settle(Outcome.SUPERSEDED)
+                return self._follow(verdict)
             case Cancel() | Continue():
                 return self._follow(self._attempt.obey(news, is_settled=is_settled))
             case Unroutable():
                 return self._settle_unread()
             case _:
                 return self._fail(news) if self._started else self._fail_in_place(news)
-
-    def _has_ended(self, log: LogRead) -> bool:
-        job = self._job
-        reader = LogReader(job.request_id, job.total_choices, is_renewed=log.is_renewed)
-        for event in log.events:
-            if event is not None:
-                reader.read(event)
-        return reader.is_ended
 
     def _admitted(self, *, is_settled: bool) -> list[Action]:
         # A job of mode ``final`` has no log. In quarantine it is allowed one more return, because
@@ -409,6 +400,8 @@ class JobRun:
                 may_be_old = self.state is State.POSITIONING
                 outcome = Outcome.SUPERSEDED if may_be_old else Outcome.ANSWERED
                 return self._fail(Cancelled("The request was cancelled."), outcome)
+            case Verdict.OVER:
+                return self._settle(Outcome.ANSWERED)
             case Verdict.GIVE_BACK:
                 return self._hand_over(Outcome.GIVEN_BACK)
             case Verdict.QUARANTINE:

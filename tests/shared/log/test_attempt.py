@@ -100,7 +100,7 @@ def test_what_cannot_be_decoded_harms_no_log_that_has_ended() -> None:
     end = LogWriter(1, 1).finish(0, [1], "a", "stop")
     log: list[ReplyEvent | None] = [started("a", 0), end, None, started("b", 1)]
 
-    assert Attempt("r", 1, ticket="b", num_returns=1).read(log) is Verdict.STOP
+    assert Attempt("r", 1, ticket="b", num_returns=1).read(log) is Verdict.OVER
 
 
 def test_an_answer_from_before_the_move_to_another_log_has_no_effect() -> None:
