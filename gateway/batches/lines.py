@@ -82,6 +82,8 @@ LINE_DECODER = msgspec.json.Decoder(RequestLine)
 _MODEL_DECODER = msgspec.json.Decoder(_Model)
 _TURN_S = 1e-3
 """How long the event loop waits for lines; some ten are checked in this time."""
+_BYTES_OF_LINE = 4096
+"""What the objects of any line take."""
 _FOUR_BYTES = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4", b"\\ud", b"\\uD")
 """The beginnings of characters above U+FFFF, in UTF-8 and escaped."""
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
@@ -103,7 +105,8 @@ class InputLine(NamedTuple):
         except InvalidRequest:  # it will be refused
             num_values = MAX_VALUES
         # The text, the strings of the request, and those of the job, which are often the same.
-        return len(self.text) * (1 + 2 * _char_bytes(self.text)) + BYTES_OF_VALUE * num_values
+        num_text_bytes = len(self.text) * (1 + 2 * _char_bytes(self.text))
+        return _BYTES_OF_LINE + num_text_bytes + BYTES_OF_VALUE * num_values
 
     @property
     def model(self) -> object:

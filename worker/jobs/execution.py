@@ -308,15 +308,21 @@ class JobExecution:
             case Publish():
                 self._publishing = action.event
                 self._observation.published(action.event)
-            case Record():  # the end that follows is published even if this fails
-                facts = {"request_id": self._job.request_id}
-                with incidents.survived("job", "usage not recorded", **facts):
-                    record = self._observation.recorded(action)
-                    self._recording = self._workplace.ledger.record(record)
+            case Record():
+                self._record(action)
             case Settle():
                 self._end = action.outcome
             case _:
                 self._work(action)
+
+    def _record(self, action: Record) -> None:
+        """The end that follows is published even if this fails."""
+        try:
+            record = self._observation.recorded(action)
+            self._recording = self._workplace.ledger.record(record)
+        except Exception as error:  # noqa: BLE001 (any error is reported)
+            facts = {"request_id": self._job.request_id}
+            incidents.report("job", "usage not recorded", error, **facts)
 
     def _work(self, work: Work) -> None:
         """Do this in place of what is being done."""
