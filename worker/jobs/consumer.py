@@ -99,7 +99,7 @@ class HeldJob:
 
         Returns False if another worker may have had the job, or if the delivery does not match.
         """
-        if (job.execution, job.publication) != (self.job.execution, self.job.publication):
+        if job.publication != self.job.publication:
             return False
         num_more = delivery.num_returns - self._num_returns
         if self._delivery is not None:
@@ -112,12 +112,6 @@ class HeldJob:
         self._num_returns = max(self._num_returns, delivery.num_returns)
         self._is_delivery_known.set()
         return True
-
-    def is_newer_than(self, job: GenerationJob) -> bool:
-        """Whether ``job`` is an older publication, or of an earlier execution of the request."""
-        if job.execution != self.job.execution:
-            return job.created_at < self.job.created_at
-        return job.publication < self.job.publication
 
     def give_up(self, loss: int) -> None:
         """Hand the job over: the delivery did not come back after the loss of this number, so
@@ -163,18 +157,25 @@ class HeldJob:
                 await copy.ack()
 
 
-class HeldJobs(dict[str, HeldJob]):
-    """The held jobs, by request id."""
+JobKey: TypeAlias = tuple[str, int]
+"""A request id and an execution of that request."""
+
+
+def key_of(job: GenerationJob) -> JobKey:
+    return job.request_id, job.execution
+
+
+class HeldJobs(dict[JobKey, HeldJob]):
+    """The held jobs. Two executions of one request are jobs of their own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.num_answered = 0
 
     def obey(self, command: Cancel | Continue) -> None:
-        """Apply a command to one of the jobs. No error of that job propagates."""
-        held = self.get(command.request_id)
-        if held is not None:
-            request_id = command.request_id
+        """Apply a command to the jobs that it may be meant for. None of their errors propagates."""
+        request_id = command.request_id
+        for held in [one for key, one in self.items() if key[0] == request_id]:
             with incidents.survived("job", "command not executed", request_id=request_id):
                 held.execution.on(command)
 
@@ -384,7 +385,7 @@ class JobConsumer:
             return
         # A job that runs here does not wait: it is adopted, superseded, or dropped. Nor does one
         # that leaves the queue before it reaches the delivery limit.
-        at_once = job.request_id in self._held or delivery.num_returns >= MAX_RETURNS
+        at_once = key_of(job) in self._held or delivery.num_returns >= MAX_RETURNS
         is_fresh = not delivery.num_returns
         with self.window.place(
             job,
@@ -408,7 +409,7 @@ class JobConsumer:
     async def _begin(
         self, job: GenerationJob, delivery: JobDelivery, place: Place, task: "asyncio.Task[None]"
     ) -> None:
-        previous = self._held.get(job.request_id)
+        previous = self._held.get(key_of(job))
         reply_to = delivery.message.reply_to
         if previous is not None and first_log(previous.execution.queue) != first_log(reply_to):
             error = UndecodableMessage("another job of this request_id runs")
@@ -416,9 +417,9 @@ class JobConsumer:
         if previous is not None and previous.adopt(job, delivery):
             previous.execution.write("job adopted", {})
             return None
-        if previous is not None and previous.is_newer_than(job):
-            # The publisher of the newer one could not acknowledge this delivery, or it is of an
-            # earlier execution, which nobody reads.
+        if previous is not None and previous.job.publication > job.publication:
+            # The publisher of the newer one could not acknowledge this delivery; the newer one is
+            # here.
             previous.execution.write("job ended", {"outcome": "published again"})
             return await delivery.ack()
         if previous is not None:
@@ -470,8 +471,8 @@ class JobConsumer:
         return await delivery.reject(requeue=True)
 
     async def _run(self, held: HeldJob) -> None:
-        request_id = held.job.request_id
-        self._held[request_id] = held
+        key = key_of(held.job)
+        self._held[key] = held
         outcome = None
         try:
             outcome = await held.execution.run()
@@ -482,12 +483,12 @@ class JobConsumer:
             if delivery is not None:
                 await self._settle(held, delivery, outcome)
         finally:
-            if self._held.get(request_id) is held:
-                del self._held[request_id]
+            if self._held.get(key) is held:
+                del self._held[key]
             await held.settle_copies(outcome)
         # A delivery that comes while this waits for the broker would not be settled any more.
         if delivery is not None and outcome in ENDS and held.job.is_detached:
-            await self._tell_end(request_id, held.execution.num_tokens)
+            await self._tell_end(held.job.request_id, held.execution.num_tokens)
 
     async def _settle(self, held: HeldJob, delivery: JobDelivery, outcome: Outcome) -> None:
         match outcome:

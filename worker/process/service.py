@@ -497,6 +497,6 @@ class Worker:
         return {
             "worker": self._address,
             "jobs": len(self._held),
-            "request_ids": list(islice(self._held, _MAX_NAMED_JOBS)),
+            "request_ids": [request_id for request_id, _ in islice(self._held, _MAX_NAMED_JOBS)],
             "at_most_s": round(until - time.monotonic()),
         }

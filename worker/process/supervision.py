@@ -9,7 +9,7 @@ from shared.bus.base import Bus
 from shared.errors import BusError, BusUnavailable, QueueDown
 from shared.messages import Cancel
 from shared.telemetry import incidents
-from worker.jobs.consumer import HeldJob, HeldJobs
+from worker.jobs.consumer import HeldJob, HeldJobs, key_of
 from worker.jobs.execution import JobExecution
 
 _READER_CHECK_INTERVAL_S = 1.0
@@ -55,11 +55,10 @@ class Supervisor:
     async def _cancel(self, held: HeldJob) -> None:
         """Cancel a run whose log has no reader, unless it has one in another queue. Meanwhile the
         job may run here again, in a log that has a reader."""
-        request_id = held.job.request_id
         with suppress(BusUnavailable):
             is_elsewhere = await held.execution.find_log()
-            if not is_elsewhere and self._held.get(request_id) is held:
-                self._held.obey(Cancel(request_id=request_id))
+            if not is_elsewhere and self._held.get(key_of(held.job)) is held:
+                self._held.obey(Cancel(request_id=held.job.request_id))
 
     async def _look(self, held: HeldJob) -> tuple[HeldJob, float]:
         async with self._looks:
