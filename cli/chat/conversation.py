@@ -263,10 +263,11 @@ class Conversation:
 def show_answer(conversation: Conversation, question: str, console: Console) -> None:
     """Print an answer while it is streamed, and the thoughts before it if ``console`` is a
     terminal. Raises what `Conversation.ask` raises."""
-    is_thinking, is_empty = False, True
+    is_thinking, is_empty, has_thought = False, True, False
     with closing(conversation.ask(question)) as pieces:
         for text, is_thought in pieces:
             is_empty = is_empty and is_thought
+            has_thought = has_thought or is_thought
             if is_thought and not console.is_terminal:
                 continue
             if is_thinking and not is_thought:
@@ -276,8 +277,10 @@ def show_answer(conversation: Conversation, question: str, console: Console) -> 
             console.print(text, style=style, end="", markup=False, highlight=False, soft_wrap=True)
     console.print()
     if is_empty:
-        is_limited = conversation.finish_reason == "length"
-        reason = ": the model was still thinking at the limit of tokens" if is_limited else ""
+        reason = ""
+        if conversation.finish_reason == "length":
+            verb = "thinking" if has_thought else "writing"
+            reason = f": the model was still {verb} at the limit of tokens"
         notices.print(f"The answer is empty{reason}. The question is forgotten.", style="dim")
 
 

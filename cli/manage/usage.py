@@ -93,9 +93,8 @@ def erase(
     [dim]warren usage erase alice[/]
     """
     if not yes:
-        answer_of(
-            gateway, "GET", "/admin/v1/status"
-        )  # without the scope, nothing is to be confirmed
+        # Without the scope, nothing is to be confirmed.
+        answer_of(gateway, "GET", "/admin/v1/status")
         typer.confirm(f"Permanently delete all usage records of {tenant!r}?", abort=True)
     params = {"tenant": tenant}
     # Millions of records take minutes.

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
-from sqlalchemy import Column, and_, case, func, not_, or_, select, tuple_, update
+from sqlalchemy import Column, Executable, and_, case, func, not_, or_, select, tuple_, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.store.database import Database, uncancelled
@@ -96,7 +96,6 @@ class UsageRecords:
                 await connection.execute(upsert, _row(record))
         return len(first) + num_again
 
-    @uncancelled
     async def sums(
         self,
         groups: Collection[Group],
@@ -134,8 +133,8 @@ class UsageRecords:
         )
         if tenant is not None:
             query = query.where(USAGE.c.tenant == tenant)
-        async with self._summing, self._database.read() as connection:
-            rows = (await connection.execute(query)).all()
+        async with self._summing:
+            rows = await self._rows(query)
         if len(rows) > MAX_ROWS:
             raise InvalidRequest(
                 f"More than {MAX_ROWS} rows: ask for a shorter time or fewer groups.",
@@ -143,6 +142,11 @@ class UsageRecords:
             )
         sums = [_sum(ordered, row) for row in rows]
         return [found for found in sums if found.used.num_requests]  # without groups there is a row
+
+    @uncancelled
+    async def _rows(self, query: Executable) -> list[Any]:
+        async with self._database.read() as connection:
+            return list(await connection.execute(query))
 
     async def erase(self, tenant: str) -> int:
         """Delete all records of a tenant; returns how many."""

@@ -113,11 +113,13 @@ class Drain(Wire, frozen=True, kw_only=True):
 Command: TypeAlias = Cancel | Continue | Release | Withheld | Drain
 
 
-class ReasoningSwitch(Struct, frozen=True):
+class ReasoningSwitch(Struct, frozen=True, kw_only=True):
     """A variable of the chat template that changes the format of the model's reasoning."""
 
     variable: str
+    """The name of the variable."""
     value: bool
+    """The value with which the format is another one."""
     parser: str
     """The format with this value."""
 
@@ -164,7 +166,7 @@ class Announcement(Wire, frozen=True, kw_only=True):
     reasoning_parser: str | None = None
     """The format in which the model writes its reasoning; None if it does not."""
     reasoning_switches: tuple[ReasoningSwitch, ...] = ()
-    """The variables of the chat template with which that format is another."""
+    """The variables of the chat template that change this format."""
     takes_near_jobs: bool = False
     """Jobs whose prefix the worker may have in its cache can be published to its own queue."""
     is_leaving: bool = False

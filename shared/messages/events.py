@@ -43,7 +43,7 @@ class Accepted(Wire, frozen=True, kw_only=True):
     context: Context = b""
     """The context of the job."""
     execution: Execution = 0
-    """That of the log. A mark up to which a reader reads the log has none."""
+    """The number of the log's execution. A mark up to which a reader reads the log has none."""
 
 
 class Started(Wire, frozen=True, kw_only=True):
@@ -67,7 +67,7 @@ class Started(Wire, frozen=True, kw_only=True):
     """How often this run has moved to a log that was recreated. Each time it asks again where to
     continue."""
     execution: Execution = 0
-    """The job's. What is not of the log's execution does not count."""
+    """The job's number. Events of other executions than the log's do not count."""
     numerics: Annotated[str, Meta(max_length=256)] = ""
     """The worker's, as in its announcement; empty if it does not state them."""
     context: Context = b""
@@ -97,7 +97,7 @@ class PromptScores(Wire, frozen=True, kw_only=True):
     token_ids: TokenIds
     logprobs: tuple[TokenLogprobs | None, ...]
     execution: Execution = 0
-    """The job's."""
+    """The job's number, as in `Started`."""
 
 
 class TokenDelta(Wire, frozen=True, kw_only=True, omit_defaults=True):
@@ -170,7 +170,7 @@ class Failed(Wire, frozen=True, kw_only=True):
     ticket: Annotated[str, Meta(max_length=64)] | None = None
     """The ticket of a run that waits for `Continue`, or one of whose events the broker refused."""
     execution: Execution = 0
-    """The job's."""
+    """The job's number, as in `Started`."""
 
 
 class Restored(Wire, frozen=True, kw_only=True):

@@ -57,8 +57,9 @@ class GenerationJob(Wire, frozen=True, kw_only=True):
     """How often this request was published before. Runs of an older publication are superseded once
     a newer one has started."""
     execution: Execution = 0
-    """Of the log that the job is for. A log may be deleted while its job still waits, and another
-    request may have the same id, because it has the same Idempotency-Key."""
+    """The number of the execution that the job belongs to; 0 if the request's id is used only once.
+    A log may be deleted while its job still waits, and another request may have the same id because
+    it has the same Idempotency-Key."""
     context: Context = b""
     """Opaque data for readers of the log, returned in `Started`."""
     trace: TraceContext = field(default_factory=dict)

@@ -37,7 +37,7 @@ class ServedModel:
     reasoning_parser: str | None = None
     """The format in which the model writes its reasoning; None if it does not."""
     reasoning_switches: tuple[ReasoningSwitch, ...] = ()
-    """The variables of the chat template with which that format is another."""
+    """The variables of the chat template that change this format."""
     embedder: "Embedder | None" = None
     """None: the model does not support embeddings."""
     facts: Mapping[str, str | int] = field(default_factory=dict)

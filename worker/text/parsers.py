@@ -88,7 +88,7 @@ def reasoning_switches(tokenizer: Tokenizer, setting: str = "auto") -> tuple[Rea
         question = replace(_QUESTION, template_kwargs={variable: value})
         parser = _think_parser(tokenizer.template, question)
         if parser != usual:
-            switches.append(ReasoningSwitch(variable, value, parser))
+            switches.append(ReasoningSwitch(variable=variable, value=value, parser=parser))
     return tuple(switches)
 
 

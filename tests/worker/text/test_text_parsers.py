@@ -107,11 +107,11 @@ def test_the_form_of_thoughts_is_told_from_template_and_vocabulary(
     [
         (
             "{{ '</think>' if enable_thinking is defined and not enable_thinking else '<think>' }}",
-            [ReasoningSwitch("enable_thinking", False, "qwen3")],
+            [ReasoningSwitch(variable="enable_thinking", value=False, parser="qwen3")],
         ),
         (
             "{{ '<think>' if thinking else '</think>' }}",
-            [ReasoningSwitch("thinking", True, "deepseek_r1")],
+            [ReasoningSwitch(variable="thinking", value=True, parser="deepseek_r1")],
         ),
         ("{% if enable_thinking is false %}<think>\n\n</think>{% endif %}", []),
         ("<think>", []),

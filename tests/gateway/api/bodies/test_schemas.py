@@ -479,7 +479,7 @@ def test_a_variable_of_the_template_switches_the_form_of_thoughts(
     fields: dict[str, Any], parser: str
 ) -> None:
     body = {"model": "m", "messages": [USER], **fields}
-    switch = ReasoningSwitch("enable_thinking", False, "qwen3")
+    switch = ReasoningSwitch(variable="enable_thinking", value=False, parser="qwen3")
     served = msgspec.structs.replace(
         SERVED, reasoning_parser="deepseek_r1", reasoning_switches=(switch,)
     )
