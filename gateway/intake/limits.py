@@ -97,9 +97,9 @@ class Limits:
         self._changed: set[str] = set()
         """Ids of keys whose use the others have to hear of."""
         self._ended: list[Ended] = []
-        self._ends: dict[str, float] = {}
-        """When workers have reported the ends of the last seconds, by request id. The report of a
-        gateway that has not heard of it yet may come later."""
+        self._ends: dict[tuple[str, float], float] = {}
+        """When workers have reported the ends of the last seconds, by request id and deadline. The
+        report of a gateway that has not heard of one yet may come later."""
         self._news = asyncio.Event()
         self._report_number = 0
         """Of the last report that was sent."""
@@ -172,7 +172,11 @@ class Limits:
             return self._hear_end(fact)
         if fact.gateway != self.name:
             self._ledger.hear(fact.gateway, fact.keys, self._clock())
-            going_on = {one: job for one, job in fact.detached.items() if one not in self._ends}
+            going_on = {
+                one: job
+                for one, job in fact.detached.items()
+                if (one, job.deadline) not in self._ends
+            }
             self._ledger.detached.update(going_on)
             if fact.is_new:
                 self._must_send_full_report = True
@@ -277,9 +281,10 @@ class Limits:
         self._publish_usage_of(claim.key.key_id)
 
     def _hear_end(self, ended: Ended) -> None:
-        self._ledger.detached.pop(ended.request_id, None)
+        job = self._ledger.detached.pop(ended.request_id, None)
         if ended.num_tokens is not None:
-            self._ends[ended.request_id] = self._clock()
+            if job is not None:
+                self._ends[ended.request_id, job.deadline] = self._clock()
             claim = self._detached.pop(ended.request_id, None)
             if claim is not None:
                 self.settle(claim, ended.num_tokens)

@@ -209,6 +209,8 @@ class LogCursor:
         self.is_deserted = False
         """Whether the log was recreated, and the newest run has not asked since where to
         continue."""
+        self.is_untouched = False
+        """Whether the log was recreated, and no run has written to it since."""
         self._copy = LogCopy()
         """Of the current reading."""
         self._best_copy = self._copy
@@ -239,7 +241,7 @@ class LogCursor:
     def begin(self, *, is_renewed: bool = False) -> None:
         """Start at the beginning of the log. ``is_renewed``: it is one that was recreated."""
         self._is_renewed = is_renewed
-        self._copy, self.is_deserted = LogCopy(), is_renewed
+        self._copy, self.is_deserted, self.is_untouched = LogCopy(), is_renewed, is_renewed
         self._farthest = self.num_events
         self._is_restarting = self.num_events > 0 or self.has_started
         self.reader, self.num_accepted, self.crashes = self._new_reader(), 0, []
@@ -265,11 +267,8 @@ class LogCursor:
         elif isinstance(event, _DESCRIPTIONS) and not was_waiting:
             self._learn(event)
         actions = self.reader.read(event)
-        if isinstance(event, Started) and any(isinstance(action, Relay) for action in actions):
-            self.crashes.append(self.reader.num_crashes)
-        if isinstance(event, Started | HandedOver) and event.ticket == self.reader.ticket:
-            # Whoever has the job next may have been answered by the old queue of the log.
-            self.is_deserted = self._is_renewed and isinstance(event, HandedOver)
+        if isinstance(event, Started | HandedOver) and not was_waiting:
+            self._follow_run(event, actions)
         self._keep(event, actions, was_waiting=was_waiting)
         if self.reader.is_ended and actions:
             self.end = LogEnd.FAILED if isinstance(event, Failed) else LogEnd.FINISHED
@@ -277,6 +276,14 @@ class LogCursor:
             self._is_restarting = False
             return [Restarted(), *actions]
         return actions
+
+    def _follow_run(self, event: Started | HandedOver, actions: Sequence[Action]) -> None:
+        self.is_untouched = False
+        if isinstance(event, Started) and any(isinstance(action, Relay) for action in actions):
+            self.crashes.append(self.reader.num_crashes)
+        if event.ticket == self.reader.ticket:
+            # Whoever has the job next may have been answered by the old queue of the log.
+            self.is_deserted = self._is_renewed and isinstance(event, HandedOver)
 
     def cancel(self) -> list[Send]:
         """The commands that stop the job.

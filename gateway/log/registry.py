@@ -91,7 +91,8 @@ class Relays:
 
         Raises `ModelNotFound`, `Overloaded`, `InvalidRequest`, `IdempotencyMismatch` and
         `BusError`, and `Unavailable` in place of a `LogLost` that leaves the context: no byte of
-        the answer has been sent by then. The relay is closed in the background, so that no response
+        the answer has been sent by then; `DeadlineExceeded` if the broker does not confirm that the
+        request is accepted. The relay is closed in the background, so that no response
         waits for its queue to be deleted.
         """
         is_kept = bool(facts.body_hash) or job.is_detached
@@ -271,14 +272,11 @@ class Relays:
         """Help a stalled relay; returns whether that was possible."""
         if relay.job is not None:
             return await self._publish_again(relay, relay.job)
-        # Its job has ended, and the rest of the answer is on the node that is down. Without the log
-        # that was recreated, it is found once the node returns.
-        logger.warning("stream waits for its node", extra={"request_id": relay.request_id})
-        relay.give_up(Unavailable(NODE_DOWN))
-        try:
-            await self._bus.delete_queue(relay.log_name)
-        except BusError:
-            return False
+        if self._stalls.is_stranded(relay):  # still
+            # The rest of the answer may be on the node that is down. It is found there once the
+            # node has returned and the log that was recreated has expired.
+            logger.warning("stream waits for its node", extra={"request_id": relay.request_id})
+            relay.give_up(Unavailable(NODE_DOWN))
         return True
 
     async def _publish_again(self, relay: LogRelay, job: GenerationJob) -> bool:

@@ -10,8 +10,8 @@ from gateway.log.relay import LogRelay
 LOOK_INTERVAL_S = 0.5
 _MAX_LATE_S = 0.5
 _DESERTED_S = 1.5
-"""Seconds. A worker that still has something to write looks for its log within one second. One more
-job is cheaper than a longer pause of the stream."""
+"""Seconds. A worker that has an event to publish looks for its log within one second. One more job
+is cheaper than a longer pause of the stream."""
 STRANDED_S = 30.0
 """Seconds that a resumed stream waits for a worker to write to its recreated log."""
 _MAX_AT_ONCE = 32
@@ -65,15 +65,22 @@ class StallWatch:
         """Name a relay again later, because its job could not be moved."""
         self._deserted.discard(relay.log_name)
 
+    @staticmethod
+    def is_stranded(relay: LogRelay) -> bool:
+        """Whether no run of a job that has begun has written to the recreated log of a resumed
+        stream."""
+        cursor = relay.cursor
+        is_begun = cursor.has_started and cursor.end is LogEnd.OPEN
+        return relay.job is None and is_begun and cursor.is_untouched
+
     def _is_stalled(self, relay: LogRelay, since: float, now: float) -> bool:
         if relay.cursor.end is not LogEnd.OPEN:
             return False
         if relay.job is None:
             # The job of a resumed stream is known only to the broker. It is redelivered all the
             # same: a worker that hangs exits, and one that was stopped or disconnected loses its
-            # connection. Only if it has ended does nobody write to a recreated log.
-            is_begun = relay.cursor.is_deserted and relay.cursor.has_started
-            return is_begun and now - since >= STRANDED_S
+            # connection. If no run writes to a recreated log, the job may have ended.
+            return self.is_stranded(relay) and now - since >= STRANDED_S
         if relay.cursor.is_deserted:
             # The worker had written the rest of the answer, or nobody knows it: its first event was
             # lost with the log's node. One more job is enough, however long it waits in its queue.

@@ -175,7 +175,7 @@ class LogReader:
     def is_foreign(self, event: Started | PromptScores | Failed) -> bool:
         """Whether the event is of an earlier execution, whose job was left in its queue when the
         log was deleted."""
-        return self.execution != 0 and event.execution not in (0, self.execution)
+        return event.execution not in (0, self.execution)
 
     def read(self, event: ReplyEvent) -> list[Action]:
         """Process the next event of the log; returns the resulting actions in order."""
@@ -215,28 +215,22 @@ class LogReader:
             return []
         return [self._stop(self.worker, self.ticket, is_replaced=is_replaced)]
 
-    def _stop(self, worker: str, ticket: str | None, *, is_replaced: bool = False) -> Send:
-        command = Cancel(request_id=self.request_id, ticket=ticket, is_replaced=is_replaced)
-        return Send(worker, command)
+    def _stop(self, worker: str, ticket: str | None, **reason: bool) -> Send:
+        return Send(worker, Cancel(request_id=self.request_id, ticket=ticket, **reason))
 
     def _accept(self, event: Accepted) -> list[Action]:
         self.body_hash = self.body_hash or event.body_hash
         if is_acceptance(event):
-            if not self._num_accepted:
-                self._learn_execution(event.execution)
+            if not self._num_accepted and self._run == _NO_RUN:
+                self.execution = event.execution
+                self.chains = TokenChain.of(len(self.chains), event.execution)
             self._num_accepted += 1
         return []
-
-    def _learn_execution(self, execution: int) -> None:
-        if not self.execution and self._run == _NO_RUN:
-            self.execution = execution
-            self.chains = TokenChain.of(len(self.chains), execution)
 
     def _start(self, event: Started) -> list[Action]:
         run = Run.of(event)
         if self.is_foreign(event):
-            return [self._stop(event.worker, event.ticket)]
-        self._learn_execution(event.execution)
+            return [self._stop(event.worker, event.ticket, is_foreign=True)]
         if event.ticket == self.ticket:
             return [Send(event.worker, self._continue(event))] if event.is_waiting else []
         if self._is_late(run):
@@ -351,7 +345,8 @@ class LogReader:
 
 
 class LogCopy:
-    """The events of one log that counted, but for a `Failed`."""
+    """The events of one log from which another reader comes to the same position. A `Failed` is not
+    kept."""
 
     def __init__(self) -> None:
         self.num_kept = 0

@@ -142,6 +142,8 @@ class Verdict(Enum):
     """Continue from the position of `Attempt.log`."""
     STOP = auto()
     """No reader needs further events: acknowledge the job."""
+    FOREIGN = auto()
+    """The log is of another execution: acknowledge the job, of which nobody needs to hear."""
     OVER = auto()
     """The log has ended: acknowledge the job."""
     GIVE_BACK = auto()
@@ -199,6 +201,8 @@ class Attempt:
         """
         if not self._is_recipient(command):
             return None
+        if isinstance(command, Cancel) and command.is_foreign:
+            return Verdict.FOREIGN
         if isinstance(command, Cancel):
             return Verdict.GIVE_BACK if command.is_replaced else Verdict.STOP
         if self.log is not None or len(command.choices) != self._num_choices:

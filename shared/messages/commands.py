@@ -25,6 +25,9 @@ class Cancel(Wire, frozen=True, kw_only=True):
     is_replaced: bool = False
     """Another run owns the stream. The job is requeued rather than acknowledged, in case that other
     run no longer holds it."""
+    is_foreign: bool = False
+    """The log is of a later execution of the request, so that the job is acknowledged without a
+    word."""
 
 
 class Progress(Struct, frozen=True, kw_only=True):

@@ -114,7 +114,7 @@ GOLDEN_EVENTS = [
 GOLDEN_COMMANDS = [
     (
         Cancel(request_id="r"),
-        '{"type":"cancel","request_id":"r","ticket":null,"is_replaced":false}',
+        '{"type":"cancel","request_id":"r","ticket":null,"is_replaced":false,"is_foreign":false}',
     ),
     (
         Continue(request_id="r", ticket="t", attempt=2, choices=(Progress(token_ids=(1,)),)),

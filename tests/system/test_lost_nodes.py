@@ -263,6 +263,7 @@ async def test_a_resumed_stream_waits_for_its_node_if_nobody_can_write_the_rest(
             await cut_off_until_answered(bus, theirs, log)
             broker.take_down(log)
             cut = "".join([piece async for piece in pieces])
+        await theirs.delete_queue(topology.later_log(log) or "")  # as it expires
         broker.bring_back(log)
         rest = await resume(first, response, body)
 

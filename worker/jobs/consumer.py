@@ -476,8 +476,8 @@ class JobConsumer:
         outcome = None
         try:
             outcome = await held.execution.run()
-            is_silent = outcome in (Outcome.ANSWERED, Outcome.SUPERSEDED)
-            if held.current_delivery is None and is_silent:
+            may_count_as_crash = outcome in (Outcome.ANSWERED, Outcome.SUPERSEDED)
+            if held.current_delivery is None and may_count_as_crash:
                 await held.execution.excuse()
             delivery = await held.wait_for_delivery()
             if delivery is not None:

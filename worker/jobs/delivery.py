@@ -257,6 +257,11 @@ class Ledger:
         task.add_done_callback(self._recording.discard)
         return task
 
+    async def wait(self, timeout_s: float) -> None:
+        """Wait for the records under way. Nobody else publishes them."""
+        if self._recording:
+            await asyncio.wait(self._recording, timeout=timeout_s)
+
     async def _record(self, record: UsageRecord) -> None:
         is_confirmed = False
         try:

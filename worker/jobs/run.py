@@ -400,8 +400,9 @@ class JobRun:
                 may_be_old = self.state is State.POSITIONING
                 outcome = Outcome.SUPERSEDED if may_be_old else Outcome.ANSWERED
                 return self._fail(Cancelled("The request was cancelled."), outcome)
-            case Verdict.OVER:
-                return self._settle(Outcome.ANSWERED)
+            case Verdict.FOREIGN | Verdict.OVER:
+                is_over = verdict is Verdict.OVER
+                return self._settle(Outcome.ANSWERED if is_over else Outcome.SUPERSEDED)
             case Verdict.GIVE_BACK:
                 return self._hand_over(Outcome.GIVEN_BACK)
             case Verdict.QUARANTINE:
@@ -489,8 +490,8 @@ class JobRun:
 
     @property
     def _ends_request(self) -> bool:
-        """Whether the request ends, or may end: no record of a run without a position replaces
-        another one."""
+        """Whether the request ends, or may end. A run without a position records attempt 0, which
+        replaces no other record."""
         return self.state is State.ENDING and self._outcome in (*ENDS, Outcome.SUPERSEDED)
 
     def _record(self, outcome: str, *, is_read: bool = True) -> Record:

@@ -47,6 +47,7 @@ from worker.process.watchdog import Watchdog, end_process
 logger = logging.getLogger(__name__)
 
 _HAND_OVER_TIMEOUT_S = 5.0
+_RECORDS_TIMEOUT_S = 5.0
 _MAX_NAMED_JOBS = 10
 _PROGRESS_INTERVAL_S = 5.0
 """Seconds between the lines about draining."""
@@ -473,6 +474,7 @@ class Worker:
         await asyncio.wait(taking, timeout=_HAND_OVER_TIMEOUT_S)
         for task in taking:  # the broker is unreachable and will redeliver
             task.cancel()
+        await self._workplace.ledger.wait(_RECORDS_TIMEOUT_S)
         facts = {"handed_over": num_handed_over, "seconds": round(time.monotonic() - began, 1)}
         logger.info("drained", extra={"worker": self._address, **facts})
 

@@ -78,7 +78,7 @@ def test_a_job_that_was_left_by_an_earlier_execution_is_dropped() -> None:
 
     verdict = attempt.read([Accepted(body_hash="h", execution=2), start])
 
-    assert verdict is Verdict.STOP
+    assert verdict is Verdict.FOREIGN
 
 
 BROKEN: list[ReplyEvent | None] = [started("a", 0), None, LogWriter(1, 1).delta(0, [1], "a")]

@@ -190,18 +190,20 @@ def test_nothing_of_an_earlier_execution_counts() -> None:
 
     passed = relayed(reader, [late[0], current, *late[1:], events[0], *late, events[1]])
 
-    assert answers == [("worker.a", Cancel(request_id="r", ticket="left"))]
+    assert answers == [("worker.a", Cancel(request_id="r", ticket="left", is_foreign=True))]
     assert passed == events
 
 
-def test_an_execution_is_known_from_a_worker_if_no_gateway_has_named_it() -> None:
-    reader, writer = LogReader("r", 1), LogWriter(1, 1, 7)
-    start = Started(worker="worker.a", ticket="t", num_prompt_tokens=(1,), execution=7)
+def test_a_job_with_an_execution_is_foreign_until_its_request_is_accepted() -> None:
+    reader, ours = LogReader("r", 1), LogWriter(1, 1, 2)
+    left = Started(worker="worker.a", ticket="left", num_prompt_tokens=(1,), execution=1)
+    start = Started(worker="worker.b", ticket="t", num_prompt_tokens=(1,), execution=2)
+    failed = Failed(code="deadline_exceeded", message="late", execution=1)
+    end = ours.finish(0, [1], "a", "stop")
 
-    events = relayed(reader, [start, writer.delta(0, [1], "a"), writer.finish(0, [], "", "stop")])
+    passed = relayed(reader, [left, failed, Accepted(body_hash="h", execution=2), start, left, end])
 
-    assert len(events) == 2
-    assert reader.is_ended
+    assert passed == [end]
 
 
 def test_a_hand_over_is_not_a_crash() -> None:

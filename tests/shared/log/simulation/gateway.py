@@ -20,7 +20,7 @@ from gateway.log.cursor import (
 from gateway.log.framing import EventId, Framer, Payload
 from shared.errors import WarrenError
 from shared.log import LogReader, Relay, Send
-from shared.messages import Failed, Finished, Release, Restored, TokenDelta
+from shared.messages import Accepted, Failed, Finished, Release, Restored, TokenDelta
 from tests.shared.log.simulation.broker import Broker
 from tests.shared.log.simulation.model import Model
 
@@ -213,7 +213,9 @@ class Gateway:
         assert self._broker.log is not None
         event = self._broker.log[self._num_read]
         self._num_read += 1
-        self._has_read_all |= self._num_read >= self._num_of_others
+        is_accepted = isinstance(event, Accepted) or self._cursor.reader.execution != 0
+        if is_accepted or not self._client.model.has_left_job:
+            self._has_read_all |= self._num_read >= self._num_of_others
         for action in self._cursor.read(event):
             match action:
                 case Send():

@@ -25,15 +25,13 @@ class Schedule:
         self._model = model
         self._broker = Broker(side_dice=random.Random(seed))
         if model.has_left_job:
-            self._broker.jobs.insert(0, Job(is_left=True))
-            self._broker.append(
-                Accepted(body_hash="h", execution=model.execution_of(is_left=False))
-            )
+            self._broker.jobs = [Job(is_left=True)]
         self._client = Client(model)
         self._gateway = Gateway(self._broker, self._client)
         self._workers: list[Process] = []
         self._num_born = 0
         self._num_published = 1
+        self._is_accepted = not model.has_left_job
         drawn = self._dice.randint(0, _MAX_FAULTS)
         self._num_faults = drawn if num_faults is None else num_faults
         self.num_crashes = 0
@@ -42,7 +40,7 @@ class Schedule:
         for k in range(_NUM_WORKERS):
             self._bear(NUMERICS[k % 2] if model.is_mixed else "")
         if model.has_favourite:
-            self._broker.jobs[-1].favourite = self._workers[0].name
+            self._broker.jobs[0].favourite = self._workers[0].name
 
     def run(self) -> None:
         for _ in range(_MAX_STEPS):
@@ -85,7 +83,16 @@ class Schedule:
         moves: list[tuple[Process | None, Callable[[], None]]] = [
             (worker, move) for worker in self._workers for move in worker.moves()
         ]
+        if not self._is_accepted:
+            moves.append((None, self._accept))
         return moves + [(None, move) for move in self._gateway.moves()]
+
+    def _accept(self) -> None:
+        """The request is accepted in the log that was declared for it, and its job published."""
+        self._is_accepted = True
+        execution = self._model.execution_of(is_left=False)
+        self._broker.append(Accepted(body_hash="h", execution=execution))
+        self._broker.jobs.append(Job())
 
     def _move(self, chosen: tuple[Process | None, Callable[[], None]]) -> None:
         worker, move = chosen
@@ -173,7 +180,8 @@ class Schedule:
     def _republish(self) -> None:
         """A gateway's stall timer fires, rightly or not."""
         self._num_losses += 1
-        if self._num_published < _MAX_PUBLICATIONS and not self._client.is_done:
+        may_publish = self._is_accepted and self._num_published < _MAX_PUBLICATIONS
+        if may_publish and not self._client.is_done:
             self._publish_again()
 
     def _publish_again(self) -> bool:
@@ -184,7 +192,7 @@ class Schedule:
 
     def _lose_log(self) -> None:
         """The node that keeps the log dies, maybe for good."""
-        if self._gateway.is_attached:
+        if self._gateway.is_attached and self._is_accepted:
             self._gateway.lose_log()
 
     def _return_node(self) -> None:
