@@ -154,14 +154,17 @@ async def test_a_record_outlasts_the_job_that_a_drain_cuts_off(
     monkeypatch.setattr(delivery, "_RECORDED_WITHIN_S", 0.05)
     monkeypatch.setattr(service, "_HAND_OVER_TIMEOUT_S", 0.1)
     broker = MemoryBroker()
-    async with MemoryBus(broker) as client, HeldLedger(broker) as bus:
+    async with MemoryBus(broker) as client:
         log = topology.reply_queue(job.request_id, expires_s=30)
         await client.declare(log)
-        async with echo_worker(bus, drain_grace_s=0.1), client.consume(log.name) as consumer:
+        async with (
+            HeldLedger(broker) as bus,
+            echo_worker(bus, drain_grace_s=0.1),
+            client.consume(log.name) as consumer,
+        ):
             await publish(client, job, lane)
             await anext(consumer)
-            await asyncio.sleep(0.3)
-        bus.may_record.set()
+            asyncio.get_running_loop().call_later(0.8, bus.may_record.set)
         async with asyncio.timeout(10):
             record = await received(client)
 
