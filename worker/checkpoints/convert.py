@@ -16,17 +16,20 @@ Reader = Any
 """`gguf.GGUFReader`, which is untyped."""
 
 STEPS = ("imported", "weights read", "weights written", "tokenizer written")
-VERSION = 2
+VERSION = 3
 """Counts the changes after which files that were converted before have to be converted again."""
 
-_END_ROLES = ("eos", "eot", "eom")
+_END_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
 _ENDS = {
-    *("</s>", "[EOS]", "[EOT]", "<EOT>", "_<EOT>", "<|endoftext|>", "<|end_of_text|>"),
+    *("[EOS]", "[EOT]", "<EOT>", "_<EOT>", "<eos>", "<|endoftext|>", "<|end_of_text|>"),
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>"),
-    *("<end_of_turn>", "<turn|>", "<|tool_response>", "<end_of_utterance>"),
+    *("<|calls|>", "<|flush|>", "<end_of_turn>", "<turn|>", "<|tool_response>"),
+    *("<end_of_utterance>", "<｜end▁of▁sentence｜>", "[e~["),
+    *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    *("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>"),
 }
-"""Control tokens at which an answer ends, as in llama.cpp: a file names only one of them, and a
-chat model may end a turn with another one."""
+"""Tokens at which an answer ends in llama.cpp, whatever their type: a file names only one of them,
+and a chat model may end a turn with another one."""
 _CONTROL = 3
 
 
@@ -160,15 +163,17 @@ def _end_ids(reader: Reader) -> list[int]:
     named = (reader.fields.get(f"tokenizer.ggml.{role}_token_id") for role in _END_ROLES)
     ends = {field.contents() for field in named if field is not None}
     tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    ids = {token: token_id for token_id, token in enumerate(tokens)}
+    ends |= {ids[token] for token in _ENDS & ids.keys()}
     kinds = reader.fields.get("tokenizer.ggml.token_type")
-    control = {
-        tokens[token_id]: token_id
-        for token_id, kind in enumerate(kinds.contents() if kinds is not None else ())
-        if kind == _CONTROL
-    }
-    ends |= {token_id for token, token_id in control.items() if token in _ENDS}
-    if "<|return|>" in control:  # OpenAI's Harmony format, in which an answer has several messages
-        ends.discard(control.get("<|end|>"))
+    # Of another type it is text: the vocabulary of Gemma has the tags of HTML.
+    if "</s>" in ids and kinds is not None and kinds.contents(ids["</s>"]) == _CONTROL:
+        ends.add(ids["</s>"])
+    if "<|tool_response>" in ids:  # Gemma 4
+        ends.discard(ids.get("</s>"))
+    # In the formats of gpt-oss and Solar Open, an answer has several messages.
+    if {"<|return|>", "<|call|>"} <= ids.keys() or {"<|calls|>", "<|flush|>"} <= ids.keys():
+        ends.discard(ids.get("<|end|>"))
     return sorted(ends)
 
 

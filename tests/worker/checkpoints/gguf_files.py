@@ -10,7 +10,7 @@ from gguf.quants import quantize
 HIDDEN, INTERMEDIATE, HEADS, LAYERS = 64, 96, 2, 2
 CHAT_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
 _SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-_NORMAL, _CONTROL = 1, 3
+NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 EOS_ID = 2
 
 
@@ -22,15 +22,19 @@ def write_tiny_gguf(
     architecture: str = "llama",
     add: Callable[[GGUFWriter], object] = lambda writer: None,
     without: str | None = None,
-    control: Sequence[str] = (),
+    further: Sequence[str] = (),
+    kind_of_further: int | None = CONTROL,
 ) -> Path:
     """Random weights, the matrices of the given type; the output is tied to the embedding. ``add``
-    adds more entries or tensors, the tensor ``without`` is left out, and ``control`` tokens come
-    last."""
+    adds more entries or tensors, the tensor ``without`` is left out, and ``further`` tokens of one
+    type come last; the file has no types of tokens if it is None."""
     writer = GGUFWriter(path, architecture)
-    tokens = [*_SPECIAL, *_byte_alphabet(), "he", "hel", *control]
+    tokens = [*_SPECIAL, *_byte_alphabet(), "he", "hel", *further]
     _add_config(writer, len(tokens))
-    _add_tokenizer(writer, tokens, {*_SPECIAL, *control})
+    _add_tokenizer(writer, tokens)
+    if kind_of_further is not None:
+        kinds = dict.fromkeys(_SPECIAL, CONTROL) | dict.fromkeys(further, kind_of_further)
+        writer.add_token_types([kinds.get(token, NORMAL) for token in tokens])
     add(writer)
     random = np.random.default_rng(seed)
     shapes = _shapes(len(tokens), has_more_norms=architecture == "gemma3")
@@ -61,11 +65,10 @@ def _add_config(writer: GGUFWriter, vocab_size: int) -> None:
     writer.add_vocab_size(vocab_size)
 
 
-def _add_tokenizer(writer: GGUFWriter, tokens: list[str], control: set[str]) -> None:
+def _add_tokenizer(writer: GGUFWriter, tokens: list[str]) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_scores([0.0] * len(tokens))
-    writer.add_token_types([_CONTROL if t in control else _NORMAL for t in tokens])
     writer.add_token_merges(["h e", "he l"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(EOS_ID)

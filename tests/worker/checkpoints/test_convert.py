@@ -20,9 +20,12 @@ from tokenizers import Tokenizer
 
 from tests.worker.checkpoints.gguf_files import (
     CHAT_TEMPLATE,
+    CONTROL,
     EOS_ID,
     HEADS,
     HIDDEN,
+    NORMAL,
+    USER_DEFINED,
     write_tiny_gguf,
 )
 from worker.checkpoints import convert
@@ -235,26 +238,54 @@ def test_a_part_of_a_model_is_refused_with_what_merges_the_parts(tmp_path: Path)
         converted(tmp_path, add=add)
 
 
+@pytest.mark.parametrize("kind", [NORMAL, CONTROL, USER_DEFINED, None])
 @pytest.mark.parametrize(
-    ("control", "ends"),
+    ("further", "ends"),
     [
-        (("<bos>", "<end_of_turn>"), {"<end_of_turn>"}),
+        (("<bos>", "<eos>", "<end_of_turn>"), {"<eos>", "<end_of_turn>"}),
         (("<|end|>", "<|user|>"), {"<|end|>"}),
         (("<|end|>", "<|return|>", "<|call|>"), {"<|return|>", "<|call|>"}),
+        (("<|end|>", "<|return|>"), {"<|end|>", "<|return|>"}),
+        (("<|end|>", "<|flush|>", "<|calls|>"), {"<|flush|>", "<|calls|>"}),
+        (("<fim_prefix>", "<fim_pad>", "<reponame>"), {"<fim_pad>", "<reponame>"}),
+        (("<|repo_name|>", "<|file_sep|>"), {"<|repo_name|>", "<|file_sep|>"}),
     ],
 )
 def test_an_answer_ends_at_the_tokens_that_end_a_turn(
-    tmp_path: Path, control: tuple[str, ...], ends: set[str]
+    tmp_path: Path, kind: int | None, further: tuple[str, ...], ends: set[str]
 ) -> None:
-    converted(tmp_path, control=control, add=lambda writer: writer.add_eot_token_id(7))
+    assert end_tokens(tmp_path, further, kind) == ends
 
-    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    generation_config = json.loads((tmp_path / "generation_config.json").read_text())
-    usual = [0, EOS_ID, 7]
-    assert generation_config["eos_token_id"] == [
-        *usual,
-        *(tokenizer.token_to_id(token) for token in control if token in ends),
-    ]
+
+@pytest.mark.parametrize(
+    ("further", "kind", "ends"),
+    [
+        (("</s>",), CONTROL, {"</s>"}),
+        (("</s>",), USER_DEFINED, set()),
+        (("</s>",), NORMAL, set()),
+        (("</s>",), None, set()),
+        (("</s>", "<|tool_response>"), CONTROL, {"<|tool_response>"}),
+    ],
+)
+def test_an_answer_does_not_end_at_a_tag_of_html(
+    tmp_path: Path, further: tuple[str, ...], kind: int | None, ends: set[str]
+) -> None:
+    assert end_tokens(tmp_path, further, kind) == ends
+
+
+def end_tokens(directory: Path, further: tuple[str, ...], kind: int | None) -> set[str]:
+    """Those of the ``further`` tokens, which all have the type ``kind``, at which answers end."""
+    path = write_tiny_gguf(
+        directory / "tiny.gguf",
+        further=further,
+        kind_of_further=kind,
+        add=lambda writer: writer.add_eot_token_id(7),
+    )
+    reader = GGUFReader(path)
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    usual, ends = {0, EOS_ID, 7}, set(convert._end_ids(reader))
+    assert usual <= ends
+    return {tokens[token_id] for token_id in ends - usual}
 
 
 def test_smollm2_weights_are_those_of_the_gguf_file(smollm2: Path) -> None:
