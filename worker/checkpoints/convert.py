@@ -54,6 +54,7 @@ def convert(gguf: Path, directory: Path) -> None:
     model, report = models.from_pretrained(**source, dtype=_dtype(reader), output_loading_info=True)
     if missing := sorted(report["missing_keys"]):  # transformers made them up
         raise Unconvertible(f"it lacks weights, e.g. {missing[0]}")
+    _refuse_unread(model, reader)
     _report("weights read")
     _set_rope(model.config, reader)
     model.generation_config.eos_token_id = _end_ids(reader)
@@ -74,6 +75,26 @@ def _refuse_part(reader: Reader) -> None:
             f"it is {part} of {count.contents()}, which `llama-gguf-split --merge FIRST-PART "
             "MODEL.gguf` merges"
         )
+
+
+def _refuse_unread(model: Any, reader: Reader) -> None:
+    """Raise `Unconvertible` if the model has no place for one of the file's tensors."""
+    from transformers.modeling_gguf_pytorch_utils import (
+        TENSOR_PROCESSORS,
+        TensorProcessor,
+        get_gguf_hf_weights_map,
+    )
+
+    architecture = reader.fields["general.architecture"].contents()
+    kind: Any = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
+    places = get_gguf_hf_weights_map(model, kind(model.config.to_dict()))
+    for tensor in reader.tensors:
+        # The parameters of experts have no suffix. `_set_rope` reads what scales positions.
+        names = {tensor.name, tensor.name.removesuffix(".weight")}
+        if not names & places.keys() and not tensor.name.startswith("rope_"):
+            raise Unconvertible(
+                f"its tensor {tensor.name} has no place in {type(model).__name__} of transformers"
+            )
 
 
 def _dtype(reader: Reader) -> Any:

@@ -229,6 +229,16 @@ def test_a_file_without_a_weight_is_refused(tmp_path: Path) -> None:
         converted(tmp_path, without="blk.1.ffn_down.weight")
 
 
+def test_a_tensor_that_the_model_has_no_place_for_is_refused(tmp_path: Path) -> None:
+    def add(writer: GGUFWriter) -> None:
+        writer.add_tensor("blk.0.attn_q.bias", np.ones(HIDDEN, np.float32))
+
+    with pytest.raises(
+        convert.Unconvertible, match=r"its tensor blk\.0\.attn_q\.bias has no place"
+    ):
+        converted(tmp_path, add=add)
+
+
 def test_a_part_of_a_model_is_refused_with_what_merges_the_parts(tmp_path: Path) -> None:
     def add(writer: GGUFWriter) -> None:
         writer.add_uint16("split.no", 0)
