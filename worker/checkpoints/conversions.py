@@ -53,10 +53,15 @@ def converted(sha256: str, fetch: Callable[[Path], Path], progress: Progress) ->
 
 
 def _kept(directory: Path, sha256: str, partial: Path) -> Path | None:
-    """A copy in ``partial`` of the file that an older conversion has beside it, if there is one."""
+    """The file that an older conversion has beside it, also in ``partial``, if there is one."""
     for gguf in directory.glob(f"{sha256}*/*.gguf"):
         check_owned(gguf.parent)
-        return Path(shutil.copyfile(gguf, partial / gguf.name))
+        kept = partial / gguf.name
+        try:
+            kept.hardlink_to(gguf)  # nobody changes files of the cache
+        except OSError:  # the file system has no hard links, or the file is root's
+            shutil.copyfile(gguf, kept)
+        return kept
     return None
 
 
