@@ -120,7 +120,7 @@ def _set_rope(config: Any, reader: Reader) -> None:
             raise Unconvertible("its rotary positions are scaled twice, which is not supported")
         _set_llama3(config, divisors)
     elif scaling:
-        # llama.cpp does not scale the positions of layers with a sliding window.
+        # Of Gemma 3, llama.cpp scales only the positions of layers without a sliding window.
         config.rope_parameters.get("full_attention", config.rope_parameters).update(scaling)
 
 
@@ -225,8 +225,11 @@ def _untied(model: Any) -> dict[str, Any]:
 
 
 def _correct_tokenizer(tokenizer: Any, reader: Reader) -> None:
-    """Correct the tokenizer from the file: transformers 5.17, unlike 5.23, uses SmolLM2's bos as
-    its eos, and gives a byte-level vocabulary another kind's decoder."""
+    """Correct what transformers 5.17 reads wrongly, and 5.23 reads as it is in the file.
+
+    Version 5.17 takes the bos of SmolLM2 for its eos. It decodes a byte-level vocabulary like one
+    of another kind.
+    """
     from tokenizers import decoders
 
     for role in ("bos", "eos", "unk", "pad"):

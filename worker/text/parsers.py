@@ -27,7 +27,7 @@ _BY_TAG: Mapping[str, str] = {
 }
 """Formats by what their chat templates contain; the first one counts."""
 _THINK_PARSERS = ("qwen3", "deepseek_r1")
-"""Formats of thoughts in ``<think>``, by whether the prompt ends with that tag."""
+"""Formats of thoughts in ``<think>``."""
 _QUESTION = ChatPrompt(messages=(ChatMessage(role="user", content="?"),))
 _SWITCHES = ("enable_thinking", "thinking")
 """Names that chat templates use for whether the model shall think."""
@@ -98,4 +98,4 @@ def _think_parser(template: ChatTemplate, prompt: ChatPrompt) -> str:
         text = template.render(prompt)
     except InvalidRequest:  # the template requires more than a question
         text = ""
-    return _THINK_PARSERS[text.rstrip().endswith("<think>")]
+    return "deepseek_r1" if text.rstrip().endswith("<think>") else "qwen3"
