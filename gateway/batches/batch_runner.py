@@ -14,7 +14,7 @@ from gateway.batches.checking import Checked, check
 from gateway.batches.key_limits import key_of
 from gateway.batches.lines import InputLine, LineOutcome, input_lines, line_id, unexecuted_line
 from gateway.batches.serving import LineServer
-from gateway.batches.windows import Memory, Window
+from gateway.batches.windows import BatchMemory, Memory, Window
 from gateway.store.batches import BatchRecord, Ending, LeaseLost, LineAnswer
 from gateway.store.state import StoredState
 from gateway.wiring import Gateway
@@ -34,10 +34,8 @@ _MAX_BATCHES = 16
 _MAX_FIRST = 16
 """As many more, each the only one of its tenant: no tenant waits for the batches of others."""
 _MAX_RUNNING_BYTES = 64 << 20
-"""What the running lines of all batches may take in memory together. Each batch also holds the line
-of each model that is next."""
-_MAX_CHECKED_BYTES = 32 << 20
-"""The same for the lines that are being checked, which do not wait for those that run."""
+"""What the running lines of all batches may take in memory together, besides one large line of each
+batch. Each batch also holds the text of the line of each model that is next."""
 _MAX_EMBEDDINGS = 1
 """Embeddings wait for the one place that `QuickLane` has for them."""
 _LINES_AT_ONCE = 1000
@@ -53,7 +51,8 @@ class BatchRunner:
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._runs: dict[str, tuple[_BatchRun, asyncio.Task[None]]] = {}
-        self._running, self._checking = Memory(_MAX_RUNNING_BYTES), Memory(_MAX_CHECKED_BYTES)
+        self._memory = Memory(_MAX_RUNNING_BYTES)
+        self._large_check = asyncio.Lock()
 
     async def run(self) -> None:
         """Run batches until cancelled. The jobs of their lines then go on, and another gateway may
@@ -85,7 +84,7 @@ class BatchRunner:
             batch = await state.batches.claim(running, lease_s, is_full=is_full)
             if batch is None:
                 return
-            run = _BatchRun(self._gateway, state, batch, self._running, self._checking)
+            run = _BatchRun(self._gateway, state, batch, self._memory, self._large_check)
             self._runs[batch.id] = run, asyncio.create_task(self._run(run))
 
     async def _run(self, run: "_BatchRun") -> None:
@@ -109,11 +108,11 @@ class _BatchRun:
         gateway: Gateway,
         state: StoredState,
         batch: BatchRecord,
-        running: Memory,
-        checking: Memory,
+        memory: Memory,
+        large_check: asyncio.Lock,
     ) -> None:
         self.batch = batch
-        self._running, self._checking = running, checking
+        self._memory, self._large_check = memory, large_check
         self._gateway = gateway
         self._files, self._batches = state.files, state.batches
         self._answers: asyncio.Queue[tuple[LineAnswer, asyncio.Future[None]]] = asyncio.Queue()
@@ -245,24 +244,26 @@ class _BatchRun:
     async def _checked(self) -> Checked:
         async with aclosing(self._input(self._gateway.settings.max_body_bytes)) as lines:
             key = key_of(self.batch, self._gateway.keys)
-            window = Window(1, self._checking)
-            return await check(self._gateway, self.batch.endpoint, key, lines, window)
+            endpoint = self.batch.endpoint
+            return await check(self._gateway, endpoint, key, lines, self._large_check)
 
     async def _answer_all(self) -> None:
         """Answer the lines that have no answer, of each model on its own: one without workers does
         not hold up the others."""
+        models = self.batch.models or ()
+        memory = BatchMemory(self._memory, len(models))
         async with asyncio.TaskGroup() as tasks:
-            for model in self.batch.models or ():
-                tasks.create_task(self._answer_model(model))
+            for model in models:
+                tasks.create_task(self._answer_model(model, memory))
 
-    async def _answer_model(self, model: str) -> None:
+    async def _answer_model(self, model: str, memory: BatchMemory) -> None:
         max_lines = _MAX_EMBEDDINGS if self._is_quick else self._gateway.settings.batch_window
-        window = Window(max_lines, self._running)
+        window = Window(max_lines, memory)
         async with asyncio.TaskGroup() as tasks, aclosing(self._unanswered(model)) as lines:
             async for line in lines:
-                num_bytes = line.num_bytes
-                await window.enter(num_bytes)
-                window.leave_after(tasks.create_task(self._answer(line)), num_bytes)
+                leave = await window.enter(line.num_bytes)
+                # A callback is called even if the task is cancelled before it has begun.
+                tasks.create_task(self._answer(line)).add_done_callback(leave)
 
     async def _stop_lines(self) -> None:
         """End the jobs that the last gateway had published. Only the first lines without an answer

@@ -6,14 +6,19 @@ import json
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass, field
 
 from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
 from gateway.api.bodies.submission import submission
 from gateway.batches.bad_lines import BadInput, read_line, repeated, require_url, required
 from gateway.batches.lines import ENDPOINTS, InputLine, Request, RequestLine
-from gateway.batches.windows import Window
 from gateway.intake.admission import parsed
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import require_possible, tokens_of, tokens_of_quick
@@ -26,7 +31,10 @@ _MAX_ERROR_BYTES = 64 << 10
 """As JSON, in which the database has the errors of a batch. A page has those of many batches."""
 _MAX_MESSAGE_CHARS = 500
 _MAX_PARAM_CHARS = 200
-_MAX_MODELS = 64
+_MAX_MODELS = 8
+"""Each has lines in memory while its batch runs, even if it has no workers."""
+_LARGE_BYTES = 1 << 20
+"""Lines that take more are checked one at a time, with those of all other batches."""
 _PAUSE_S = 0.5
 _DIGEST_BYTES = 8
 """Two of a million custom_ids have the same digest with a probability of 3e-8."""
@@ -68,11 +76,15 @@ class Checked:
 
 
 async def check(
-    gateway: Gateway, endpoint: str, key: ApiKey, lines: AsyncIterator[InputLine], window: Window
+    gateway: Gateway,
+    endpoint: str,
+    key: ApiKey,
+    lines: AsyncIterator[InputLine],
+    large: asyncio.Lock,
 ) -> Checked:
     """Check a file. Everything is checked that can be known without the model's tokenizer, as for
-    single requests, including what the API key never permits. Each line waits for its place in
-    ``window``.
+    single requests, including what the API key never permits. Each large line is checked under the
+    lock ``large``.
 
     Raises `Unavailable` if the file cannot be read.
     """
@@ -85,13 +97,13 @@ async def check(
                 message = f"The file has more than {max_lines} requests."
                 checked.add(BadInput("too_many_requests", message), line.number)
                 break
-            async with window.place(line.num_bytes):
-                try:
-                    checked.add_model(await _model_of(gateway, endpoint, key, line, is_new))
-                except BadInput as error:
-                    checked.add(error, line.number)
-                except RequestError as error:
-                    checked.add(BadInput.of_request(error), line.number)
+            turn = large if line.num_bytes > _LARGE_BYTES else nullcontext()
+            try:
+                checked.add_model(await _model_of(gateway, endpoint, key, line, is_new, turn))
+            except BadInput as error:
+                checked.add(error, line.number)
+            except RequestError as error:
+                checked.add(BadInput.of_request(error), line.number)
     if not checked.num_lines:
         checked.add(BadInput("empty_file", "The file has no requests."))
     if checked.num_errors > len(checked.errors):
@@ -121,9 +133,15 @@ def _custom_ids() -> Iterator[IsNew]:
 
 
 async def _model_of(
-    gateway: Gateway, endpoint: str, key: ApiKey, line: InputLine, is_new: IsNew
+    gateway: Gateway,
+    endpoint: str,
+    key: ApiKey,
+    line: InputLine,
+    is_new: IsNew,
+    turn: AbstractAsyncContextManager[None],
 ) -> str:
-    """Check a line; returns its model. Raises `BadInput`, and `RequestError` of its body."""
+    """Check a line, its request during ``turn``; returns its model. Raises `BadInput`, and
+    `RequestError` of its body."""
     max_bytes = gateway.settings.max_body_bytes
     if line.text is None or len(line.text) > max_bytes:
         raise BadInput("line_too_long", f"The line is longer than {max_bytes} bytes.")
@@ -131,17 +149,21 @@ async def _model_of(
     if not is_new(request.custom_id):
         raise repeated(request.custom_id)
     require_url(request, endpoint)
-    return await _check_request(gateway, key, request)
+    return await _check_request(gateway, key, request, turn)
 
 
-async def _check_request(gateway: Gateway, key: ApiKey, line: RequestLine) -> str:
+async def _check_request(
+    gateway: Gateway, key: ApiKey, line: RequestLine, turn: AbstractAsyncContextManager[None]
+) -> str:
     """Check a request like a single one; returns its model. Raises `RequestError`."""
-    request = await parsed(ENDPOINTS[line.url].read, bytes(line.body))
     while True:
-        try:
-            return await check_request(gateway, key, request)
-        except (Overloaded, Unavailable, BusError):  # not the fault of the request
-            await asyncio.sleep(_PAUSE_S)
+        # Not the fault of the request. While it waits, others have their turn, and what was parsed
+        # is gone.
+        with suppress(Overloaded, Unavailable, BusError):
+            async with turn:
+                read = ENDPOINTS[line.url].read
+                return await check_request(gateway, key, await parsed(read, bytes(line.body)))
+        await asyncio.sleep(_PAUSE_S)
 
 
 async def check_request(gateway: Gateway, key: ApiKey, request: Request) -> str:

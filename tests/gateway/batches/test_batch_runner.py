@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.batches import batch_runner, windows
+from gateway.batches import batch_runner
 from gateway.batches.batch_runner import _next_look
 from gateway.intake.keys.key_file import KeyFile
 from gateway.store.batches import Batches, Order
@@ -93,7 +93,7 @@ async def test_many_changes_do_not_make_many_looks() -> None:
 async def test_large_lines_run_one_after_another(
     bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windows, "_MAX_BYTES", 1)
+    monkeypatch.setattr(batch_runner, "_MAX_RUNNING_BYTES", 1)
     async with live_gateway(bus, data_dir=tmp_path) as gateway:
         batch = await ended(gateway, await order(gateway, [chat(str(k)) for k in range(5)]))
 
@@ -101,18 +101,16 @@ async def test_large_lines_run_one_after_another(
     assert worker.most_running == 1
 
 
-async def test_all_batches_share_the_memory_for_large_lines(
+async def test_no_batch_waits_for_the_memory_of_another(
     bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(windows, "_OWN_BYTES", 0)
     monkeypatch.setattr(batch_runner, "_MAX_RUNNING_BYTES", 1)
+    worker.script = start_only
     async with live_gateway(bus, data_dir=tmp_path) as gateway:
-        lines = [chat(str(k)) for k in range(5)]
-        batches = [await order(gateway, lines) for _ in range(3)]
-        batches = [await ended(gateway, batch) for batch in batches]
+        for k in range(3):
+            await order(gateway, [chat(f"{k}-{line}") for line in range(2)])
 
-    assert {batch.status for batch in batches} == {"completed"}
-    assert worker.most_running == 1
+        await worker.wait_until(lambda: worker.num_running == 3)
 
 
 async def test_old_batches_and_files_are_deleted_meanwhile(bus: MemoryBus, tmp_path: Path) -> None:

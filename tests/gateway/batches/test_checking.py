@@ -11,13 +11,13 @@ from typing import Any, cast
 import pytest
 
 from gateway.api.bodies.quick import EmbeddingRequest
-from gateway.batches import checking, windows
+from gateway.batches import checking
 from gateway.batches.bad_lines import BadInput, read_line
 from gateway.batches.lines import ENDPOINTS, InputLine
-from gateway.batches.windows import Memory, Window
 from gateway.intake.keys.api_key import ApiKey
 from shared import settings
 from shared.bus.memory import MemoryBus
+from shared.errors import Unavailable
 from shared.settings import GatewaySettings
 from tests.support.gateway.batches import CHATS, chat, ended, order
 from tests.support.gateway.http import live_gateway
@@ -104,29 +104,52 @@ async def test_the_models_of_a_file_are_limited(
     assert errors == [(3, "too_many_models", "The file has more than 2 models.")]
 
 
-async def test_a_large_line_waits_for_memory_before_it_is_checked(
+async def test_large_lines_are_checked_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "_LARGE_BYTES", 20_000)
+    large = asyncio.Lock()
+    async with large:
+        checked = asyncio.create_task(check_of(chat("a", "x" * 9999), large))
+        await asyncio.sleep(0.1)
+        assert not checked.done()
+        assert (await check_of(chat("b"), large)).models == ["scripted"]
+
+    assert (await checked).models == ["scripted"]
+
+
+async def test_a_check_that_is_tried_again_holds_up_no_large_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(windows, "_OWN_BYTES", 0)
-    gateway = cast("Any", SimpleNamespace(settings=settings.load(GatewaySettings)))
-    memory = Memory(100)
-    other = Window(1, memory)
-    await other.enter(100)
+    monkeypatch.setattr(checking, "_LARGE_BYTES", 0)
+    monkeypatch.setattr(checking, "_PAUSE_S", 60.0)
+    large = asyncio.Lock()
+    stuck = asyncio.create_task(check_of(chat("a"), large, Unavailable("no worker")))
+    await asyncio.sleep(0.1)
+
+    async with asyncio.timeout(10):
+        assert (await check_of(chat("b"), large)).models == ["scripted"]
+
+    assert not stuck.done()
+    stuck.cancel()
+
+
+async def check_of(
+    line: dict[str, Any], large: asyncio.Lock, failure: Exception | None = None
+) -> checking.Checked:
+    """Check a file of one line at a gateway without workers, where ``failure`` may occur."""
+
+    async def find(_: str) -> None:
+        if failure is not None:
+            raise failure
+
+    gateway = SimpleNamespace(
+        settings=settings.load(GatewaySettings), workers=SimpleNamespace(find=find)
+    )
 
     async def lines() -> AsyncIterator[InputLine]:
-        yield InputLine(1, b"not JSON")
+        yield InputLine(1, json.dumps(line).encode())
 
-    async def check() -> checking.Checked:
-        key = ApiKey("", "", "", "")
-        return await checking.check(gateway, CHATS, key, lines(), Window(1, memory))
-
-    checked = asyncio.create_task(check())
-    await asyncio.sleep(0.1)
-    assert not checked.done()
-    other.leave(100)
-
-    assert (await checked).num_errors == 1
-    assert not memory.num_bytes
+    key = ApiKey("", "", "", "")
+    return await checking.check(cast("Any", gateway), CHATS, key, lines(), large)
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,16 @@
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
-import pytest
+from gateway.batches.windows import BatchMemory, Memory, Window
 
-from gateway.batches import windows
-from gateway.batches.windows import Memory, Window
+Leave: TypeAlias = Callable[[object], None]
 
 
-@pytest.fixture(autouse=True)
-def small_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "_MAX_BYTES", 100)
-    monkeypatch.setattr(windows, "_OWN_BYTES", 10)
+def window(max_lines: int, shared: Memory) -> Window:
+    """The only one of its batch."""
+    return Window(max_lines, BatchMemory(shared, 1))
 
 
 async def turns() -> None:
@@ -21,7 +20,7 @@ async def turns() -> None:
 
 
 @contextmanager
-def entering(window: Window, num_bytes: int) -> Iterator[asyncio.Task[None]]:
+def entering(window: Window, num_bytes: int) -> Iterator[asyncio.Task[Leave]]:
     task = asyncio.create_task(window.enter(num_bytes))
     try:
         yield task
@@ -29,85 +28,104 @@ def entering(window: Window, num_bytes: int) -> Iterator[asyncio.Task[None]]:
         task.cancel()
 
 
-async def test_a_window_bounds_the_size_of_its_lines() -> None:
-    window = Window(10, Memory(1000))
-    await window.enter(60)
-    with entering(window, 41) as third:
-        await turns()
-        assert not third.done()
-
-        window.leave(60)
-
-        await third
+async def fill(window: Window, num_bytes: int) -> int:
+    """Let lines of this size enter until one has to wait; returns how many could."""
+    num_lines = 0
+    while True:
+        with entering(window, num_bytes) as line:
+            await turns()
+            if not line.done():
+                return num_lines
+        num_lines += 1
 
 
 async def test_a_window_bounds_the_number_of_its_lines() -> None:
-    window = Window(1, Memory(1000))
-    await window.enter(1)
-    with entering(window, 1) as second:
+    lines = window(1, Memory(1000))
+    leave = await lines.enter(1)
+    with entering(lines, 1) as second:
         await turns()
         assert not second.done()
 
-        window.leave(1)
+        leave(None)
 
         await second
 
 
-async def test_a_line_of_any_size_enters_an_empty_window_and_empty_memory() -> None:
+async def test_the_lines_of_a_batch_take_an_eighth_and_one_more() -> None:
+    lines = window(10, Memory(800))
+    leave, _ = await lines.enter(60), await lines.enter(40)
+    large = await lines.enter(1)
+    with entering(lines, 1) as next_line, entering(lines, 1):
+        await turns()
+        assert not next_line.done()
+
+        leave(None)
+
+        await next_line
+    large(None)
+
+
+async def test_a_line_of_any_size_enters_whatever_others_hold() -> None:
+    memory = Memory(80)
+    for _ in range(32):
+        await fill(window(100, memory), 1)
+
     async with asyncio.timeout(10):
-        await Window(10, Memory(50)).enter(200)
+        others = window(10, memory)
+        for _ in range(5):
+            leave = await others.enter(200)
+            leave(None)
 
 
-async def test_windows_share_memory_first_come_first_served() -> None:
-    memory = Memory(50)
-    first, second, third = (Window(10, memory) for _ in range(3))
-    await first.enter(50)
-    with entering(second, 60) as large, entering(third, 15) as small:
-        await turns()
-        assert not large.done()
-        assert not small.done()
+async def test_the_memory_is_bounded_however_many_windows_there_are() -> None:
+    memory = Memory(10_000)
 
-        first.leave(50)
-        await large
-        await turns()
-        assert not small.done()
-        second.leave(60)
+    num_lines = []
+    for _ in range(32):
+        batch = BatchMemory(memory, 2)
+        num_lines += [await fill(Window(9999, batch), 10) for _ in range(2)]
 
-        await small
+    assert memory.num_bytes <= 10_000
+    assert sum(num_lines) * 10 <= 10_000 + 32 * 10
+    assert num_lines[0] == 63  # a sixteenth, and the large one
+    assert min(num_lines[::2]) >= 1
 
 
-async def test_what_a_window_has_of_its_own_waits_for_no_other_window() -> None:
-    memory = Memory(50)
-    stuck, other, waiting = (Window(10, memory) for _ in range(3))
-    await stuck.enter(60)
-    with entering(waiting, 60) as large:
-        await turns()
-        assert not large.done()
+async def test_many_stalled_batches_leave_memory_to_another_one() -> None:
+    memory = Memory(64 << 20)
+    for _ in range(31):
+        await fill(window(9999, memory), 16 << 10)
 
-        async with asyncio.timeout(10):
-            for _ in range(5):
-                async with other.place(10):
-                    pass
+    assert await fill(window(9999, memory), 16 << 10) >= 4
+
+
+async def test_windows_of_a_batch_have_equal_shares() -> None:
+    batch = BatchMemory(Memory(16_000), 2)
+    stalled, other = Window(9999, batch), Window(9999, batch)
+    await fill(stalled, 10)
+
+    assert await fill(other, 10) > 80
 
 
 async def test_a_line_that_no_longer_waits_holds_up_no_other() -> None:
-    memory = Memory(50)
-    first, second, third = (Window(10, memory) for _ in range(3))
-    await first.enter(40)
-    with entering(third, 20) as small:
+    batch = BatchMemory(Memory(80), 2)
+    first, second, third = (Window(10, batch) for _ in range(3))
+    leave = await first.enter(20)
+    with entering(third, 20) as waiting:
         with entering(second, 60):
             await turns()
+        leave(None)
 
-        await small
+        await waiting
 
 
-async def test_a_task_leaves_even_if_it_is_cancelled_before_it_has_begun() -> None:
-    window = Window(1, Memory(1000))
-    await window.enter(1)
+async def test_what_has_left_is_free_again() -> None:
+    memory = Memory(800)
+    lines = window(10, memory)
 
-    task = asyncio.create_task(asyncio.sleep(60))
-    window.leave_after(task, 1)
-    task.cancel()
+    for num_bytes in (60, 900):
+        leave = await lines.enter(num_bytes)
+        leave(None)
 
-    async with asyncio.timeout(10):
-        await window.enter(1)
+    assert memory.num_bytes == 0
+    assert await fill(lines, 50) == 3
