@@ -106,7 +106,8 @@ class Files:
         self._num_draft_bytes: Counter[str] = Counter()
         """Of each tenant, in the files that it sends to this gateway and that are not finished."""
         self._left_bytes: dict[str, int] = {}
-        """What its finished files left of its limit when they were last counted."""
+        """What its finished files left of its limit when they were last counted, less those of this
+        gateway since."""
 
     @asynccontextmanager
     async def writing(
@@ -134,6 +135,8 @@ class Files:
             async with draft.writer:
                 yield draft
             await self._finish(draft, "uploading" if is_hidden else "processed")
+            if not is_hidden:
+                self.count(tenant, draft.writer.num_bytes)
         except BaseException:
             with suppress(Unavailable):  # `sweep` removes it later
                 await self.discard(draft.id)
@@ -187,6 +190,10 @@ class Files:
         await self._database.hold(connection, _ROOM_LOCK, tenant)
         if num_bytes > await self._bytes_left(connection, tenant):
             raise InvalidRequest(_TOO_LARGE)
+
+    def count(self, tenant: str, num_bytes: int) -> None:
+        """Count what was added to a tenant's files, for which there was room."""
+        self._left_bytes[tenant] -= num_bytes
 
     def content(self, file_id: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
         """The bytes from ``start`` to before ``end``, in parts."""

@@ -206,6 +206,7 @@ class Uploads:
             await self._files.require_room(connection, upload.tenant, draft.writer.num_bytes)
             statement = update(FILES).where(FILES.c.id == draft.id).values(state="part")
             await connection.execute(statement)
+        self._files.count(upload.tenant, draft.writer.num_bytes)
 
     @uncancelled
     async def _check_parts(self, upload: UploadRecord, part_ids: Sequence[str]) -> None:

@@ -336,6 +336,26 @@ async def test_what_is_being_uploaded_takes_room_until_it_ends(
     await write(9)
 
 
+@pytest.mark.parametrize("is_part", [False, True])
+async def test_what_has_been_uploaded_takes_room_at_once(
+    database: Database, tmp_path: Path, is_part: bool
+) -> None:
+    files = Files(database, Blobs.in_directory(tmp_path / "files"), max_tenant_bytes=10)
+    uploads = Uploads(database, files, max_bytes=1000)
+    upload = await create(uploads, 6)
+
+    async with files.writing("a") as late:
+        await late.write(b"1")
+        if is_part:
+            await add(uploads, upload, bytes(6))
+        else:
+            async with files.writing("a") as file:
+                await file.write(bytes(6))
+        await late.write(bytes(3))
+        with pytest.raises(InvalidRequest, match="total size limit"):
+            await late.write(b"1")
+
+
 async def test_an_expired_upload_is_swept_with_its_parts(
     database: Database, files: Files, uploads: Uploads, tmp_path: Path
 ) -> None:
