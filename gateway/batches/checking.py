@@ -52,7 +52,8 @@ class Checked:
     num_lines: int = 0
     models: list[str] = field(default_factory=list)
     errors: list[dict[str, int | str | None]] = field(default_factory=list)
-    """The first ones, in OpenAI's form: ``code``, ``line``, ``message`` and ``param``."""
+    """The first ones, in OpenAI's form: ``code``, ``line``, ``message`` and ``param``. After a check
+    that found more, another one says how many; it is beyond both limits."""
     num_errors: int = 0
     num_error_bytes: int = 0
 
