@@ -261,7 +261,7 @@ class _BatchRun:
         window = Window(max_lines, memory)
         async with asyncio.TaskGroup() as tasks, aclosing(self._unanswered(model)) as lines:
             async for line in lines:
-                leave = await window.enter(line.num_bytes)
+                leave = await window.enter(await line.num_bytes())
                 # A callback is called even if the task is cancelled before it has begun.
                 tasks.create_task(self._answer(line)).add_done_callback(leave)
 

@@ -52,8 +52,8 @@ class Checked:
     num_lines: int = 0
     models: list[str] = field(default_factory=list)
     errors: list[dict[str, int | str | None]] = field(default_factory=list)
-    """The first ones, in OpenAI's form: ``code``, ``line``, ``message`` and ``param``. After a check
-    that found more, another one says how many; it is beyond both limits."""
+    """The first ones, in OpenAI's form: ``code``, ``line``, ``message`` and ``param``. If a check
+    finds more, another one says how many; it is beyond both limits."""
     num_errors: int = 0
     num_error_bytes: int = 0
 
@@ -98,7 +98,7 @@ async def check(
                 message = f"The file has more than {max_lines} requests."
                 checked.add(BadInput("too_many_requests", message), line.number)
                 break
-            turn = large if line.num_bytes > _LARGE_BYTES else nullcontext()
+            turn = large if await line.num_bytes() > _LARGE_BYTES else nullcontext()
             try:
                 checked.add_model(await _model_of(gateway, endpoint, key, line, is_new, turn))
             except BadInput as error:

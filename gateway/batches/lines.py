@@ -19,7 +19,7 @@ from gateway.api.render.responses import ResponseObject, ResponseUsage
 from gateway.api.routes.generation import Reading
 from gateway.api.routes.responses import read_response
 from gateway.errors import error_body, status_of
-from gateway.intake.admission import BYTES_OF_VALUE, MAX_VALUES, count_values
+from gateway.intake.admission import BYTES_OF_VALUE, MAX_VALUES, count_values, parsed
 from gateway.store.batches import TokensUsed
 from shared.errors import InvalidRequest, WarrenError
 
@@ -95,18 +95,10 @@ class InputLine(NamedTuple):
     text: bytes | None
     """None if the line is too long to be read."""
 
-    @property
-    def num_bytes(self) -> int:
-        """What the line takes in memory, about, together with its request and its job."""
-        if self.text is None:
-            return 0
-        try:
-            num_values = count_values(self.text)
-        except InvalidRequest:  # it will be refused
-            num_values = MAX_VALUES
-        # The text, the strings of the request, and those of the job, which are often the same.
-        num_text_bytes = len(self.text) * (1 + 2 * _char_bytes(self.text))
-        return _BYTES_OF_LINE + num_text_bytes + BYTES_OF_VALUE * num_values
+    async def num_bytes(self) -> int:
+        """What the line takes in memory, about, together with its request and its job. A large line
+        is measured in a thread."""
+        return 0 if self.text is None else await parsed(_num_bytes, self.text)
 
     @property
     def model(self) -> object:
@@ -129,6 +121,16 @@ class InputLine(NamedTuple):
             return ""
 
 
+def _num_bytes(text: bytes) -> int:
+    try:
+        num_values = count_values(text)
+    except InvalidRequest:  # it will be refused
+        num_values = MAX_VALUES
+    # The text, the strings of the request, and those of the job, which are often the same.
+    num_text_bytes = len(text) * (1 + 2 * _char_bytes(text))
+    return _BYTES_OF_LINE + num_text_bytes + BYTES_OF_VALUE * num_values
+
+
 def _char_bytes(text: bytes) -> int:
     """How many bytes a character of a string takes, at most, that is read from this JSON: in a
     string, all characters take as many as the widest one."""
@@ -141,7 +143,7 @@ async def input_lines(
     parts: AsyncIterator[bytes], max_bytes: int
 ) -> AsyncGenerator[InputLine, None]:
     """The lines of a file that are not empty. Those of more than ``max_bytes`` are not kept in
-    memory. The event loop is free after every millisecond that the caller spends on them."""
+    memory. The event loop is free after the line with which the caller has spent a millisecond."""
     number, rest, is_cut = 0, b"", False
     turn_began_at = time.monotonic()
     async for part in parts:

@@ -39,6 +39,14 @@ async def test_other_tasks_run_between_the_lines_of_a_part() -> None:
     assert num_turns >= 10
 
 
+async def test_the_event_loop_does_not_wait_for_the_size_of_a_large_line() -> None:
+    measuring = asyncio.create_task(InputLine(1, b"," * 4_000_000).num_bytes())
+    await asyncio.sleep(0)
+
+    assert not measuring.done()
+    assert await measuring > 4_000_000
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -53,7 +61,7 @@ async def test_other_tasks_run_between_the_lines_of_a_part() -> None:
     ids=["ascii", "latin-1", "cjk", "one wide character", "wide characters", "parts", "values"],
 )
 @pytest.mark.parametrize("is_escaped", [False, True])
-def test_no_line_takes_more_memory_than_expected(content: object, is_escaped: bool) -> None:
+async def test_no_line_takes_more_memory_than_expected(content: object, is_escaped: bool) -> None:
     line = chat("a", "")
     line["body"]["messages"][0]["content"] = content
     text = json.dumps(line, ensure_ascii=is_escaped).encode()
@@ -72,4 +80,4 @@ def test_no_line_takes_more_memory_than_expected(content: object, is_escaped: bo
     finally:
         tracemalloc.stop()
 
-    assert len(text) + num_bytes <= InputLine(1, text).num_bytes
+    assert len(text) + num_bytes <= await InputLine(1, text).num_bytes()
