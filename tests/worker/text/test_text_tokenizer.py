@@ -145,7 +145,7 @@ def test_smollm2_knows_its_vocabulary_and_its_end(smollm2: Path) -> None:
     tokenizer = Tokenizer.load(smollm2)
 
     assert tokenizer.vocab_size == 49152
-    assert tokenizer.eos_ids == {0, 2}
+    assert tokenizer.eos_ids == {0, 2, 4}
 
 
 def test_a_stop_string_across_tokens_ends_the_text_before_it(smollm2: Path) -> None:
