@@ -101,15 +101,15 @@ class RefusingBus(MemoryBus):
     num_refused = 0
 
     async def publish(self, binding: Binding, message: Message) -> None:
-        is_command = binding.routing_key.startswith("worker.")
-        if is_command and not self.num_refused and _stops(message):
+        if not self.num_refused and stops_a_run(binding, message):
             self.num_refused += 1
             raise PublishRefused("the broker refused a message")
         await super().publish(binding, message)
 
 
-def _stops(message: Message) -> bool:
-    return isinstance(decode_command(message.body), Cancel)
+def stops_a_run(binding: Binding, message: Message) -> bool:
+    is_command = binding.routing_key.startswith("worker.")
+    return is_command and isinstance(decode_command(message.body), Cancel)
 
 
 async def test_a_command_that_the_broker_refuses_ends_no_stream(
@@ -128,7 +128,7 @@ class StuckBus(MemoryBus):
     """Nobody confirms the commands that stop runs."""
 
     async def publish(self, binding: Binding, message: Message) -> None:
-        if binding.routing_key.startswith("worker.") and _stops(message):
+        if stops_a_run(binding, message):
             await asyncio.Event().wait()
         await super().publish(binding, message)
 
