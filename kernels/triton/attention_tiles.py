@@ -84,12 +84,15 @@ class Tile:
 
 
 @cache
-def decode_tile(kind: AttentionKind) -> Tile:
+def decode_tile(kind: AttentionKind, *, is_batch_invariant: bool) -> Tile:
     """One group of heads. Memory bandwidth is the limit. With two stages more programs fit on a
-    multiprocessor, which was faster on an H100 than to load further ahead."""
+    multiprocessor, which was faster on an H100 than to load further ahead, and so do two warps, for
+    whose registers float32 and batch-invariant sums are too large."""
     rows = max(MIN_ROWS, int(triton.next_power_of_2(kind.group)))
     keys = min(128, 16384 // (kind.width * kind.dtype.itemsize))
-    return Tile(rows, max(MIN_ROWS, keys), num_warps=4 if kind.width <= 128 else 8, num_stages=2)
+    is_small = kind.dtype.itemsize == 2 and not is_batch_invariant
+    num_warps = {64: 4, 128: 2 if is_small else 4, 256: 8}[max(64, kind.width)]
+    return Tile(rows, max(MIN_ROWS, keys), num_warps, num_stages=2)
 
 
 @cache

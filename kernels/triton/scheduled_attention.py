@@ -351,7 +351,10 @@ def schedule_of(
     """``max_context_len`` is that of the block table."""
     is_decode = sequences.max_query_len == 1
     # In batch-invariant mode sums depend on the tile.
-    tile = decode_tile(kind) if is_decode or is_batch_invariant else prefill_tile(kind)
+    if is_decode or is_batch_invariant:
+        tile = decode_tile(kind, is_batch_invariant=is_batch_invariant)
+    else:
+        tile = prefill_tile(kind)
     a_multiprocessor = _NUM_DECODES if is_decode else _NUM_CHUNKS
     num_wanted = -(-a_multiprocessor * num_multiprocessors(device) // num_kv_heads)
     num_tiles = len(sequences)
@@ -530,7 +533,7 @@ def _configurations() -> Iterator[Configuration]:
             chunks = Variant(prefill_tile(kind), False, False, False)
             yield attend_configuration(kind, replace(chunks, is_whole=True), BLOCK_SEQS[-1])
             # The tile of decodes is the same for all targets.
-            decodes = Variant(decode_tile(kind), True, False, False)
+            decodes = Variant(decode_tile(kind, is_batch_invariant=False), True, False, False)
             for variant in (chunks, decodes) if target < TARGETS[-1] else (chunks,):
                 yield attend_configuration(kind, variant, BLOCK_SEQS[-1])
                 yield merge_configuration(kind, variant, BLOCK_SEQS[-1])
@@ -539,7 +542,8 @@ def _configurations() -> Iterator[Configuration]:
     yield attend_configuration(single, chunk, BLOCK_SEQS[-1])
     half = AttentionKind(torch.float16, 128, 4, 16, False, 90, has_pdl=True)
     for kind, is_decode in ((half, False), (single, True)):
-        variant = Variant(decode_tile(kind), is_decode, not is_decode, True)
+        tile = decode_tile(kind, is_batch_invariant=True)
+        variant = Variant(tile, is_decode, not is_decode, True)
         yield attend_configuration(kind, variant, BLOCK_SEQS[-1])
 
 

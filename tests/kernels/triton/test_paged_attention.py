@@ -1,5 +1,6 @@
 """Triton's paged attention: splits, chunks and windows; in the interpreter if there is no GPU."""
 
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -182,7 +183,10 @@ def test_agrees_with_float64_on_a_gpu(
     device: torch.device, is_batch_invariant: bool, head_dim: int, dtype: torch.dtype
 ) -> None:
     attention = on(device, partial(paged_attention, is_batch_invariant=is_batch_invariant))
-    for block_size, window, heads in product((16, 32), (None, 50), ((6, 2), (3, 3), (16, 1))):
+    shapes = list(product((16, 32), (None, 50), ((6, 2), (3, 3), (16, 1))))
+    # The kernels of one shape take seconds to compile.
+    chosen = random.Random(f"{is_batch_invariant} {head_dim} {dtype}").sample(shapes, 2)
+    for block_size, window, heads in chosen:
         case = Case(
             (1, 700, 64, 129, 300, 200), (1, 1, 1, 1, 150, 200), *heads, head_dim, block_size
         )
