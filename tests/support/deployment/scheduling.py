@@ -19,6 +19,6 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc]
         return "deployments" if module in _SHARE_DEPLOYMENTS else module
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling:
-    """See xdist's hook of this name."""
-    return Scheduling(config, log)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    """See xdist's hook of this name. Another ``--dist`` than the suite's is left to xdist."""
+    return Scheduling(config, log) if config.getvalue("dist") == "loadfile" else None
