@@ -14,6 +14,7 @@ from cli.terminal import notices
 _NUM_WARM_UP = 64
 _MAX_TOKENS = 4096
 _OPEN_TIMEOUT_S = 480
+_LATE_TIMEOUT_S = 60
 _BODY = {"model": MODEL, "prompt": [1000], "max_tokens": _MAX_TOKENS, "ignore_eos": True}
 
 
@@ -87,13 +88,7 @@ async def _hold(
         meter = Meter(deployment)
         tally = await streams.measure(seconds)
         used = meter.read()
-        received = [
-            stream.num_tokens - earlier
-            for stream, earlier in zip(streams.streams, before, strict=True)
-        ]
-        num_late = sum(one < seconds // token_every_s - 1 for one in received)
-        if num_late:
-            raise RuntimeError(f"{num_late} streams received too few tokens")
+        await _receive(streams, before, int(seconds // token_every_s) - 1)
         grown = deployment.memory_bytes()
         num_grown = await asyncio.to_thread(deployment.num_erlang_processes)
     numbers = {
@@ -118,3 +113,15 @@ async def _hold(
         process_bytes={role: memory[role] / number for role, number in numbers.items()},
         stream_erlang_processes=(num_grown - num_erlang) / num_streams,
     )
+
+
+async def _receive(streams: Streams, before: list[int], num_expected: int) -> None:
+    """Wait until each stream has received so many tokens; a busy machine may be late."""
+    deadline = time.monotonic() + _LATE_TIMEOUT_S
+    while num_late := sum(
+        stream.num_tokens - earlier < num_expected
+        for stream, earlier in zip(streams.streams, before, strict=True)
+    ):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{num_late} streams received too few tokens")
+        await asyncio.sleep(0.1)
