@@ -1,16 +1,17 @@
 """Encoding and decoding of messages."""
 
 import re
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from shared.errors import UndecodableMessage
 from shared.messages.commands import Announcement, Command
 from shared.messages.events import ReplyEvent
-from shared.messages.fields import WIRE_VERSION, ReplyKey, RequestId
+from shared.messages.fields import MAX_PROMPTS, WIRE_VERSION, ReplyKey, RequestId
 from shared.messages.jobs import GenerationJob, QuickJob
+from shared.messages.open_values import check_open_values
 from shared.messages.usage import Ended, UsageRecord, UsageReport
 
 MSGPACK = "application/msgpack"
@@ -23,6 +24,20 @@ class _Version(Struct):
     """Decodes only the version, because the rest of a newer job may not be readable."""
 
     version: int = WIRE_VERSION
+
+
+class _OpenPrompt(Struct):
+    """Cuts out the parts of a prompt that may hold values of any kind, without decoding them."""
+
+    tools: msgspec.Raw = msgspec.Raw()
+    template_kwargs: msgspec.Raw = msgspec.Raw()
+
+
+class _OpenJob(Struct):
+    """Decodes the prompts of a job as far as their parts of any kind are concerned."""
+
+    prompts: Annotated[tuple[_OpenPrompt, ...], Meta(max_length=MAX_PROMPTS)] = ()
+    prompt: _OpenPrompt | None = None
 
 
 class _Identified(Struct):
@@ -64,6 +79,7 @@ _USAGE: _Codec[UsageReport | Ended] = _Codec(UsageReport | Ended)
 _RECORD: _Codec[UsageRecord] = _Codec(UsageRecord)
 _ANNOUNCEMENT: _Codec[Announcement] = _Codec(Announcement)
 _VERSION: _Codec[_Version] = _Codec(_Version)
+_OPEN_JOB: _Codec[_OpenJob] = _Codec(_OpenJob)
 _IDENTIFIED: _Codec[_Identified] = _Codec(_Identified)
 _MSGPACK_ENCODER = msgspec.msgpack.Encoder()
 _JSON_ENCODER = msgspec.json.Encoder()
@@ -77,14 +93,14 @@ def encode(message: Struct, content_type: str = MSGPACK) -> bytes:
 
 def decode_job(body: bytes, content_type: str = MSGPACK) -> GenerationJob:
     """Decode and validate a job. Raises `UndecodableMessage`, also for another wire version."""
-    _check_version(body, content_type)
+    _check_before(body, content_type)
     return _JOB.decode(body, content_type)
 
 
 def decode_quick_job(body: bytes, content_type: str = MSGPACK) -> QuickJob:
     """Decode and validate a quick job. Raises `UndecodableMessage`, also for another wire
     version."""
-    _check_version(body, content_type)
+    _check_before(body, content_type)
     return _QUICK_JOB.decode(body, content_type)
 
 
@@ -131,7 +147,13 @@ def decode_record(body: bytes) -> UsageRecord:
     return _RECORD.decode(body, MSGPACK)
 
 
-def _check_version(body: bytes, content_type: str) -> None:
+def _check_before(body: bytes, content_type: str) -> None:
+    """What has to be known of a job before it is decoded, which may take a hundred times the
+    memory of its body."""
     version = _VERSION.decode(body, content_type).version
     if version != WIRE_VERSION:
         raise UndecodableMessage(f"wire version {version}, expected {WIRE_VERSION}")
+    job = _OPEN_JOB.decode(body, content_type)
+    prompts = job.prompts if job.prompt is None else (*job.prompts, job.prompt)
+    parts = [bytes(part) for one in prompts for part in (one.tools, one.template_kwargs) if part]
+    check_open_values(parts, is_json=content_type == JSON)

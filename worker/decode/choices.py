@@ -27,7 +27,7 @@ from shared.messages import (
     encode,
 )
 from worker.decode.bridge import Generation
-from worker.decode.constraints import Grammar, token_mask
+from worker.decode.constraints import Grammar, GrammarMatcher, token_mask
 from worker.decode.scores import PromptScorer, token_logprobs
 from worker.decode.served_model import ServedModel
 from worker.decode.whole_answer import ChoiceEvent
@@ -314,6 +314,7 @@ class Choices:
         self._model = model
         self._log = log
         self._writers = [self._writer(choice) for choice in range(job.total_choices)]
+        self._matchers = [self._matcher(choice) for choice in range(job.total_choices)]
         self._scorers = self._new_scorers()
 
     def begin(self) -> Iterator[ChoiceEvent]:
@@ -403,6 +404,12 @@ class Choices:
             eos_ids=self._eos_ids,
         )
 
+    def _matcher(self, choice: int) -> GrammarMatcher | None:
+        vocabulary, chain = self._plan_of(choice).vocabulary, self._log.chains[choice]
+        if vocabulary.grammar is None or chain.is_finished:
+            return None
+        return vocabulary.grammar.matcher(tuple(chain.token_ids), vocabulary.allowed)
+
     def _submit(
         self,
         sequence_id: SequenceId,
@@ -414,7 +421,6 @@ class Choices:
     ) -> Submit:
         plan = self._plan_of(sequence_id.choice)
         vocabulary = plan.vocabulary
-        grammar = vocabulary.grammar
         return Submit(
             sequence_id=sequence_id,
             prompt_ids=plan.prompt_ids,
@@ -429,5 +435,5 @@ class Choices:
             scores_prompt=scores_prompt,
             bad_words=vocabulary.bad_words,
             allowed=vocabulary.allowed,
-            constraint=None if grammar is None else grammar.matcher(output_ids, vocabulary.allowed),
+            constraint=self._matchers[sequence_id.choice],
         )

@@ -34,6 +34,7 @@ _CALL_ID = re.compile(
 )
 """What distinguishes equal calls, as Kimi and Mistral write them."""
 _WORD = re.compile(rb"\w")
+_TOKENS_AT_ONCE = 16
 _MAX_AHEAD_S = 0.005
 """Maximum time for the masks after drafted tokens, in seconds, except for the last one."""
 _MAX_MASK_S = 0.25
@@ -144,8 +145,10 @@ class Grammar:
     def matcher(self, output_ids: Sequence[int], allowed: bytes | None) -> GrammarMatcher:
         """A matcher for a choice that already has ``output_ids``. Raises `InvalidRequest`."""
         matcher = self._matcher.deep_copy()
-        if not matcher.consume_tokens(list(output_ids)):
-            raise _stuck(matcher)
+        # A costly grammar takes milliseconds for a token, during which no other thread runs.
+        for start in range(0, len(output_ids), _TOKENS_AT_ONCE):
+            if not matcher.consume_tokens(list(output_ids[start : start + _TOKENS_AT_ONCE])):
+                raise _stuck(matcher)
         allowed = self._known if allowed is None else allowed
         return GrammarMatcher(self, matcher, self._tokenizer, allowed, output_ids)
 

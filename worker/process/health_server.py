@@ -8,7 +8,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from shared.errors import StartupError
-from shared.telemetry.metrics import CONTENT_TYPE
+from shared.telemetry.metrics import CONTENT_TYPE, PROCESS
 from worker.process.metrics import WorkerMetrics
 
 
@@ -44,7 +44,7 @@ class HealthServer:
     ) -> None:
         """Answer with the state and the metrics of a worker that has loaded its model."""
         self._app.states = {"/live": is_live, "/health": is_healthy}
-        self._app.metrics = metrics
+        self._app.render = metrics.render
 
 
 def _listen(host: str, port: int, app: "_App") -> WSGIServer:
@@ -70,19 +70,19 @@ class _App:
             "/live": lambda: True,
             "/health": lambda: False,
         }
-        self.metrics: WorkerMetrics | None = None
-        """None while the model loads."""
+        self.render: Callable[[], bytes] = PROCESS.render
+        """The metrics; those of the process alone while the model loads."""
 
     def __call__(self, environ: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]
-        if path == "/metrics" and self.metrics is not None:
+        if path == "/metrics":
             respond("200 OK", [("Content-Type", CONTENT_TYPE)])
-            return [self.metrics.render()]
+            return [self.render()]
         is_good = self.states.get(path)
-        if is_good is None and path != "/metrics":
+        if is_good is None:
             status = "404 Not Found"
         else:
-            status = "200 OK" if is_good is not None and is_good() else "503 Service Unavailable"
+            status = "200 OK" if is_good() else "503 Service Unavailable"
         respond(status, [("Content-Type", "text/plain")])
         return [f"{status[4:]}\n".encode()]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +28,9 @@ from shared.messages import (
 )
 from tests.support.workers.jobs import Log, ask, new_job
 from tests.support.workers.synthetic import echo_worker
+from worker.decode import choices
 from worker.decode.choices import ChoiceWriter
+from worker.decode.constraints import Grammar, GrammarMatcher
 from worker.engine.interface import StepOutput
 from worker.text import Tokenizer
 
@@ -220,6 +223,31 @@ async def test_a_schema_decides_the_output_of_every_choice() -> None:
         )
         assert set(json.loads(text)) == {"name", "age"}
         assert end.finish_reason == "stop"
+
+
+async def test_a_grammar_that_is_replayed_leaves_the_event_loop_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choices, "_LONG_REPLAY", 0)
+    replayed: list[tuple[int, bool]] = []
+    matcher = Grammar.matcher
+
+    def recorded(self: Grammar, output_ids: Sequence[int], *others: Any) -> GrammarMatcher:
+        is_outside = threading.current_thread() is not threading.main_thread()
+        replayed.append((len(output_ids), is_outside))
+        return matcher(self, output_ids, *others)
+
+    monkeypatch.setattr(Grammar, "matcher", recorded)
+    asked = job(constraint=Constraint(kind="regex", source="(ab){300}"), max_tokens=600)
+    async with MemoryBus() as bus:
+        async with echo_worker(bus, step_s=0.01, drain_grace_s=0.2):
+            asking = asyncio.create_task(ask(bus, asked))
+            await asyncio.sleep(0.5)
+        async with echo_worker(bus):
+            log = await asking
+
+    assert ends(log)[0].finish_reason in {"stop", "length"}
+    assert [is_outside for num_tokens, is_outside in replayed if num_tokens] == [True]
 
 
 async def test_an_end_token_comes_only_where_the_grammar_accepts(tokenizer: Tokenizer) -> None:

@@ -210,6 +210,26 @@ async def test_equal_calls_are_soon_enough(
         assert continued.mask() == token_mask(tokenizer.eos_ids, tokenizer.num_mask_bytes)
 
 
+async def test_other_threads_run_while_a_long_output_is_replayed(tokenizer: Tokenizer) -> None:
+    taken: list[int] = []
+
+    class Recorder:
+        def deep_copy(self) -> "Recorder":
+            return self
+
+        def consume_tokens(self, token_ids: list[int]) -> bool:
+            taken.append(len(token_ids))
+            return True
+
+        def get_capture(self, name: str) -> None:
+            """A grammar without captures."""
+
+    Grammar(Recorder(), tokenizer).matcher(range(100), None)  # type: ignore[arg-type]
+
+    assert sum(taken) == 100
+    assert max(taken) <= 16
+
+
 async def test_a_rule_with_an_escape_that_json_lacks_is_compiled(tokenizer: Tokenizer) -> None:
     source = 'start: entry_a\nentry_a: "\\x41"'
 
