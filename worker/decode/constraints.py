@@ -36,7 +36,8 @@ _CALL_ID = re.compile(
 _WORD = re.compile(rb"\w")
 _TOKENS_AT_ONCE = 16
 _MAX_AHEAD_S = 0.005
-"""Maximum time for the masks after drafted tokens, in seconds, except for the last one."""
+"""Maximum time for the masks after drafted tokens, in seconds, except for the last one. Once
+they have taken twice as long, nothing is drafted with the grammar any more."""
 _MAX_MASK_S = 0.25
 """Maximum time for computing one mask, in seconds, because all sequences of the step wait for it.
 Grammars in common use stay far below; llguidance's own limits do not exclude all others."""
@@ -106,16 +107,19 @@ class GrammarMatcher:
 
     def forced_tokens(self) -> Sequence[int]:
         """See `TokenConstraint.forced_tokens`."""
-        if self.is_complete or self._grammar.is_slow_to_force:
+        grammar = self._grammar
+        if self.is_complete or grammar.is_slow_to_force or grammar.is_slow_ahead:
             return []
         began = time.thread_time()
         forced = self._matcher.compute_ff_tokens()
-        self._grammar.is_slow_to_force = time.thread_time() - began > _MAX_FORCING_S
+        grammar.is_slow_to_force = time.thread_time() - began > _MAX_FORCING_S
         vocab_size = self._tokenizer.vocab_size
         return list(takewhile(lambda token_id: token_id < vocab_size, forced))
 
     def masks_after(self, token_ids: Sequence[int]) -> Sequence[bytes]:
         """See `TokenConstraint.masks_after`."""
+        if self._grammar.is_slow_ahead:
+            return []
         ahead = copy(self)
         ahead._matcher = self._matcher.deep_copy()
         masks: list[bytes] = []
@@ -126,6 +130,7 @@ class GrammarMatcher:
                 if ahead.is_complete or time.thread_time() > until:
                     break
                 masks.append(ahead.mask())
+        self._grammar.is_slow_ahead = time.thread_time() > until + _MAX_AHEAD_S
         return masks
 
 
@@ -135,6 +140,8 @@ class Grammar:
     def __init__(self, matcher: LLMatcher, tokenizer: Tokenizer) -> None:
         self.is_slow_to_force = False
         """Whether a search for forced tokens took too long."""
+        self.is_slow_ahead = False
+        """Whether a mask after drafted tokens took too long."""
         self._matcher = matcher
         self._tokenizer = tokenizer
         self._known: bytes | None = None

@@ -202,16 +202,16 @@ class Engine:
             self._followers.setdefault(leader.submit.sequence_id, []).append(sequence)
 
     def _schedule(self) -> StepPlan:
-        self._prepare()
-        plan = self._scheduler.schedule()
+        until = self._clock() + MAX_PREPARATION_S
+        self._prepare(until)
+        plan = self._scheduler.schedule(lambda: self._clock() < until)
         for leader in [*self._followers]:
             if self._sequences[leader].has_prompt:
                 self._release(leader)
         return plan
 
-    def _prepare(self) -> None:
-        """Prepare the next draws, as many as a step has time for, but at least one."""
-        began_at = self._clock()
+    def _prepare(self, until: float) -> None:
+        """Prepare the next draws, as many as the step has time for, but at least one."""
         while self._unprepared:
             sequence = self._unprepared.popleft()
             if sequence.is_ended:
@@ -220,7 +220,7 @@ class Engine:
                 sequence.prepare()
             except InvalidRequest as error:
                 self._fail(sequence, error)
-            if self._clock() - began_at > MAX_PREPARATION_S:
+            if self._clock() > until:
                 return
 
     def _release(self, leader: SequenceId) -> None:

@@ -13,7 +13,7 @@ longer in the prefix cache.
 import math
 from bisect import insort
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -160,15 +160,16 @@ class Scheduler:
         self._running.sort(key=_priority)
         self._waiting.sort(key=_priority)
 
-    def schedule(self) -> StepPlan:
-        """Plan the next step; it has no shares if there is nothing to compute.
+    def schedule(self, has_time: Callable[[], bool]) -> StepPlan:
+        """Plan the next step; it has no shares if there is nothing to compute. ``has_time`` returns
+        whether the step has time left for constraints.
 
         Every planned step must be launched: sequences count its tokens as computed, and other
         sequences may find them in the cache from then on.
         """
         plan = StepPlan(self._limits.max_num_batched_tokens, self._pool.block_size)
         self._make_room()
-        self._decode(plan)
+        self._decode(plan, has_time)
         self._prefill(plan)
         self._admit(plan)
         self._publish(plan)
@@ -256,15 +257,15 @@ class Scheduler:
         num_kept = math.ceil(wanted * shares.weight(tenant))
         return [other for other in of_class if other.tenant == tenant][num_kept:]
 
-    def _decode(self, plan: StepPlan) -> None:
+    def _decode(self, plan: StepPlan, has_time: Callable[[], bool]) -> None:
         """Schedule one token for each sequence in decode whose draw is prepared, and those that are
-        drafted."""
+        drafted: with a constraint, only as long as there is time."""
         least_chance = self._least_chance()
         # Preemption shortens the list at its end, after the current sequence.
         for sequence in self._running:
             is_due = sequence.num_uncomputed == 1 and sequence.is_prepared
             if is_due and self._has_next_slot(sequence):
-                is_drafted = least_chance < 1
+                is_drafted = least_chance < 1 and (not sequence.is_constrained or has_time())
                 draft = self._draft(sequence, plan, least_chance) if is_drafted else NO_DRAFT
                 plan.add_decode(sequence, draft)
 

@@ -42,6 +42,7 @@ class Sequence:
         self.num_scored = 0
         """Prompt tokens, from the second one on, whose scores are known or in flight."""
         self._num_scores_known = 0
+        self.is_constrained = submit.constraint is not None
         self.is_drawn = submit.max_tokens > 0
         """False if only the prompt's scores are requested."""
         self._editor = editor(submit)

@@ -251,6 +251,22 @@ async def test_a_grammar_whose_forced_tokens_take_long_is_not_asked_for_them_aga
     assert num_forced[1] == 0
 
 
+async def test_a_grammar_whose_masks_take_long_after_drafts_has_no_more_drafts(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammar = await Constraints(tokenizer).compile(Constraint(kind="regex", source="abc(d|e)"))
+    forced = grammar.matcher((), None).forced_tokens()
+    with monkeypatch.context() as patch:
+        patch.setattr(constraints, "_MAX_AHEAD_S", 0.0)
+        grammar.matcher((), None).masks_after(forced)
+
+    matcher = grammar.matcher((), None)
+
+    assert forced
+    assert not matcher.forced_tokens()
+    assert not matcher.masks_after(forced)
+
+
 async def test_tokens_that_the_model_never_generates_are_not_allowed(tokenizer: Tokenizer) -> None:
     smaller = copy(tokenizer)
     smaller.vocab_size = tokenizer.vocab_size - 1

@@ -159,8 +159,8 @@ def submit_again(submit: Submit) -> Submit:
     return replace(submit, constraint=copy(submit.constraint))
 
 
-class Slow(Alternating):
-    """Takes most of the time that a step has for constraints."""
+class Slow(Spelled):
+    """Takes most of the time that a step has for constraints, for each draw and for each draft."""
 
     def __init__(self, clock: list[float]) -> None:
         super().__init__()
@@ -170,13 +170,23 @@ class Slow(Alternating):
         self._clock[0] += 0.8 * MAX_PREPARATION_S
         return super().mask()
 
+    def masks_after(self, token_ids: Sequence[int]) -> Sequence[bytes]:
+        self._clock[0] += 0.8 * MAX_PREPARATION_S
+        return super().masks_after(token_ids)
+
 
 def test_slow_constraints_take_turns_and_hold_up_nobody() -> None:
     now = [0.0]
-    engine = SmallEngine(clock=lambda: now[0])
+
+    def clock() -> float:
+        now[0] += 1e-6  # steps take time, whatever they compute
+        return now[0]
+
+    engine = SmallEngine(max_draft_tokens=4, clock=clock)
     slow = [new_submit(f"{k}", constraint=Slow(now), seed=k) for k in range(7)]
+    long = new_submit("long", constraint=Slow(now), max_tokens=20)  # in the end it is alone
     other = new_submit("other", max_tokens=20)
-    outputs, durations = engine.step([other, *slow]), []
+    outputs, durations = engine.step([other, *slow, long]), []
 
     while engine.has_work:
         began_at = now[0]
@@ -185,8 +195,10 @@ def test_slow_constraints_take_turns_and_hold_up_nobody() -> None:
 
     streams = by_sequence(outputs)
     assert max(durations) < 2 * MAX_PREPARATION_S
-    assert streams[other.sequence_id] == expected_outputs(other)
+    assert engine.load().num_drafted_tokens
+    assert undrafted(streams[other.sequence_id]) == expected_outputs(other)
     assert {len(streams[one.sequence_id]) for one in slow} == {6}
+    assert len(streams[long.sequence_id]) == 20
 
 
 def test_a_neighbour_without_edits_yields_what_it_yields_alone() -> None:

@@ -46,7 +46,7 @@ def run(submits: list[Submit], num_blocks: int) -> Usage:
     for sequence in sequences:
         scheduler.add(sequence)
     usage = Usage()
-    while (plan := scheduler.schedule()).shares:
+    while (plan := scheduler.schedule(has_time=lambda: True)).shares:
         usage.num_tokens += sum(share.num_tokens for share in plan.shares)
         holding = [sequence for sequence in sequences if sequence.block_table]
         usage.num_slots_held += BLOCK_SIZE * sum(len(s.block_table) for s in holding)
