@@ -38,7 +38,8 @@ from worker.text import Tokenizer
 _MESSAGE_SIZE = 300
 """An upper estimate of what a chat template and a name add to a message, in characters."""
 _INLINE_SIZE = 2000
-"""Tokenizing this much takes less than the 0.5 ms of a round trip to another thread."""
+"""Tokenizing this much takes less than the 0.5 ms of a round trip to another thread; the text of as
+many tokens takes little more."""
 _MAX_EVENT_TOKENS = 1024
 """Tokens gather while the broker is away. With 20 logprobs each, so many take half a megabyte."""
 _RUNS = itertools.count()
@@ -79,12 +80,23 @@ async def plan(job: GenerationJob, model: ServedModel) -> list[ChoicePlan]:
     return await model.texts.run(job.tenant, partial(_plan_long, job, model, vocabulary))
 
 
-def prompt_texts(
-    job: GenerationJob, plans: Iterable[ChoicePlan], tokenizer: Tokenizer
+async def prompt_texts(
+    job: GenerationJob, plans: Sequence[ChoicePlan], model: ServedModel
 ) -> tuple[str, ...]:
-    """The text of each prompt, if the job requests it; for a chat, the output of the template."""
+    """The text of each prompt, if the job requests it; for a chat, the output of the template.
+
+    Raises `Overloaded`.
+    """
     if not job.wants_prompt_text:
         return ()
+    if sum(len(plan.prompt_ids) for plan in plans) <= _INLINE_SIZE:
+        return _texts(job, plans, model.tokenizer)
+    return await model.texts.run(job.tenant, partial(_texts, job, plans, model.tokenizer))
+
+
+def _texts(
+    job: GenerationJob, plans: Iterable[ChoicePlan], tokenizer: Tokenizer
+) -> tuple[str, ...]:
     return tuple(
         _text(prompt, plan.prompt_ids, tokenizer)
         for prompt, plan in zip(job.prompts, plans, strict=True)
@@ -147,7 +159,14 @@ async def _vocabulary(job: GenerationJob, model: ServedModel) -> Vocabulary:
     sampling, tokenizer = job.sampling, model.tokenizer
     _check_ids(sampling.logit_bias, "logit_bias", tokenizer)
     _check_ids(sampling.stop_token_ids, "stop_token_ids", tokenizer)
-    _check_ids(sampling.allowed_token_ids or (), "allowed_token_ids", tokenizer)
+    allowed_ids = sampling.allowed_token_ids or ()
+    if len(allowed_ids) > tokenizer.vocab_size:
+        raise InvalidRequest(
+            f"{len(allowed_ids)} token ids are more than the {tokenizer.vocab_size} of the "
+            "vocabulary.",
+            param="allowed_token_ids",
+        )
+    _check_ids(allowed_ids, "allowed_token_ids", tokenizer)
     constraint, grammar = sampling.constraint, None
     if constraint is not None:
         grammar = await model.constraints.compile(constraint, job.tenant)

@@ -359,12 +359,14 @@ class JobExecution:
         self.on(Signal.ADMITTED)
 
     async def _plan(self) -> None:
-        self._plans = await plan(self._job, self._workplace.model)
+        model = self._workplace.model
+        self._plans = await plan(self._job, model)
+        texts = await prompt_texts(self._job, self._plans, model)
         age_s = time.time() - self._job.created_at
         self._apply(
             Planned(
                 tuple(len(plan.prompt_ids) for plan in self._plans),
-                prompt_texts(self._job, self._plans, self._workplace.model.tokenizer),
+                texts,
                 is_fresh=not self._job.created_at or age_s < _FRESH_S,
             )
         )

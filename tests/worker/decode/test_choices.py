@@ -271,6 +271,7 @@ async def test_an_end_token_comes_only_where_the_grammar_accepts(tokenizer: Toke
         ({"logit_bias": {1 << 20: 1.0}}, "logit_bias"),
         ({"stop_token_ids": (1 << 20,)}, "stop_token_ids"),
         ({"allowed_token_ids": (1 << 20,)}, "allowed_token_ids"),
+        ({"allowed_token_ids": (1,) * (1 << 20)}, "allowed_token_ids"),
         ({"constraint": Constraint(kind="regex", source="(a")}, "response_format"),
         ({"constraint": Constraint(kind="lark", source="start: %%%")}, "response_format"),
         ({"constraint": Constraint(kind="json_schema", source="{")}, "response_format"),
@@ -280,7 +281,17 @@ async def test_an_end_token_comes_only_where_the_grammar_accepts(tokenizer: Toke
             "response_format",
         ),
     ],
-    ids=["bias", "stop", "allowed", "regex", "lark", "no json", "no schema", "too deep"],
+    ids=[
+        "bias",
+        "stop",
+        "allowed",
+        "more than all",
+        "regex",
+        "lark",
+        "no json",
+        "no schema",
+        "too deep",
+    ],
 )
 async def test_what_no_choice_can_follow_is_refused_before_any_work(
     sampling: dict[str, Any], param: str

@@ -21,7 +21,7 @@ from shared.messages import (
     ToolCall,
 )
 from shared.settings import WorkerSettings
-from worker.decode.choices import plan
+from worker.decode.choices import plan, prompt_texts
 from worker.decode.served_model import ServedModel
 from worker.text import TextThreads, Tokenizer
 from worker.text.chat_template import ChatTemplate
@@ -74,6 +74,20 @@ async def test_long_prompts_are_tokenized_beside_the_event_loop(
     await plan(job(prompt), model)
 
     assert model.texts.num_works == num_works  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("num_tokens", "num_works"), [(10, 0), (2_500, 1)])
+async def test_long_texts_of_prompts_are_decoded_beside_the_event_loop(
+    num_tokens: int, num_works: int, model: ServedModel
+) -> None:
+    asked = structs.replace(job(TokenPrompt(token_ids=(65,) * num_tokens)), wants_prompt_text=True)
+    plans = await plan(asked, model)
+    num_before = model.texts.num_works  # type: ignore[attr-defined]
+
+    (text,) = await prompt_texts(asked, plans, model)
+
+    assert text == model.tokenizer.decode((65,) * num_tokens)
+    assert model.texts.num_works - num_before == num_works  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(("num_words", "num_works"), [(10, 0), (1_000, 1)])
