@@ -32,8 +32,10 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     worker.
 
     Logits processing is in this order: ``logit_bias``, penalties, bans (``min_tokens``,
-    ``bad_words``, ``allowed_token_ids``, the constraint), temperature, ``min_p``, ``top_k``,
-    ``top_p``. Logprobs are computed from the logits before processing.
+    ``bad_words``, ``allowed_token_ids``, the constraint), temperature, ``top_k``, ``top_p``.
+    ``top_p`` counts only the probabilities of the tokens that ``top_k`` leaves. ``min_p`` depends
+    on neither of them: it compares each token with the most likely one. Logprobs are computed from
+    the logits before processing.
     """
 
     max_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
