@@ -156,4 +156,5 @@ def _check_before(body: bytes, content_type: str) -> None:
     job = _OPEN_JOB.decode(body, content_type)
     prompts = job.prompts if job.prompt is None else (*job.prompts, job.prompt)
     parts = [bytes(part) for one in prompts for part in (one.tools, one.template_kwargs) if part]
-    check_open_values(parts, is_json=content_type == JSON)
+    if parts:
+        check_open_values(parts, is_json=content_type == JSON)
