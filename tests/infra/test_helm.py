@@ -362,6 +362,15 @@ def test_keda_leaves_room_in_the_batches_of_cpus() -> None:
     assert thresholds == ["6", "48", "5"]
 
 
+def test_a_pool_keeps_its_size_while_prometheus_has_no_answer() -> None:
+    pool = {"model": "smollm2", "autoscaling": {"enabled": True, "minReplicas": 1}}
+    scaled = find(render({"workers": {"large": pool}}), "ScaledObject", "warren-worker-large")
+
+    (trigger,) = scaled["spec"]["triggers"]
+    assert "fallback" not in scaled["spec"]
+    assert trigger["metadata"]["ignoreNullValues"] == "false"
+
+
 def query_of(manifests: list[Manifest]) -> str:
     """What KEDA asks Prometheus for the pool ``large``."""
     (trigger,) = find(manifests, "ScaledObject", "warren-worker-large")["spec"]["triggers"]
