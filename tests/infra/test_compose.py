@@ -161,6 +161,8 @@ def test_a_service_may_do_no_more_than_it_needs(name: str) -> None:
 
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
+    # A volume belongs to the image's user, and root without capabilities cannot write to it.
+    assert service.get("user") != "root"
     assert service["security_opt"] == ["no-new-privileges:true"]
     assert service["mem_limit"]
     assert 0 < service["pids_limit"] <= 4096
