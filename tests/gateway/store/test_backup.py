@@ -1,6 +1,7 @@
 """A database that is copied while a gateway writes to it, as docs/deployment/backup.md says."""
 
 import asyncio
+import shlex
 import sqlite3
 import subprocess
 from collections.abc import AsyncIterator, Callable
@@ -8,10 +9,24 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, make_url
+from sqlalchemy.ext.asyncio import create_async_engine
 
+from gateway.store import migrations
 from gateway.store.database import SQLITE_FILE, Database
 from gateway.store.files.blobs import Blobs
 from gateway.store.files.records import FileRecord, Files
+from gateway.store.schema import METADATA
+from tests.support.deployment.postgres import PostgresServer
+from tests.support.pages import ROOT, commands
+
+PAGE = ROOT / "docs" / "deployment" / "backup.md"
+OLDER = "batch_keys"
+"""A revision after which a table was added."""
 
 CopyDatabase = Callable[[Path], str | None]
 """Copies the database into a directory, or another database; returns the URL of the copy."""
@@ -35,7 +50,7 @@ def copy_database(
     def copy_postgresql(_: Path) -> str:
         copy: str = server.create_database()
         server.run("pg_dump", "--format=custom", "--file=warren.dump", database_url)
-        server.run("pg_restore", "--clean", "--if-exists", f"--dbname={copy}", "warren.dump")
+        server.run("pg_restore", f"--dbname={copy}", "warren.dump")
         return copy
 
     return copy_postgresql
@@ -91,3 +106,48 @@ async def test_a_copy_has_all_that_was_written_before_it_and_every_file_that_it_
     await restored.close()
     assert {file_id: listed.pop(file_id) for file_id in before} == before
     assert set(listed.values()) <= {b"meanwhile"}
+
+
+async def test_a_dump_of_an_older_version_replaces_a_newer_database(
+    postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = make_url(postgres.create_database())
+    name = str(url.database)
+    place = {"HOST": url.host, "PORT": url.port, "USER": url.username, "DATABASE": name}
+    for part, value in place.items():
+        monkeypatch.setenv(f"PG{part}", str(value))
+
+    async def run_of_the_page(*programs: str) -> None:
+        for line in commands(PAGE):
+            program, *args = shlex.split(line.replace("$PGDATABASE", name))
+            if program in programs:
+                await asyncio.to_thread(postgres.run, program, *args)
+
+    engine = create_async_engine(url.set(drivername="postgresql+asyncpg"))
+    async with engine.begin() as connection:
+        await connection.run_sync(upgrade_to_older)
+    await engine.dispose()
+    await run_of_the_page("pg_dump")
+    newer = await Database.open(url.render_as_string(), tmp_path)
+    await write(Files(newer, Blobs.in_directory(tmp_path / "files")), b"after the dump")
+    await newer.close()
+
+    await run_of_the_page("dropdb", "createdb", "pg_restore")
+
+    restored = await Database.open(url.render_as_string(), tmp_path)
+    async with restored.read() as connection:
+        assert await connection.run_sync(difference) == []
+    assert await all_files(Files(restored, Blobs.in_directory(tmp_path / "files"))) == []
+    await restored.close()
+
+
+def upgrade_to_older(connection: Connection) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(str(migrations.__file__)).parent))
+    config.attributes["connection"] = connection
+    command.upgrade(config, OLDER)
+
+
+def difference(connection: Connection) -> object:
+    """What the tables lack of the schema, and have beside it."""
+    return compare_metadata(MigrationContext.configure(connection), METADATA)
