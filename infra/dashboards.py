@@ -13,6 +13,8 @@ _INFRA = Path(__file__).parent
 DIRECTORIES = (_INFRA / "grafana/dashboards", _INFRA / "helm/warren/files/dashboards")
 """For compose, and for the chart, which can only read files of its own."""
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+_WARREN = '{job=~"gateway|worker"}'
+"""Selects Warren's own processes for metrics whose names are not Warren's."""
 _WIDTH, _HEIGHT = 8, 8
 _COLUMNS = 24
 
@@ -264,11 +266,14 @@ WORKER = (
     ),
     Panel(
         "CPU and memory",
-        "Cores in use and resident memory of each process.",
+        "Cores in use and resident memory of each gateway and each worker.",
         "short",
         [
-            ("rate(process_cpu_seconds_total[$__rate_interval])", "cores {{job}} {{instance}}"),
-            ("process_resident_memory_bytes / 1e9", "GB {{job}} {{instance}}"),
+            (
+                f"rate(process_cpu_seconds_total{_WARREN}[$__rate_interval])",
+                "cores {{job}} {{instance}}",
+            ),
+            (f"process_resident_memory_bytes{_WARREN} / 1e9", "GB {{job}} {{instance}}"),
         ],
     ),
 )

@@ -127,5 +127,16 @@ def test_the_dashboards_are_those_of_the_code() -> None:
     assert {path: path.read_text() for path in dashboards.rendered()} == dashboards.rendered()
 
 
+def test_the_dashboards_show_no_process_of_other_programs() -> None:
+    others = [
+        after
+        for expression in dashboards.expressions()
+        for after in re.findall(r"\bprocess_\w+(\S*)", expression)
+    ]
+
+    assert others
+    assert all(after.startswith('{job=~"gateway|worker"}') for after in others)
+
+
 def test_the_rules_with_vllms_names_are_those_of_the_code() -> None:
     assert {path.read_text() for path in vllm_names.FILES} == {vllm_names.rendered()}
