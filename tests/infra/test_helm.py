@@ -263,6 +263,17 @@ def test_a_gateway_has_an_hour_to_migrate_its_database() -> None:
     assert probe["periodSeconds"] * probe["failureThreshold"] == 3600
 
 
+@pytest.mark.parametrize("name", ["warren-gateway", "warren-worker-small", "warren-worker-large"])
+def test_a_rollout_does_not_fail_while_a_pod_may_still_start(
+    everything: list[Manifest], name: str
+) -> None:
+    deployment = find(everything, "Deployment", name)
+
+    probe = container_of(deployment)["startupProbe"]
+    start_s = probe["periodSeconds"] * probe["failureThreshold"]
+    assert deployment["spec"]["progressDeadlineSeconds"] == start_s + 600
+
+
 def test_one_gateway_keeps_what_it_stores_in_a_volume() -> None:
     manifests = render()
     spec = find(manifests, "Deployment", "warren-gateway")["spec"]
