@@ -236,7 +236,8 @@ class GatewaySettings(CommonSettings):
         4 << 20,
         gt=0,
         description="Maximum size of an HTTP request body in bytes; a larger body is answered "
-        "413. Raise it if long conversations are refused, and WARREN_MAX_BYTES_IN_FLIGHT with it.",
+        "413. Raise it if long conversations are refused, and with it WARREN_MAX_BYTES_IN_FLIGHT "
+        "and what a proxy before the gateway allows.",
     )
     max_bytes_in_flight: int = Field(
         64 << 20,
@@ -372,7 +373,8 @@ class GatewaySettings(CommonSettings):
     max_file_bytes: int = Field(
         200 << 20,
         gt=0,
-        description="Maximum size of an uploaded file in bytes. Raise it for larger batches.",
+        description="Maximum size of an uploaded file in bytes. Raise it for larger batches, and "
+        "with it what a proxy before the gateway allows.",
     )
     max_tenant_file_bytes: int = Field(
         10 << 30,

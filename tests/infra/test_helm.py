@@ -666,15 +666,42 @@ def test_pods_of_one_kind_are_spread_over_the_nodes(everything: list[Manifest], 
     assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
 
 
-def test_an_annotation_of_the_users_own_replaces_that_of_the_chart() -> None:
-    size = "nginx.ingress.kubernetes.io/proxy-body-size"
-    ingress = {"enabled": True, "host": "llm.example", "annotations": {size: "1g"}}
+BODY_SIZE = "nginx.ingress.kubernetes.io/proxy-body-size"
 
-    manifests = render({"gateway": {"ingress": ingress}})
-    (annotations,) = (
-        one["metadata"]["annotations"] for one in manifests if one["kind"] == "Ingress"
-    )
-    assert annotations[size] == "1g"
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ({}, "256m"),
+        ({"max_body_bytes": 16 << 20}, "256m"),
+        ({"max_file_bytes": 2 << 30}, "2104m"),
+        ({"max_file_bytes": str(2 << 30)}, "2104m"),
+        ({"max_body_bytes": 400 << 20}, "456m"),
+    ],
+)
+def test_an_ingress_passes_on_bodies_as_large_as_the_gateway_accepts(
+    settings: dict[str, Any], size: str
+) -> None:
+    ingress = {"enabled": True, "host": "llm.example"}
+
+    annotations = annotations_of_ingress({"ingress": ingress, "settings": settings})
+    assert annotations[BODY_SIZE] == size
+    limits = GatewaySettings(**settings)
+    allowed = int(size.removesuffix("m")) << 20
+    assert allowed - (50 << 20) > max(limits.max_body_bytes, limits.max_file_bytes)
+
+
+def annotations_of_ingress(gateway: dict[str, Any]) -> dict[str, str]:
+    (ingress,) = (one for one in render({"gateway": gateway}) if one["kind"] == "Ingress")
+    annotations: dict[str, str] = ingress["metadata"]["annotations"]
+    return annotations
+
+
+def test_an_annotation_of_the_users_own_replaces_that_of_the_chart() -> None:
+    ingress = {"enabled": True, "host": "llm.example", "annotations": {BODY_SIZE: "1g"}}
+
+    annotations = annotations_of_ingress({"ingress": ingress})
+    assert annotations[BODY_SIZE] == "1g"
     assert annotations["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
 
 
