@@ -21,6 +21,7 @@ from shared.settings import GatewaySettings, WorkerSettings, variable
 from tests.support.deployment.helm import (
     CHART,
     KEYS,
+    NAMESPACE,
     Manifest,
     container_of,
     find,
@@ -467,7 +468,8 @@ def test_the_charts_rules_are_those_of_compose(everything: list[Manifest]) -> No
     rule = find(everything, "PrometheusRule", "warren")
 
     assert rule["metadata"]["labels"]["release"] == "prometheus"
-    assert rule["spec"]["groups"] == shipped_groups("https://docs.example/warren/runbooks.html")
+    shipped = shipped_groups("https://docs.example/warren/runbooks.html")
+    assert without_namespace(rule["spec"]["groups"]) == shipped
 
 
 def test_alerts_without_an_address_of_the_runbooks_have_no_links() -> None:
@@ -482,17 +484,74 @@ def test_alerts_without_an_address_of_the_runbooks_have_no_links() -> None:
         if "alert" in rule
     ]
     assert len(links) > 1
-    assert groups == expected
+    assert without_namespace(groups) == expected
+
+
+def without_namespace(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rules as `shipped_groups` returns them. Each must have the label and the matcher."""
+    for rule in (rule for group in groups for rule in group["rules"]):
+        assert rule["labels"].pop("namespace") == NAMESPACE
+        if not rule["labels"]:
+            del rule["labels"]
+        matcher = f'namespace="{NAMESPACE}"'
+        assert matcher in rule["expr"]
+        rule["expr"] = rule["expr"].replace(f"{{{matcher}}}", "").replace(f"{matcher},", "")
+    return groups
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="Prometheus is not installed")
+@pytest.mark.parametrize(
+    ("own", "others"),
+    [
+        ("a deployment that is well", "a deployment in trouble"),
+        ("a deployment in trouble", "a deployment that is well"),
+    ],
+)
+def test_alerts_do_not_depend_on_a_release_in_another_namespace(
+    tmp_path: Path, own: str, others: str
+) -> None:
+    values = {"monitoring": {"rules": {"enabled": True}}}
+    rules = find(render(values), "PrometheusRule", "warren")["spec"]
+    text = (ROOT / "infra/prometheus/alerts_test.yml").read_text()
+    # 0x80 is 80 times 0 to promtool, and 128 to YAML.
+    shipped = yaml.safe_load(re.sub(r"(?m)^( +values:) (.+)$", r'\1 "\2"', text))
+    tests = {test["name"]: test for test in shipped["tests"]}
+    firing, _ = tests["a deployment in trouble"]["promql_expr_test"]
+    expected = firing if own == "a deployment in trouble" else {**firing, "exp_samples": []}
+    series = [
+        {**one, "series": in_namespace(one["series"], namespace)}
+        for name, namespace in ((own, NAMESPACE), (others, "other"))
+        for one in tests[name]["input_series"]
+    ]
+    test = {"interval": "15s", "input_series": series, "promql_expr_test": [expected]}
+    (tmp_path / "rules.yml").write_text(json.dumps(rules))
+    whole = {"rule_files": ["rules.yml"], "evaluation_interval": "15s", "tests": [test]}
+    (tmp_path / "test.yml").write_text(json.dumps(whole))
+
+    done = subprocess.run(
+        ["promtool", "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, check=False
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def in_namespace(series: str, namespace: str) -> str:
+    name, _, labels = series.removesuffix("}").partition("{")
+    return f'{name}{{namespace="{namespace}"{labels and ", "}{labels}}}'
 
 
 def shipped_groups(runbook_url: str) -> list[dict[str, Any]]:
-    """The groups of rules for compose, with this address of the runbooks."""
+    """The groups of rules for compose, with this address of the runbooks and no spaces before
+    matchers."""
     texts = [path.read_text() for path in sorted((ROOT / "infra/prometheus").glob("*.rules.yml"))]
-    return [
+    groups = [
         group
         for text in texts
         for group in yaml.safe_load(text.replace(RUNBOOK_URL, runbook_url))["groups"]
     ]
+    for rule in (rule for group in groups for rule in group["rules"]):
+        rule["expr"] = rule["expr"].replace(" {", "{")
+    return groups
 
 
 def test_the_charts_dashboards_are_those_of_compose(everything: list[Manifest]) -> None:
