@@ -80,8 +80,8 @@ _HEADERS: Mapping[str, Any] = {
         "schema": {"type": "string"},
     },
     "x-cancel-token": {
-        "description": "Only if the response is streamed: a token that permits cancelling this "
-        "stream.",
+        "description": "Only if the response is streamed and the API key has the scope `cancel`: a "
+        "token that permits cancelling this stream.",
         "schema": {"type": "string"},
     },
     IGNORED_TOOLS_HEADER: {

@@ -348,12 +348,16 @@ class Responder:
         await stream.send_last(last, self.send)
 
     def _tokens(self, request_id: str) -> Iterator[tuple[bytes, bytes]]:
-        """The headers with stream tokens, which are valid as long as the log can be kept."""
+        """The headers with stream tokens, which are valid as long as the log can be kept. A token
+        permits no more than its caller's key."""
         settings, job = self.gateway.settings, self.submitted.job
         is_detached = self.submitted.facts.is_detached
         kept_s = settings.detach_ttl_s if is_detached else settings.reply_retention_s
+        scopes = self.request.state.caller.scopes
         assert job.deadline is not None
         for header, verb in _TOKEN_HEADERS:
+            if verb == "cancel" and "cancel" not in scopes:
+                continue
             token = self.gateway.signer.stream_token(
                 request_id, verb, job.deadline + kept_s, tenant=job.tenant
             )

@@ -400,6 +400,19 @@ async def test_a_stream_is_its_tenants_alone_and_a_token_is_as_good_as_a_key(
         assert partial_text_of((await with_token).text) == WHOLE
 
 
+async def test_a_key_that_may_not_cancel_receives_no_token_that_may(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    headers = {"authorization": f"Bearer {keys.add('a', scopes=('generate',))}"}
+    async with live_gateway(bus, keys_file=keys.path) as gateway:
+        response = await gateway.http.post(CHAT, json=chat_body(stream=True), headers=headers)
+
+    assert response.status_code == 200
+    assert "x-stream-token" in response.headers
+    assert "x-cancel-token" not in response.headers
+
+
 async def test_a_client_with_a_token_takes_a_place_of_its_tenant(
     broker: MemoryBroker,
     worker: ScriptedWorker,
