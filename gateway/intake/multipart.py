@@ -69,11 +69,11 @@ async def read_form(
         if not chunk:
             break
         num_bytes += len(chunk)
-        form.require_size(num_bytes)
         try:
             parser.write(chunk)
         except FormParserError as error:
             raise _invalid(error) from None
+        form.require_overhead(num_bytes)
         for filename, data in form.arrived():
             await take(filename, data)
     if not form.is_ended:
@@ -93,6 +93,8 @@ class _Form:
         self.is_ended = False
         self._max_bytes = max_bytes
         self._num_bytes = 0
+        """Of the file."""
+        self._num_parts = 0
         self._num_header_bytes = 0
         self._header, self._value = b"", b""
         self._headers: dict[bytes, bytes] = {}
@@ -116,6 +118,14 @@ class _Form:
         if num_bytes > self._max_bytes + _MAX_OVERHEAD_BYTES:
             raise _too_large(self._max_bytes)
 
+    def require_overhead(self, num_bytes: int) -> None:
+        """Raises HTTPException 413 if too many of the ``num_bytes`` that were parsed are not the
+        file's: parsing these takes far longer."""
+        if num_bytes - self._num_bytes > _MAX_OVERHEAD_BYTES:
+            raise HTTPException(
+                413, f"The form has more than {_MAX_OVERHEAD_BYTES} bytes besides its file."
+            )
+
     def arrived(self) -> list[tuple[str, bytes]]:
         """The name and the bytes of the file that have arrived since the last call."""
         arrived, self._arrived = self._arrived, []
@@ -123,6 +133,9 @@ class _Form:
 
     def _begin_part(self) -> None:
         self._headers, self._num_header_bytes = {}, 0
+        self._num_parts += 1
+        if self._num_parts > _MAX_FIELDS + 1:  # the file is one
+            raise InvalidRequest(f"The form has more than {_MAX_FIELDS} fields.")
 
     def _read_header(self, data: bytes, start: int, end: int) -> None:
         self._count_header(end - start)
@@ -147,8 +160,6 @@ class _Form:
         filename = options.get(b"filename")
         self._part = _Part(name, None if filename is None else filename.decode(errors="replace"))
         if name != self._name:
-            if len(self.fields) == _MAX_FIELDS:
-                raise InvalidRequest(f"The form has more than {_MAX_FIELDS} fields.")
             return
         if self._part.filename is None or self.has_file:
             raise InvalidRequest(f"{name}: expected one file.", param=name)

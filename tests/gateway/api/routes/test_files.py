@@ -174,20 +174,35 @@ async def test_what_is_no_form_is_refused(
     )
 
 
-async def test_a_form_of_unknown_length_is_limited_beside_its_file(
-    bus: MemoryBus, tmp_path: Path
-) -> None:
+def form_with(num_fields: int) -> bytes:
+    """A form with an empty file and ``num_fields`` fields, which have the same name."""
+    head = b"--x\r\ncontent-disposition: form-data; name="
+    field, file = b'"purpose"\r\n\r\nbatch\r\n', b'"file"; filename="f"\r\n\r\n\r\n'
+    return (head + field) * num_fields + head + file + b"--x--\r\n"
+
+
+async def test_a_form_of_unknown_length_is_limited_beside_its_file(storing: LiveGateway) -> None:
     async def long() -> AsyncIterator[bytes]:
-        part = b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\n' + b"a" * 10_000 + b"\r\n"
         for _ in range(200):
-            yield part
-        yield b"--x--"
+            yield b"\r\n" * 5000
+        yield form_with(1)
 
     headers = {"content-type": "multipart/form-data; boundary=x"}
-    async with live_gateway(bus, max_file_bytes=1000, data_dir=tmp_path) as gateway:
-        refused = await gateway.http.post("/v1/files", content=long(), headers=headers)
+    refused = await storing.http.post("/v1/files", content=long(), headers=headers)
 
     assert refused.status_code == 413
+
+
+@pytest.mark.parametrize(("num_fields", "status"), [(32, 200), (33, 400)])
+async def test_the_parts_of_a_form_are_counted(
+    storing: LiveGateway, num_fields: int, status: int
+) -> None:
+    headers = {"content-type": "multipart/form-data; boundary=x"}
+    content = form_with(num_fields)
+
+    answer = await storing.http.post("/v1/files", content=content, headers=headers)
+
+    assert answer.status_code == status
 
 
 async def test_sizes_are_limited(bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path) -> None:
