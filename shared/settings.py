@@ -242,10 +242,10 @@ class GatewaySettings(CommonSettings):
     max_bytes_in_flight: int = Field(
         64 << 20,
         gt=0,
-        description="Maximum total size of the bodies that one gateway handles at once, in bytes; "
-        "a body counts with its length and 64 bytes for each JSON value. A request that would "
-        "exceed it is answered 429. Tenants share it like `WARREN_MAX_REQUESTS`. Raise it for many "
-        "long prompts at once.",
+        description="Maximum total size of the bodies that one gateway handles at once, and of the "
+        "stored objects that it reads for requests, in bytes; a body counts with its length and 64 "
+        "bytes for each JSON value. A request that would exceed it is answered 429. Tenants share "
+        "it like `WARREN_MAX_REQUESTS`. Raise it for many long prompts at once.",
     )
     max_detached: int = Field(
         500,

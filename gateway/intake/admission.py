@@ -35,7 +35,7 @@ _Parsed = TypeVar("_Parsed")
 
 
 class Admission:
-    """Counts the requests in flight, and the bytes of their bodies."""
+    """Counts the requests in flight, and the bytes of their bodies and of what they read."""
 
     def __init__(self, max_requests: int, max_bytes: int, *, has_tenants: bool = True) -> None:
         """Without tenants nothing is kept for others."""
@@ -69,11 +69,11 @@ class Admission:
                 self._end()
 
     @contextmanager
-    def admit(self, tenant: str) -> Iterator[None]:
+    def admit(self, tenant: str) -> Iterator["Entry"]:
         """Hold a slot for a request without a body. Raises like `enter`."""
         with self.enter(tenant) as entry:
             entry.begin()
-            yield
+            yield entry
 
     def close(self) -> None:
         """Reject further requests; admitted ones continue."""

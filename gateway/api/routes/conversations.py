@@ -164,12 +164,10 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("/v1/conversations/{conversation_id}/items/{item_id}")
     async def get_item(
-        request: Request, conversation_id: str = _CONVERSATION_ID, item_id: str = _ITEM_ID
+        conversation_id: str = _CONVERSATION_ID, item_id: str = _ITEM_ID
     ) -> Response:
         """Return one item of a conversation."""
-        state = await gateway.store.open()
-        item = await state.conversations.item(request.state.tenant, conversation_id, item_id)
-        return Response(item.body, media_type="application/json")
+        return admitted(gateway, partial(_item, gateway, conversation_id, item_id))
 
     @routes.delete("/v1/conversations/{conversation_id}/items/{item_id}", openapi_extra=documents)
     async def delete_item(
@@ -197,6 +195,13 @@ async def _page(
         request.state.tenant, conversation_id, after=after, limit=limit, newest_first=newest_first
     )
     return json_response(item_list(page, has_more=has_more))
+
+
+async def _item(gateway: Gateway, conversation_id: str, item_id: str, request: Request) -> Response:
+    """Raises `NotFound` and `Unavailable`."""
+    state = await gateway.store.open()
+    item = await state.conversations.item(request.state.tenant, conversation_id, item_id)
+    return Response(item.body, media_type="application/json")
 
 
 def _encoded(items: Sequence[Mapping[str, Any]]) -> list[StoredItem]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from fastapi import APIRouter, Request, Response
+from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from gateway.api import keeping
@@ -111,11 +112,13 @@ class LiveResponse(Response):
 
 def admitted(gateway: Gateway, answer: Callable[[Request], Awaitable[Response]]) -> LiveResponse:
     """Holds a slot for a request without a body from before ``answer`` until its response is sent,
-    because the response may be large."""
+    and the response's bytes, because these may be many."""
 
     async def serve(request: Request, send: Send) -> None:
-        with gateway.admission.admit(request.state.tenant):
+        with gateway.admission.admit(request.state.tenant) as entry:
             response = await answer(request)
+            if not isinstance(response, StreamingResponse):
+                entry.hold(len(response.body))
             await response(request.scope, request.receive, send)
 
     return LiveResponse(serve)

@@ -173,6 +173,7 @@ async def test_the_official_client_sees_a_rate_limit(bus: MemoryBus) -> None:
         "/v1/batches",
         f"/v1/batches/batch_{UNKNOWN}",
         f"/v1/conversations/conv_{UNKNOWN}/items",
+        f"/v1/conversations/conv_{UNKNOWN}/items/msg_1",
         "/v1/usage",
     ],
 )

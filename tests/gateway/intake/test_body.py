@@ -99,6 +99,22 @@ async def test_bodies_in_flight_are_limited_together(
         assert response.headers["retry-after"] == "1"
 
 
+async def test_what_a_request_reads_counts_until_it_is_sent(bus: MemoryBus) -> None:
+    item = {"type": "message", "role": "user", "content": "a" * 60_000}
+    async with live_gateway(bus, max_bytes_in_flight=100_000) as gateway:
+        made = await gateway.post("/v1/conversations", items=[item])
+        path = f"/v1/conversations/{made.json()['id']}/items"
+        small = [await gateway.http.get(path) for _ in range(2)]
+        assert (await gateway.post(path, items=[item])).status_code == 200
+
+        large = await gateway.http.get(path)
+
+    assert [answer.status_code for answer in small] == [200, 200]
+    assert large.status_code == 429
+    assert large.json()["error"]["code"] == "rate_limit_exceeded"
+    assert large.headers["retry-after"] == "1"
+
+
 LONG_PROMPT = " ".join(["x" * 10_000] * 50)
 
 

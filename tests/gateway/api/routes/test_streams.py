@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from gateway.intake.admission import Admission
+from gateway.intake.admission import Admission, Entry
 from gateway.intake.keys.key_file import KeyFile
 from shared import topology
 from shared.bus.base import Message
@@ -422,7 +422,7 @@ async def test_a_client_with_a_token_takes_a_place_of_its_tenant(
     admitted: list[str] = []
     admit = Admission.admit
 
-    def noted(admission: Admission, tenant: str) -> AbstractContextManager[None]:
+    def noted(admission: Admission, tenant: str) -> AbstractContextManager[Entry]:
         admitted.append(tenant)
         return admit(admission, tenant)
 
