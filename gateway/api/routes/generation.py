@@ -150,7 +150,10 @@ async def generate(
             detached = job if job.is_detached else None
             num_tokens = tokens_of(job) if caller.has_limits or detached else 0
             async with gateway.limits.admit(caller, num_tokens, detached) as grant:
-                submitted = submitted._replace(job=await reading.shortened(gateway, job))
+                # What takes long counts, even if the request is refused then.
+                submitted = await submitted.checked()
+                job = await reading.shortened(gateway, submitted.job)
+                submitted = submitted._replace(job=job)
                 lane = reading.body.job_class
                 responder = Responder(gateway, request, send, log, submitted, lane, grant, kept)
                 # The job is published soon after this, or another gateway takes it for lost.
@@ -196,7 +199,7 @@ async def _submitted(
     *,
     is_stored: bool,
 ) -> Submission:
-    """The checked job of a request that arrived at the Unix time ``now``. Raises `RequestError`,
+    """The job of a request that arrived at the Unix time ``now``. Raises `RequestError`,
     `ModelNotFound`, `Overloaded`, `Unavailable` and `BusUnavailable`."""
     body, tenant = reading.body, request.state.tenant
     submitted = submission(
@@ -214,7 +217,6 @@ async def _submitted(
     if body.job_class == "interactive":
         num_in_flight = gateway.metrics.tenant_usage.num_in_flight(tenant)
         gateway.workers.admit(body.model, num_in_flight)
-    submitted = await submitted.checked()
     request.state.ignored_tools = body.ignored_tools
     return submitted
 

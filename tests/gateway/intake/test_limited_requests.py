@@ -133,6 +133,18 @@ async def test_the_actual_tokens_of_texts_count(
     assert "Limit 100, Used 100, Requested 2" in answers[1].json()["error"]["message"]
 
 
+async def test_a_request_counts_before_its_constraint_is_tried(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    headers = headers_of(file, requests_per_minute=1)
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        answers = [
+            await chat(gateway, headers, structured_outputs={"regex": "("}) for _ in range(2)
+        ]
+
+    assert [one.status_code for one in answers] == [400, 429]
+
+
 async def test_the_official_client_sees_a_limit_of_concurrent_requests(
     bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
 ) -> None:
