@@ -8,7 +8,7 @@ by `gateway.api.collecting`.
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.render.responses import ResponseObject
 from gateway.intake.admission import BYTES_OF_VALUE, Entry, count_values, parsed
 from gateway.intake.limits import Grant
-from gateway.store.history.conversations import StoredItem, items_of
+from gateway.store.history.conversations import StoredItem, hold_nothing, items_of
 from gateway.store.history.responses import MAX_CHAIN_LEN, ResponseDraft, ResponseRecord
 from gateway.store.state import StoredState
 from gateway.store.webhooks import EventType
@@ -157,7 +157,7 @@ async def prepare(
         logger.warning("response not stored: there is no database", extra={"tenant": tenant})
         return request, None
     own = stored_items(request.input)
-    before = await _predecessor(state, request, tenant)
+    before = await _predecessor(state, request, tenant, entry)
     request = await _after(before, request, own, entry)
     if not is_stored:
         return request, None
@@ -171,7 +171,7 @@ async def continued(gateway: Gateway, request: _Request, tenant: str, entry: Ent
     `prepare`."""
     if request.previous_response_id is None and request.conversation is None:
         return request
-    before = await _predecessor(await gateway.store.open(), request, tenant)
+    before = await _predecessor(await gateway.store.open(), request, tenant, entry)
     return await _after(before, request, stored_items(request.input), entry)
 
 
@@ -199,7 +199,7 @@ async def input_items(gateway: Gateway, tenant: str, record: ResponseRecord) -> 
     state = await gateway.store.open()
     items: list[StoredItem] = []
     if record.previous_id is not None:
-        items += await _chain(state, tenant, record.previous_id)
+        items += _items_of(await _chain(state, tenant, record.previous_id))
     elif record.conversation_id is not None:
         history = await state.conversations.history(
             tenant,
@@ -232,19 +232,24 @@ async def _decoded(items: Sequence[StoredItem], max_items: int, entry: Entry) ->
         num_values = await parsed(count_values, array)
     except InvalidRequest:
         raise _too_long() from None
-    entry.hold(len(array) + BYTES_OF_VALUE * num_values)
+    entry.hold(BYTES_OF_VALUE * num_values)
     history: list[Any] = await parsed(msgspec.json.decode, array)
     return history
 
 
-async def _predecessor(state: StoredState, request: ResponsesRequest, tenant: str) -> _Predecessor:
+async def _predecessor(
+    state: StoredState, request: ResponsesRequest, tenant: str, entry: Entry
+) -> _Predecessor:
+    def hold(num_bytes: int) -> None:
+        entry.hold(2 * num_bytes)  # as it is loaded, and as one array
+
     if request.previous_response_id is not None:
-        return await _previous(state, request.previous_response_id, tenant)
+        return await _previous(state, request.previous_response_id, tenant, hold)
     if request.conversation_id is None:
         return _Predecessor()
     conversation_id = request.conversation_id
     history = await state.conversations.history(
-        tenant, conversation_id, max_bytes=_MAX_HISTORY_BYTES
+        tenant, conversation_id, max_bytes=_MAX_HISTORY_BYTES, hold=hold
     )
     if history is None:
         raise _too_long()
@@ -252,26 +257,38 @@ async def _predecessor(state: StoredState, request: ResponsesRequest, tenant: st
     return _Predecessor(items, conversation_id=conversation_id, conversation_end=end)
 
 
-async def _previous(state: StoredState, response_id: str, tenant: str) -> _Predecessor:
-    record = await state.responses.find(tenant, response_id)
-    if record is not None and record.body is None:
+async def _previous(
+    state: StoredState, response_id: str, tenant: str, hold: Callable[[int], None]
+) -> _Predecessor:
+    try:
+        chain = await _chain(state, tenant, response_id, hold)
+    except NotFound as error:
+        message = f"Previous {error.message[0].lower()}{error.message[1:]}"
+        raise PreviousResponseNotFound(message, param="previous_response_id") from None
+    if chain[-1].body is None:
         raise InvalidRequest(
             f"Previous response with id '{response_id}' has not ended.",
             param="previous_response_id",
         )
-    try:
-        items = await _chain(state, tenant, response_id)
-    except NotFound as error:
-        message = f"Previous {error.message[0].lower()}{error.message[1:]}"
-        raise PreviousResponseNotFound(message, param="previous_response_id") from None
-    return _Predecessor(items, previous_id=response_id)
+    return _Predecessor(_items_of(chain), previous_id=response_id)
 
 
-async def _chain(state: StoredState, tenant: str, response_id: str) -> list[StoredItem]:
-    """The items of a response and of all before it."""
-    chain = await state.responses.chain(tenant, response_id, max_bytes=_MAX_HISTORY_BYTES)
+async def _chain(
+    state: StoredState,
+    tenant: str,
+    response_id: str,
+    hold: Callable[[int], None] = hold_nothing,
+) -> list[ResponseRecord]:
+    """A response and all before it."""
+    chain = await state.responses.chain(
+        tenant, response_id, max_bytes=_MAX_HISTORY_BYTES, hold=hold
+    )
     if chain is None:
         raise _too_long()
+    return chain
+
+
+def _items_of(chain: Sequence[ResponseRecord]) -> list[StoredItem]:
     items: list[StoredItem] = []
     for record in chain:
         items += items_of(record.input)

@@ -137,6 +137,12 @@ class Limits:
         finally:
             self._leave(claim, is_published=grant.is_published)
 
+    def check(self, key: ApiKey) -> None:
+        """Raises `RateLimited` if the key's limits admit no request now, however small. Nothing is
+        counted."""
+        if key.has_limits:
+            self._ledger.check(Claim(key, self._clock()), *self._waiting)
+
     def settle(self, claim: Claim, num_tokens: int) -> None:
         """Replace the estimated tokens of an admitted claim."""
         if claim.key.has_limits:

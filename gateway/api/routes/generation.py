@@ -140,6 +140,7 @@ async def generate(
     tenant: str = request.state.tenant
     with gateway.admission.enter(tenant) as entry:
         reading, body_hash = await _read(gateway, request, entry, read)
+        gateway.limits.check(caller)  # before anything is loaded
         now = time.time()
         reading, kept = await reading.prepared(gateway, tenant, entry)
         with _log_for(gateway, request, prefix, is_detached=reading.body.detach) as log:

@@ -131,6 +131,7 @@ async def _serve(gateway: Gateway, kind: type[QuickRequest], request: Request, s
         model = request.state.model = body.model or gateway.workers.only_model()
         caller: ApiKey = request.state.caller
         caller.require_model(model)
+        gateway.limits.check(caller)  # before anything is loaded
         if isinstance(body, ResponseTokensRequest):
             body = await keeping.continued(gateway, body, request.state.tenant, entry)
         await _answer(gateway, entry, caller, model, body, request, send)

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -32,6 +32,10 @@ class _NamedItem(Struct):
 
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _NAMED = msgspec.json.Decoder(_NamedItem)
+
+
+def hold_nothing(_: int) -> None:
+    """For what is loaded while nothing counts it."""
 
 
 def items_of(array: bytes | msgspec.Raw) -> list[StoredItem]:
@@ -182,10 +186,17 @@ class Conversations:
 
     @uncancelled
     async def history(
-        self, tenant: str, conversation_id: str, end: int | None = None, *, max_bytes: int
+        self,
+        tenant: str,
+        conversation_id: str,
+        end: int | None = None,
+        *,
+        max_bytes: int,
+        hold: Callable[[int], None] = hold_nothing,
     ) -> tuple[list[StoredItem], int] | None:
         """The items up to the position ``end``, or all, and the position of the last one; None if
-        they have more than ``max_bytes``. Raises `NotFound`."""
+        they have more than ``max_bytes``. Calls ``hold`` with their size before they are loaded.
+        Raises `NotFound`, and what ``hold`` raises."""
         async with self._database.read() as connection:
             conversation = await _get(connection, tenant, conversation_id)
             # On PostgreSQL, items may be added between the queries.
@@ -195,8 +206,10 @@ class Conversations:
                 CONVERSATION_ITEMS.c.position <= last,
             )
             size = select(func.sum(func.length(CONVERSATION_ITEMS.c.body))).where(is_before)
-            if ((await connection.execute(size)).scalar_one() or 0) > max_bytes:
+            num_bytes = int((await connection.execute(size)).scalar_one() or 0)
+            if num_bytes > max_bytes:
                 return None
+            hold(num_bytes)
             query = select(CONVERSATION_ITEMS.c.id, CONVERSATION_ITEMS.c.body).where(is_before)
             query = query.order_by(CONVERSATION_ITEMS.c.position)
             items = [StoredItem(*row) for row in await connection.execute(query)]

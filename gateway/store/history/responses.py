@@ -1,7 +1,7 @@
 """Stored responses: their input, what they became, and the chains that they form."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -9,7 +9,7 @@ from sqlalchemy import and_, delete, func, insert, literal, select, tuple_, unio
 from sqlalchemy.exc import IntegrityError
 
 from gateway.store.database import Database, uncancelled
-from gateway.store.history.conversations import StoredItem, add_items, items_of
+from gateway.store.history.conversations import StoredItem, add_items, hold_nothing, items_of
 from gateway.store.schema import CONVERSATIONS, RESPONSES
 from gateway.store.webhooks import EventType, announce
 from shared.errors import NotFound
@@ -150,12 +150,18 @@ class Responses:
 
     @uncancelled
     async def chain(
-        self, tenant: str, response_id: str, *, max_bytes: int
+        self,
+        tenant: str,
+        response_id: str,
+        *,
+        max_bytes: int,
+        hold: Callable[[int], None] = hold_nothing,
     ) -> list[ResponseRecord] | None:
         """A response and all before it, the first one first; None if they are more than
-        `MAX_CHAIN_LEN` or have more than ``max_bytes``.
+        `MAX_CHAIN_LEN` or have more than ``max_bytes``. Calls ``hold`` with their size before they
+        are loaded.
 
-        Raises `NotFound`, which names the response that is missing.
+        Raises `NotFound`, which names the response that is missing, and what ``hold`` raises.
         """
         start = select(
             RESPONSES.c.id,
@@ -180,10 +186,12 @@ class Responses:
         in_order = select(links).order_by(links.c.place.desc())
         async with self._database.read() as connection:
             found = (await connection.execute(in_order)).all()
-            if len(found) > MAX_CHAIN_LEN or sum(link.num_bytes for link in found) > max_bytes:
+            num_bytes = sum(link.num_bytes for link in found)
+            if len(found) > MAX_CHAIN_LEN or num_bytes > max_bytes:
                 return None
             if not found or found[0].previous_id is not None:
                 raise not_found(found[0].previous_id if found else response_id)
+            hold(num_bytes)
             query = select(*_COLUMNS).where(RESPONSES.c.id.in_([link.id for link in found]))
             records = {row.id: _record(row) for row in await connection.execute(query)}
         gone = next((link.id for link in found if link.id not in records), None)

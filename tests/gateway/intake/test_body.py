@@ -115,6 +115,28 @@ async def test_what_a_request_reads_counts_until_it_is_sent(bus: MemoryBus) -> N
     assert large.headers["retry-after"] == "1"
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens"])
+@pytest.mark.parametrize("kind", ["conversation", "previous_response_id"])
+async def test_what_a_request_continues_counts_twice(
+    bus: MemoryBus, worker: ScriptedWorker, path: str, kind: str
+) -> None:
+    async def say(gateway: LiveGateway, path: str, length: int, **more: Any) -> httpx.Response:
+        return await gateway.post(path, model="scripted", input="a" * length, **more)
+
+    async with live_gateway(bus, max_bytes_in_flight=200_000) as gateway:
+        made = await gateway.post("/v1/conversations")
+        first = {"conversation": made.json()["id"]} if kind == "conversation" else {}
+        answered = await say(gateway, "/v1/responses", 20_000, **first)
+        before = first or {"previous_response_id": answered.json()["id"]}
+        short = await say(gateway, path, 1, **before)
+        answered = await say(gateway, "/v1/responses", 40_000, **before)
+        before = first or {"previous_response_id": answered.json()["id"]}
+
+        long = await say(gateway, path, 1, **before)
+
+    assert (short.status_code, answered.status_code, long.status_code) == (200, 200, 429)
+
+
 LONG_PROMPT = " ".join(["x" * 10_000] * 50)
 
 

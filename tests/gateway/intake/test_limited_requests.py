@@ -145,6 +145,20 @@ async def test_a_request_counts_before_its_constraint_is_tried(
     assert [one.status_code for one in answers] == [400, 429]
 
 
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/responses/input_tokens"])
+async def test_nothing_is_loaded_for_a_request_that_is_out_of_the_limits(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile, path: str
+) -> None:
+    headers = headers_of(file, requests_per_minute=1)
+    body = {"model": MODEL, "input": "a", "conversation": f"conv_{'0' * 32}"}
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        await chat(gateway, headers)
+
+        refused = await gateway.http.post(path, json=body, headers=headers)
+
+    assert refused.status_code == 429
+
+
 async def test_the_official_client_sees_a_limit_of_concurrent_requests(
     bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
 ) -> None:

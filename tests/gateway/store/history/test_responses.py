@@ -12,7 +12,7 @@ from gateway.store.database import Database
 from gateway.store.history.conversations import Conversations, StoredItem, add_items
 from gateway.store.history.responses import MAX_CHAIN_LEN, ResponseDraft, Responses, StoreLimits
 from gateway.store.schema import CONVERSATIONS, RESPONSES
-from shared.errors import NotFound
+from shared.errors import NotFound, Overloaded
 
 DAY_S = 24 * 3600
 LIMITS = StoreLimits(retention_s=DAY_S, max_objects=1000, max_bytes=1 << 20)
@@ -101,6 +101,27 @@ async def test_a_chain_begins_with_the_first_response(responses: Responses) -> N
 
     assert chain is not None
     assert [record.id for record in chain] == ["one", "two", "three"]
+
+
+def refuse(num_bytes: int) -> None:
+    raise Overloaded(f"{num_bytes} bytes are too many.", limit="test")
+
+
+async def test_a_chain_is_counted_before_it_is_loaded(responses: Responses) -> None:
+    await store(responses, "one")
+    await store(responses, "two", "one", body=b"x" * 100)
+    num_bytes = 2 * len(INPUT) + len(b"{}") + 100
+
+    with pytest.raises(Overloaded, match=f"^{num_bytes} bytes"):
+        await responses.chain("a", "two", max_bytes=NO_LIMIT, hold=refuse)
+
+
+async def test_a_history_is_counted_before_it_is_loaded(conversations: Conversations) -> None:
+    conversation = await conversations.create("a", {}, [ITEM, OUTPUT])
+    num_bytes = len(ITEM.body) + len(OUTPUT.body)
+
+    with pytest.raises(Overloaded, match=f"^{num_bytes} bytes"):
+        await conversations.history("a", conversation.id, max_bytes=NO_LIMIT, hold=refuse)
 
 
 async def test_a_chain_without_a_link_names_it(responses: Responses) -> None:
