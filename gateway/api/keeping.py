@@ -21,7 +21,7 @@ from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.render.responses import ResponseObject
 from gateway.intake.admission import BYTES_OF_VALUE, Entry, count_values, parsed
 from gateway.intake.limits import Grant
-from gateway.store.history.conversations import StoredItem, hold_nothing, items_of
+from gateway.store.history.conversations import StoredItem, items_of
 from gateway.store.history.responses import MAX_CHAIN_LEN, ResponseDraft, ResponseRecord
 from gateway.store.state import StoredState
 from gateway.store.webhooks import EventType
@@ -193,19 +193,23 @@ async def num_readers(gateway: Gateway, response_id: str) -> int | None:
     return None if found is None else found.num_consumers
 
 
-async def input_items(gateway: Gateway, tenant: str, record: ResponseRecord) -> list[StoredItem]:
-    """All items that a response was generated from, the oldest first. Raises `NotFound` if some
-    were deleted since, `ContextLengthExceeded` and `Unavailable`."""
+async def input_items(
+    gateway: Gateway, tenant: str, record: ResponseRecord, entry: Entry
+) -> list[StoredItem]:
+    """All items that a response was generated from, the oldest first; ``entry`` holds those that it
+    continues. Raises `NotFound` if some were deleted since, `ContextLengthExceeded`, `Overloaded`
+    and `Unavailable`."""
     state = await gateway.store.open()
     items: list[StoredItem] = []
     if record.previous_id is not None:
-        items += _items_of(await _chain(state, tenant, record.previous_id))
+        items += _items_of(await _chain(state, tenant, record.previous_id, entry.hold))
     elif record.conversation_id is not None:
         history = await state.conversations.history(
             tenant,
             record.conversation_id,
             record.conversation_end,
             max_bytes=_MAX_HISTORY_BYTES,
+            hold=entry.hold,
         )
         if history is None:
             raise _too_long()
@@ -274,10 +278,7 @@ async def _previous(
 
 
 async def _chain(
-    state: StoredState,
-    tenant: str,
-    response_id: str,
-    hold: Callable[[int], None] = hold_nothing,
+    state: StoredState, tenant: str, response_id: str, hold: Callable[[int], None]
 ) -> list[ResponseRecord]:
     """A response and all before it."""
     chain = await state.responses.chain(

@@ -133,13 +133,18 @@ def router(gateway: Gateway) -> APIRouter:
         """List the items that a stored response was generated from: those that it continues, and
         its own."""
 
-        async def answer(request: Request) -> Response:
-            items = await _input_items(
-                gateway, _checked(response_id), request.state.tenant, after, order
-            )
-            return json_response(item_list(items[:limit], has_more=len(items) > limit))
+        async def serve(request: Request, send: Send) -> None:
+            tenant = request.state.tenant
+            with gateway.admission.admit(tenant) as entry:
+                items = await _input_items(
+                    gateway, _checked(response_id), tenant, after, order, entry
+                )
+                answer = json_response(item_list(items[:limit], has_more=len(items) > limit))
+                del items
+                entry.hold(len(answer.body))
+                await answer(request.scope, request.receive, send)
 
-        return admitted(gateway, answer)
+        return LiveResponse(serve)
 
     @routes.post("/v1/responses/{response_id}/cancel", openapi_extra=documents)
     async def cancel_response(request: Request, response_id: str = _RESPONSE_ID) -> Response:
@@ -239,12 +244,14 @@ async def _input_items(
     tenant: str,
     after: str | None,
     order: Literal["asc", "desc"],
+    entry: Entry,
 ) -> list[StoredItem]:
-    """The items from after the one with the id ``after``. Raises `NotFound` and `Unavailable`."""
+    """The items from after the one with the id ``after``. Raises `NotFound`, `Overloaded` and
+    `Unavailable`."""
     record = await _stored(gateway, response_id, tenant)
     if record is None:
         raise not_found(response_id)
-    items = await keeping.input_items(gateway, tenant, record)
+    items = await keeping.input_items(gateway, tenant, record, entry)
     if order == "desc":
         items.reverse()
     ids = [item.id for item in items]

@@ -19,6 +19,7 @@ from tests.support.gateway.http import LiveGateway, chat_body, live_gateway
 from tests.support.network.attacks import assert_costs_little
 from tests.support.workers.scripted_worker import ScriptedWorker, start_only
 
+CHAT = "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}
 LONG_TEXT = json.dumps(",[{" * (MAX_VALUES // 2) + '\\",[').encode()
 
@@ -135,6 +136,30 @@ async def test_what_a_request_continues_counts_twice(
         long = await say(gateway, path, 1, **before)
 
     assert (short.status_code, answered.status_code, long.status_code) == (200, 200, 429)
+
+
+@pytest.mark.parametrize("kind", ["conversation", "previous_response_id"])
+async def test_what_a_response_continued_counts_while_it_is_listed(
+    bus: MemoryBus, worker: ScriptedWorker, kind: str
+) -> None:
+    async def say(gateway: LiveGateway, text: str, **before: str) -> str:
+        answered = await gateway.post("/v1/responses", model="scripted", input=text, **before)
+        return str(answered.raise_for_status().json()["id"])
+
+    async with live_gateway(bus, max_bytes_in_flight=200_000) as gateway, AsyncExitStack() as held:
+        made = await gateway.post("/v1/conversations")
+        first = {"conversation": made.json()["id"]} if kind == "conversation" else {}
+        first_id = await say(gateway, "a" * 40_000, **first)
+        second_id = await say(gateway, "b", **(first or {"previous_response_id": first_id}))
+        path = f"/v1/responses/{second_id}/input_items?limit=1"
+        alone = await gateway.http.get(path)
+        worker.script = start_only
+        body = chat_body(stream=True, user="a" * 170_000)
+        await held.enter_async_context(gateway.http.stream("POST", CHAT, json=body))
+
+        beside_another = await gateway.http.get(path)
+
+    assert (alone.status_code, beside_another.status_code) == (200, 429)
 
 
 LONG_PROMPT = " ".join(["x" * 10_000] * 50)
