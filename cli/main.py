@@ -26,7 +26,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,  # tracebacks would show local variables, and prompts among them
-    rich_markup_mode="rich",
+    rich_markup_mode=None,  # rich's tables cut off names of options at 80 columns
+    context_settings={"max_content_width": 120},
 )
 
 app.command(epilog=EPILOG)(serve)
@@ -47,15 +48,15 @@ app.add_typer(usage.app, name="usage")
 app.add_typer(webhooks.app, name="webhooks")
 
 
-def _unwrap_help(group: typer.Typer) -> None:
-    """Remove the line breaks in paragraphs of docstrings, because terminals have other widths."""
+def _keep_examples(group: typer.Typer) -> None:
+    """Mark the examples of docstrings, so that help does not wrap them."""
     for command in group.registered_commands:
-        paragraphs = (inspect.getdoc(command.callback) or "").split("\n\n")
-        command.help = "\n\n".join(paragraph.replace("\n", " ") for paragraph in paragraphs)
+        docstring = inspect.getdoc(command.callback) or ""
+        command.help = docstring.replace("\n\nwarren ", "\n\n\b\nwarren ")
 
 
 for one in (app, batches.app, dead.app, keys.app, usage.app, webhooks.app):
-    _unwrap_help(one)
+    _keep_examples(one)
 
 
 def _show_version(is_wanted: bool) -> None:

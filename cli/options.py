@@ -105,14 +105,14 @@ def takes_settings(*classes: type[CommonSettings]) -> Callable[[_Command], _Comm
     as text, and `shared.settings.load` parses it like an environment variable. An option that was
     not given is None.
     """
-    fields = {name: (cls, field) for cls in classes for name, field in cls.model_fields.items()}
+    fields = {name: field for cls in classes for name, field in cls.model_fields.items()}
 
     def decorate(command: _Command) -> _Command:
         signature = inspect.signature(command)
         own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
         first = [name for name in _MAIN if name in fields]
         names = [*first, *(name for name in fields if name not in first)]
-        options = [_parameter(name, *fields[name]) for name in names]
+        options = [_parameter(name, fields[name]) for name in names]
         # typer reads the parameters from the signature.
         command.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=[*own, *options]
@@ -136,15 +136,14 @@ def table() -> str:
     return "\n".join(rows)
 
 
-def _parameter(name: str, cls: type[CommonSettings], field: FieldInfo) -> inspect.Parameter:
+def _parameter(name: str, field: FieldInfo) -> inspect.Parameter:
     flag = option(name)
     is_boolean = field.annotation is bool
     declared = typer.Option(
         f"{flag}/--no-{flag[2:]}" if is_boolean else flag,
-        help=rf"{_meaning(field)} \[default: {_default(field) or 'none'}]",
+        help=f"{_meaning(field)} [default: {_default(field) or 'none'}]",
         metavar=None if is_boolean else _metavar(field),
         show_default=False,
-        rich_help_panel=_panel(name, cls),
     )
     return inspect.Parameter(
         name,
@@ -152,12 +151,6 @@ def _parameter(name: str, cls: type[CommonSettings], field: FieldInfo) -> inspec
         default=None,
         annotation=Annotated[bool | None if is_boolean else str | None, declared],
     )
-
-
-def _panel(name: str, cls: type[CommonSettings]) -> str:
-    if name in _MAIN:
-        return "Main options"
-    return "Gateway and worker" if _is_common(name) else cls.__name__.removesuffix("Settings")
 
 
 def _row(name: str, field: FieldInfo) -> str:
@@ -176,6 +169,8 @@ def _meaning(field: FieldInfo) -> str:
 
 
 def _default(field: FieldInfo) -> str:
+    if isinstance(field.default, bool):
+        return str(field.default).lower()
     if isinstance(field.default, tuple | dict):
         return ",".join(field.default)
     return "" if field.default is None else str(field.default)

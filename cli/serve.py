@@ -36,7 +36,7 @@ def serve(
 ) -> None:
     """Serve a model with gateway and worker in one process.
 
-    [dim]warren serve --model smollm2 --port 8000[/]
+    warren serve --model smollm2 --port 8000
     """
     if once and ask is None:
         raise StartupError("--once needs --ask")
@@ -51,7 +51,7 @@ def serve(
 def gateway(**options: Any) -> None:
     """Run a gateway: accept HTTP requests and publish them as jobs.
 
-    [dim]warren gateway --broker-file gateway.url --port 8000[/]
+    warren gateway --broker-file gateway.url --port 8000
     """
     chosen_settings = settings.load(GatewaySettings, **options)
     configure(chosen_settings, "warren-gateway")
@@ -62,7 +62,7 @@ def gateway(**options: Any) -> None:
 def worker(**options: Any) -> None:
     """Run a worker: consume jobs and answer them with a model.
 
-    [dim]warren worker --broker-file worker.url --model smollm2[/]
+    warren worker --broker-file worker.url --model smollm2
     """
     chosen_settings = settings.load(WorkerSettings, **options)
     configure(chosen_settings, "warren-worker")
@@ -87,7 +87,7 @@ def pull(
 ) -> None:
     """Download a model to the cache and prepare it for loading.
 
-    [dim]warren pull smollm2[/]
+    warren pull smollm2
     """
     if is_list:
         _list_models()

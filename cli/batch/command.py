@@ -52,7 +52,7 @@ def batch(
     After Ctrl-C, run the same command again to continue. A gateway goes on with the batch
     meanwhile.
 
-    [dim]warren batch IN.jsonl OUT.jsonl --broker-file publisher.url[/]
+    warren batch IN.jsonl OUT.jsonl --broker-file publisher.url
     """
     chosen_settings = settings.load(CommonSettings, **options)
     configure(chosen_settings, "warren-batch")

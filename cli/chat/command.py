@@ -58,7 +58,7 @@ def chat(
 ) -> None:
     """Chat with a model in the terminal.
 
-    [dim]warren chat --url http://127.0.0.1:8000[/]
+    warren chat --url http://127.0.0.1:8000
     """
     with needs("gateway"):
         from cli.chat.conversation import Conversation, ModelServer

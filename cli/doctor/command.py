@@ -67,7 +67,7 @@ def doctor(
     settings, only the gateway is checked, which may run elsewhere. The exit status is 1 if a check
     fails; warnings do not count.
 
-    [dim]warren doctor --broker-file worker.url --url http://127.0.0.1:8000[/]
+    warren doctor --broker-file worker.url --url http://127.0.0.1:8000
     """
     if management_file is not None:
         management = settings.secret_in(management_file)

@@ -22,7 +22,7 @@ def list_batches(
 ) -> None:
     """List the newest batches.
 
-    [dim]warren batches list --url http://127.0.0.1:8000[/]
+    warren batches list --url http://127.0.0.1:8000
     """
     batches = answer_of(gateway, "GET", "/v1/batches", params={"limit": limit})["data"]
     if not batches:

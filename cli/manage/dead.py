@@ -48,7 +48,7 @@ def list_(
 
     The id is the request id of the job. A message without one has its message id, or a hash.
 
-    [dim]warren dead list --broker-file gateway.url[/]
+    warren dead list --broker-file gateway.url
     """
 
     _at_letters(_print_list, options, limit)

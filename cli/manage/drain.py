@@ -34,7 +34,7 @@ def drain(
     It takes no new jobs. Requests that are not finished within its WARREN_DRAIN_GRACE_S continue on
     other workers.
 
-    [dim]warren drain 3f9c2a71 --url http://127.0.0.1:8000[/]
+    warren drain 3f9c2a71 --url http://127.0.0.1:8000
     """
     worker_id = found(worker, answer_of(gateway, "GET", "/admin/v1/status")["workers"])
     params = {"immediate": immediate}

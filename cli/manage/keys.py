@@ -72,7 +72,7 @@ def add(
 ) -> None:
     """Create a key and print it once; the file stores only its hash.
 
-    [dim]warren keys add alice --label 'Web app' --keys-file /etc/warren/keys[/]
+    warren keys add alice --label 'Web app' --keys-file /etc/warren/keys
     """
     given = {
         "label": label,
@@ -101,7 +101,7 @@ def add(
 def list_(keys_file: KeysFile) -> None:
     """List the keys as the file has them, without their hashes. The id is the second part of a key.
 
-    [dim]warren keys list --keys-file /etc/warren/keys[/]
+    warren keys list --keys-file /etc/warren/keys
     """
     for key in read_keys(keys_file).values():
         _show(_described(key))
@@ -118,7 +118,7 @@ def rotate(
 ) -> None:
     """Replace a key and print the new one. It has the same id, limits and expiry.
 
-    [dim]warren keys rotate 3c5c4c7894 --keys-file /etc/warren/keys[/]
+    warren keys rotate 3c5c4c7894 --keys-file /etc/warren/keys
     """
     _open(audit_file)
     file = KeyFile(keys_file)
@@ -132,7 +132,7 @@ def revoke(key_id: KeyId, keys_file: KeysFile, audit_file: AuditFile = None) -> 
     """Revoke a key, and what is left of the one before its rotation. Gateways reject it within a
     second.
 
-    [dim]warren keys revoke 3c5c4c7894 --keys-file /etc/warren/keys[/]
+    warren keys revoke 3c5c4c7894 --keys-file /etc/warren/keys
     """
     _open(audit_file)
     tenant = KeyFile(keys_file).revoke(key_id).tenant

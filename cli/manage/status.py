@@ -80,7 +80,7 @@ def status(
 ) -> None:
     """Show live workers, queues, streams and tenants, as a gateway sees them.
 
-    [dim]warren status --url http://127.0.0.1:8000[/]
+    warren status --url http://127.0.0.1:8000
     """
     seen = answer_of(gateway, "GET", _PATH, timeout=_TIMEOUT_S)
     if as_json:
@@ -97,7 +97,7 @@ def top(
 ) -> None:
     """Show the same as `status`, again and again, until Ctrl-C.
 
-    [dim]warren top --url http://127.0.0.1:8000[/]
+    warren top --url http://127.0.0.1:8000
     """
     with connect(*gateway) as client:
         ask = partial(asked_json, client, "GET", _PATH, timeout=_TIMEOUT_S)

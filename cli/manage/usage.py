@@ -59,7 +59,7 @@ def usage(
 ) -> None:
     """Show what requests have used: tokens, seconds and costs.
 
-    [dim]warren usage --all --by tenant,day --csv > usage.csv[/]
+    warren usage --all --by tenant,day --csv > usage.csv
     """
     if context.invoked_subcommand is not None:
         _refuse_options(context, context.invoked_subcommand)
@@ -90,7 +90,7 @@ def erase(
 ) -> None:
     """Delete all usage records of a tenant, with a key of the scope operator.
 
-    [dim]warren usage erase alice[/]
+    warren usage erase alice
     """
     if not yes:
         # Without the scope, nothing is to be confirmed.

@@ -22,7 +22,7 @@ def list_webhooks(
 ) -> None:
     """List the webhooks.
 
-    [dim]warren webhooks list --url http://127.0.0.1:8000[/]
+    warren webhooks list --url http://127.0.0.1:8000
     """
     wanted = {} if tenant is None else {"tenant": tenant}
     webhooks = answer_of(gateway, "GET", _PATH, params=wanted)["data"]
@@ -48,7 +48,7 @@ def add(
 ) -> None:
     """Send the events of a tenant to an endpoint, and show the secret that signs them.
 
-    [dim]warren webhooks add https://example.com/hook --tenant acme --event batch.completed[/]
+    warren webhooks add https://example.com/hook --tenant acme --event batch.completed
     """
     body: dict[str, Any] = {"url": endpoint, "tenant": tenant, "name": name}
     print_json(answer_of(gateway, "POST", _PATH, json={**body, "event_types": event or []}))

@@ -78,7 +78,7 @@ def size(
     costs are measured and which are estimated. Loads beyond those that were measured are
     extrapolated.
 
-    [dim]warren size --streams 10000 --tokens-per-request 500 --worker-tokens-per-s 3000[/]
+    warren size --streams 10000 --tokens-per-request 500 --worker-tokens-per-s 3000
     """
     if tokens_per_s is None:
         if requests_per_s is not None:
