@@ -1,7 +1,9 @@
 """The command ``warren dead``: inspect, retry and drop dead letters."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated, Any
 
 import msgspec
@@ -13,13 +15,15 @@ from cli.terminal import notices, output, printable
 from shared import settings
 from shared.bus.base import MAX_PREFETCH, Bus
 from shared.dead_letters import DeadLetter, find, opened
-from shared.errors import InvalidRequest
+from shared.errors import BusUnavailable, InvalidRequest
 from shared.messages import JSON
 from shared.settings import CommonSettings
 from shared.telemetry import audit
 
 MAX_LETTERS = MAX_PREFETCH
 """All listed letters are held unacknowledged at the same time."""
+_CONNECT_TIMEOUT_S = 15
+_BUS_LOGGERS = ("aio_pika", "aiormq", "shared.bus")
 _EVERY = "all"
 _NONE = "No dead letters."
 
@@ -185,16 +189,32 @@ def _at_letters(act: Act, options: dict[str, Any], limit: int = MAX_LETTERS) -> 
     common = settings.load(CommonSettings, **options)
     if common.audit_file is not None:
         audit.write_to(common.audit_file)
+    for name in _BUS_LOGGERS:  # what they report may contain bodies of messages
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     asyncio.run(_act(act, broker_of(common), limit, common.trusted_users))
 
 
 async def _act(act: Act, bus: Bus, limit: int, trusted_users: tuple[str, ...]) -> None:
-    async with bus:
-        if not bus.is_connected:
-            notices.print("Waiting for the broker ...")
-        await bus.wait_connected()
-        async with opened(bus, limit, trusted_users) as letters:
-            await act(bus, letters)
+    async with _connected(bus), opened(bus, limit, trusted_users) as letters:
+        await act(bus, letters)
+
+
+@asynccontextmanager
+async def _connected(bus: Bus, timeout_s: float = _CONNECT_TIMEOUT_S) -> AsyncIterator[None]:
+    """Raises `BusUnavailable` if the broker cannot be reached within ``timeout_s``."""
+    async with AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await stack.enter_async_context(bus)
+                if not bus.is_connected:
+                    notices.print("Waiting for the broker ...")
+                await bus.wait_connected()
+        except TimeoutError:
+            raise BusUnavailable(
+                f"the broker could not be reached within {timeout_s:g} s; `warren doctor` finds "
+                "out why"
+            ) from None
+        yield
 
 
 def _tenant(letter: DeadLetter) -> str:

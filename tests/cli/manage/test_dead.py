@@ -4,23 +4,25 @@ import asyncio
 import re
 import subprocess
 import sys
+import time
 import uuid
 
 import pytest
 
-from cli.manage.dead import _print_letter, _print_list, _retry
+from cli.manage.dead import _connected, _print_letter, _print_list, _retry
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBus
 from shared.bus.rabbit import RabbitBus
 from shared.dead_letters import opened
-from shared.errors import InvalidRequest
+from shared.errors import BusUnavailable, InvalidRequest
 from shared.messages import GenerationJob, TextPrompt, encode
 from tests.support.deployment.broker import Broker
 from tests.support.deployment.processes import ROOT
 
 MODEL = "dead-letters-test"
 SECRET = "nobody shall see this"
+NOWHERE = "amqp://nobody:secret@127.0.0.1:1/warren"
 
 
 def warren_dead(broker: Broker, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -104,6 +106,24 @@ def test_all_are_dropped_only_after_a_question(broker: Broker, request_id: str) 
     assert (asked.returncode, "Drop all dead letters" in asked.stdout) == (1, True)
     assert request_id in listed.stdout
     assert f"{request_id} was dropped" in dropped.stdout
+
+
+def test_the_wait_for_a_broker_is_one_line() -> None:
+    command = [sys.executable, "warren.py", "dead", "list", f"--broker={NOWHERE}"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stderr is not None
+        first = waiting.stderr.readline()
+        time.sleep(2)
+        waiting.kill()
+        rest = waiting.stderr.read()
+
+    assert (first, rest) == ("Waiting for the broker ...\n", "")
+
+
+async def test_a_broker_is_not_waited_for_without_end() -> None:
+    with pytest.raises(BusUnavailable, match=r"reached within 0.2 s; `warren doctor` finds"):
+        async with _connected(RabbitBus(NOWHERE), timeout_s=0.2):
+            pass
 
 
 async def test_all_are_retried_but_those_that_can_only_be_dropped(
