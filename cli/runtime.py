@@ -62,7 +62,7 @@ def needs(extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise StartupError(
-            f"{error.name} is not installed: run pip install 'warren[{extra}]'"
+            f"{error.name} is not installed: run pip install '.[{extra}]' in the checkout of Warren"
         ) from error
 
 

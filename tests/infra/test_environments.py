@@ -25,8 +25,7 @@ def normalized(name: str) -> str:
 
 
 def closure(extra: str) -> dict[str, Distribution]:
-    """The distributions of ``pip install warren[extra]``, by name, in this environment's
-    versions."""
+    """The distributions of ``pip install .[extra]``, by name, in this environment's versions."""
     found: dict[str, Distribution] = {}
     seen: set[str] = set()
     wanted = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"][extra]]
@@ -103,7 +102,9 @@ def test_the_other_side_is_named_when_it_is_not_installed(tmp_path: Path) -> Non
     refused = run(python, "warren.py", "chat")
 
     assert refused.returncode == 2
-    assert refused.stderr == "error: httpx is not installed: run pip install 'warren[gateway]'\n"
+    assert refused.stderr == (
+        "error: httpx is not installed: run pip install '.[gateway]' in the checkout of Warren\n"
+    )
 
 
 def test_all_extras_together_resolve_to_the_pinned_versions() -> None:
