@@ -73,7 +73,7 @@ class KeyFile:
         key = _new_key(key_id)
         today = datetime.now(UTC).date().isoformat()
         made = ApiKey(key_id, tenant, digest(key), today, **options)
-        with self._changing() as lines:
+        with self._changing(creates=True) as lines:
             if lines and not lines[-1].endswith("\n"):
                 lines[-1] += "\n"
             lines.append(made.line)
@@ -109,20 +109,21 @@ class KeyFile:
         raise StartupError(f"{self.path} has no key {key_id}")
 
     @contextmanager
-    def _changing(self) -> Iterator[list[str]]:
-        """The lines of the file, which replace it when they are changed. Others wait meanwhile."""
+    def _changing(self, *, creates: bool = False) -> Iterator[list[str]]:
+        """The lines of the file, which replace it when they are changed. Others wait meanwhile.
+        With ``creates``, the file need not exist."""
         path = self.path.resolve()
         try:
             folder = os.open(path.parent, os.O_RDONLY)
             try:
                 fcntl.flock(folder, fcntl.LOCK_EX)
-                if path.exists():
+                if creates and not path.exists():
+                    lines, before = [], None
+                else:
                     read_keys(path)
                     before = path.stat()
                     with path.open() as file:
                         lines = list(file)
-                else:
-                    lines, before = [], None
                 yield lines
                 new = path.with_name(f".{path.name}.new")
                 new.unlink(missing_ok=True)

@@ -90,6 +90,14 @@ def test_what_is_not_text_is_refused(file: KeyFile) -> None:
         read_keys(file.path)
 
 
+def test_no_key_of_a_missing_file_is_changed(file: KeyFile) -> None:
+    for change in (lambda: file.rotate("00aa", timedelta()), lambda: file.revoke("00aa")):
+        with pytest.raises(StartupError, match="cannot be used: No such file or directory"):
+            change()
+
+    assert not file.path.exists()
+
+
 def test_the_file_does_not_hold_the_key_and_is_its_owners_alone(file: KeyFile) -> None:
     key = file.add("alice")
 
