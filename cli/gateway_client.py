@@ -58,8 +58,7 @@ def connect(
     with needs("gateway"):
         import httpx
 
-    url = url.strip().rstrip("/").removesuffix("/v1")
-    url = url if "://" in url else f"http://{url}"
+    url = base_url(url)
     try:
         return httpx.Client(
             base_url=url,
@@ -69,6 +68,12 @@ def connect(
         )
     except (httpx.InvalidURL, ValueError) as error:
         raise StartupError(f"{url} is not a URL: {error}") from None
+
+
+def base_url(url: str) -> str:
+    """A server's URL with a scheme, and without ``/v1`` at its end."""
+    url = url.strip().rstrip("/").removesuffix("/v1")
+    return url if "://" in url else f"http://{url}"
 
 
 def reason_of(error: Exception) -> str:

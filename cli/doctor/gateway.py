@@ -10,6 +10,7 @@ from typing import Any
 
 from cli.doctor.findings import Finding, failure, ok, skipped, warning
 from cli.doctor.web import Fetched, fetch
+from cli.gateway_client import base_url
 
 _MAX_SKEW_S = 5.0
 _UNKNOWN = "unknown"
@@ -19,7 +20,7 @@ _UNKNOWN = "unknown"
 def check_gateway(url: str, api_key: str | None) -> Iterator[Finding]:
     """Check that the gateway at ``url`` runs, takes requests and accepts the API key, and what it
     serves."""
-    url = url.rstrip("/").removesuffix("/v1")
+    url = base_url(url)
     headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     try:
         live = fetch(f"{url}/live")

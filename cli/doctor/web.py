@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from email.message import Message
 from http.client import HTTPException
 from typing import NamedTuple
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
+
+from cli.gateway_client import reason_of
 
 _TIMEOUT_S = 5.0
 
@@ -41,6 +43,8 @@ def fetch(url: str, headers: Mapping[str, str] | None = None) -> Fetched:
             return Fetched(error.code, _lower(error.headers), error.read())
     except HTTPException as error:
         raise ValueError(f"that is not HTTP: {error}") from None
+    except URLError as error:
+        raise OSError(reason_of(OSError(error.reason))) from None
 
 
 def _lower(headers: Message) -> dict[str, str]:

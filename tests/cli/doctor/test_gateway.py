@@ -110,3 +110,9 @@ def test_another_server_is_no_gateway() -> None:
     (finding,) = check_gateway("ftp://127.0.0.1", None)
 
     assert (finding.check, finding.status) == ("gateway", "failure")
+
+
+def test_a_gateway_that_does_not_answer_is_named_with_its_scheme() -> None:
+    (finding,) = check_gateway("127.0.0.1:1/v1", None)
+
+    assert finding.detail == "http://127.0.0.1:1 does not answer: Connection refused"
