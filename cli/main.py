@@ -1,6 +1,7 @@
 """The entry point of the command line: the commands, and how the process exits on an error."""
 
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from importlib import metadata
@@ -15,7 +16,7 @@ from cli.doctor.command import doctor
 from cli.manage import batches, dead, keys, usage, webhooks
 from cli.manage.drain import drain
 from cli.manage.status import status, top
-from cli.options import EPILOG
+from cli.options import EPILOG, commands_with
 from cli.serve import gateway, pull, serve, worker
 from cli.size.command import size
 from cli.terminal import notices, output
@@ -115,6 +116,9 @@ def main() -> None:
 
 def _usage_error(message: str) -> str:
     """A message of typer's in the form of our own errors."""
+    unknown = re.match(r"No such option: (--[\w-]+)", message)
+    if unknown is not None and (commands := commands_with(unknown[1])):
+        return f"{unknown[1]} is an option of {', '.join(commands[:-1])} and {commands[-1]}"
     message = message.rstrip(".")
     message = message[:1].lower() + message[1:]
     # typer suggests commands in a sentence of its own, and options not as a question.

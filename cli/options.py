@@ -127,6 +127,17 @@ def chosen(cls: type[CommonSettings], options: dict[str, Any]) -> dict[str, Any]
     return {name: value for name, value in options.items() if name in cls.model_fields}
 
 
+def commands_with(flag: str) -> list[str]:
+    """The services that have an option such as ``--device`` for a setting; empty if none has."""
+    name = flag.removeprefix("--").removeprefix("no-").replace("-", "_")
+    sides = {
+        "warren gateway": GatewaySettings.model_fields,
+        "warren worker": WorkerSettings.model_fields,
+    }
+    commands = [command for command, fields in sides.items() if name in fields]
+    return [*commands, "warren serve"] if commands else []
+
+
 def table() -> str:
     """All settings as a Markdown table."""
     rows = ["| Variable | Default | Meaning |", "|---|---|---|"]

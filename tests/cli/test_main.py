@@ -144,6 +144,11 @@ def test_help_loads_neither_side() -> None:
         (["chat", "--url=http://127.0.0.1:1"], "no server answers"),
         (["gateway", "--broker=amqp://gateway:p/ss@localhost/warren"], "/ as %2F"),
         (["gateway", "--max-request=8"], "did you mean --max-"),
+        (
+            ["gateway", "--device=cpu"],
+            "error: --device is an option of warren worker and warren serve",
+        ),
+        (["chat", "--no-affinity"], "is an option of warren gateway and warren serve"),
         (["gatewy"], "did you mean 'gateway'?"),
         (["gateway", "--allow-anonymous=true"], "'--allow-anonymous' does not take a value"),
         (["gateway", "--broker-file=/no/such/file"], "--broker-file: /no/such/file cannot be read"),
