@@ -45,5 +45,5 @@ def show(gateway: GatewayAccess, batch_id: BatchId) -> None:
 @app.command()
 @takes_gateway
 def cancel(gateway: GatewayAccess, batch_id: BatchId) -> None:
-    """Cancel a batch; what is answered is kept."""
+    """Cancel a batch. Answers that have been computed are kept."""
     print_json(answer_of(gateway, "POST", f"/v1/batches/{batch_id}/cancel"))

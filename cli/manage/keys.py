@@ -99,7 +99,7 @@ def add(
 
 @app.command("list")
 def list_(keys_file: KeysFile) -> None:
-    """List the keys as the file has them, without their hashes. The id is the second part of a key.
+    """List the keys in the file, without their hashes. The id is the second part of a key.
 
     warren keys list --keys-file /etc/warren/keys
     """
@@ -129,8 +129,8 @@ def rotate(
 
 @app.command()
 def revoke(key_id: KeyId, keys_file: KeysFile, audit_file: AuditFile = None) -> None:
-    """Revoke a key, and what is left of the one before its rotation. Gateways reject it within a
-    second.
+    """Revoke a key. If it was rotated, the old key becomes invalid, too. Gateways reject both
+    within a second.
 
     warren keys revoke 3c5c4c7894 --keys-file /etc/warren/keys
     """

@@ -95,7 +95,7 @@ def top(
     gateway: GatewayAccess,
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between updates.")] = 1.0,
 ) -> None:
-    """Show the same as `status`, again and again, until Ctrl-C.
+    """Show the output of `warren status` continuously, until Ctrl-C.
 
     warren top --url http://127.0.0.1:8000
     """

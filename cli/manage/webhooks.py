@@ -71,7 +71,7 @@ def rotate(
 @app.command()
 @takes_gateway
 def remove(gateway: GatewayAccess, webhook_id: WebhookId) -> None:
-    """Remove a webhook, and what has not been delivered to it."""
+    """Remove a webhook and its undelivered events."""
     print_json(answer_of(gateway, "DELETE", f"{_PATH}/{webhook_id}"))
 
 

@@ -16,7 +16,7 @@ class KnownModel:
     """The number of parameters."""
     license: str
     is_gated: bool = False
-    """The hub wants the licence to be accepted, and HF_TOKEN."""
+    """The hub wants the license to be accepted, and HF_TOKEN."""
 
 
 def _qwen3(size: str) -> KnownModel:

@@ -42,7 +42,7 @@ def snapshot(model: str, progress: Progress) -> Path:
         )
     except GatedRepoError as error:
         raise StartupError(
-            f"{repository} requires you to accept its licence: do so on the hub, then set HF_TOKEN"
+            f"{repository} requires you to accept its license: do so on the hub, then set HF_TOKEN"
         ) from error
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise StartupError(
