@@ -5,7 +5,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
 
@@ -98,14 +98,22 @@ def chosen_key(api_key: str | None, api_key_file: Path | None) -> str | None:
     return api_key
 
 
-def takes_settings(*classes: type[CommonSettings]) -> Callable[[_Command], _Command]:
-    """Give a command's ``**options`` one option for each setting of ``classes``.
+def takes_settings(
+    *classes: type[CommonSettings], only: Collection[str] | None = None
+) -> Callable[[_Command], _Command]:
+    """Give a command's ``**options`` one option for each setting of ``classes``, or of those in
+    ``only``.
 
     A boolean setting becomes a pair of flags, ``--x`` and ``--no-x``. Each other value is passed on
     as text, and `shared.settings.load` parses it like an environment variable. An option that was
     not given is None.
     """
-    fields = {name: field for cls in classes for name, field in cls.model_fields.items()}
+    fields = {
+        name: field
+        for cls in classes
+        for name, field in cls.model_fields.items()
+        if only is None or name in only
+    }
 
     def decorate(command: _Command) -> _Command:
         signature = inspect.signature(command)

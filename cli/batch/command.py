@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from shared.bus.base import Bus
 
 
-@takes_settings(CommonSettings)
+@takes_settings(CommonSettings, only=("broker", "broker_file", "log_level", "log_format"))
 def batch(
     input: Annotated[Path, typer.Argument(help="Input in OpenAI's batch format, JSONL.")],  # noqa: A002
     results: Annotated[Path, typer.Argument(help="Output file; keeps the order of the input.")],

@@ -22,6 +22,7 @@ from shared.telemetry import audit
 
 MAX_LETTERS = MAX_PREFETCH
 """All listed letters are held unacknowledged at the same time."""
+_SETTINGS = ("broker", "broker_file", "trusted_users", "audit_file")
 _CONNECT_TIMEOUT_S = 15
 _BUS_LOGGERS = ("aio_pika", "aiormq", "shared.bus")
 _EVERY = "all"
@@ -37,7 +38,7 @@ Ids = Annotated[
 
 
 @app.command("list", epilog=EPILOG)
-@takes_settings(CommonSettings)
+@takes_settings(CommonSettings, only=_SETTINGS)
 def list_(
     limit: Annotated[
         int,
@@ -59,7 +60,7 @@ def list_(
 
 
 @app.command(epilog=EPILOG)
-@takes_settings(CommonSettings)
+@takes_settings(CommonSettings, only=_SETTINGS)
 def show(
     request_id: Id,
     body: Annotated[
@@ -76,7 +77,7 @@ def show(
 
 
 @app.command(epilog=EPILOG)
-@takes_settings(CommonSettings)
+@takes_settings(CommonSettings, only=_SETTINGS)
 def retry(request_ids: Ids, **options: Any) -> None:
     """Return jobs to the queues they were dead-lettered from, without their deadlines.
 
@@ -91,7 +92,7 @@ def retry(request_ids: Ids, **options: Any) -> None:
 
 
 @app.command(epilog=EPILOG)
-@takes_settings(CommonSettings)
+@takes_settings(CommonSettings, only=_SETTINGS)
 def drop(
     request_ids: Ids,
     yes: Annotated[

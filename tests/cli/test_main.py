@@ -148,6 +148,7 @@ def test_help_loads_neither_side() -> None:
             ["gateway", "--device=cpu"],
             "error: --device is an option of warren worker and warren serve",
         ),
+        (["dead", "list", "--log-level=info"], "warren gateway, warren worker and warren serve"),
         (["chat", "--no-affinity"], "is an option of warren gateway and warren serve"),
         (["gatewy"], "did you mean 'gateway'?"),
         (["gateway", "--allow-anonymous=true"], "'--allow-anonymous' does not take a value"),

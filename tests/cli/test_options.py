@@ -62,6 +62,18 @@ def test_each_side_gets_its_own_options() -> None:
     assert chosen(WorkerSettings, options) == {"model": "m", "log_level": "info"}
 
 
+def test_a_command_has_only_the_options_that_it_uses() -> None:
+    app = typer.Typer()
+
+    @app.command()
+    @takes_settings(CommonSettings, only=("broker_file", "log_level"))
+    def command(**options: str) -> None:
+        print(*options)
+
+    assert CliRunner().invoke(app, []).stdout.split() == ["broker_file", "log_level"]
+    assert CliRunner().invoke(app, ["--log-format=json"]).exit_code == 2
+
+
 @pytest.mark.parametrize("cls", [CommonSettings, GatewaySettings, WorkerSettings])
 def test_the_table_has_a_row_for_each_setting(cls: type[CommonSettings]) -> None:
     rows = table().splitlines()
