@@ -321,7 +321,8 @@ _PROMPT_OF_RESPONSE = (
 """What the prompt is made of."""
 _RESPONSES_NOTES: Mapping[str, str] = {
     "max_tool_calls": "Limits tools that OpenAI runs, of which there are none",
-    "input": "Text, messages, reasoning, calls and outputs, also of custom tools",
+    "input": "Text, messages, reasoning, calls and outputs, also of custom tools, and "
+    "[references](responses.md#references)",
     "max_tokens": "Another name of `max_output_tokens`",
 }
 

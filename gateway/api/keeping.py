@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import Struct
 
-from gateway.api.bodies.input_items import stored_items
+from gateway.api.bodies.input_items import references, stored_items
 from gateway.api.bodies.responses import ResponsesRequest
+from gateway.api.render.output_items import response_of
 from gateway.api.render.responses import ResponseObject
 from gateway.intake.admission import BYTES_OF_VALUE, Entry, count_values, parsed
 from gateway.intake.limits import Grant
@@ -138,8 +139,8 @@ class Keeping:
 async def prepare(
     gateway: Gateway, request: ResponsesRequest, tenant: str, entry: Entry
 ) -> tuple[ResponsesRequest, Keeping | None]:
-    """The request with the items before it, and how to store its response, if it is to be stored.
-    ``entry`` holds the items until the request ends.
+    """The request with the items before it and those that it refers to, and how to store its
+    response, if it is to be stored. ``entry`` holds the items until the request ends.
 
     Raises `InvalidRequest`, `PreviousResponseNotFound`, `NotFound` if there is no such
     conversation, `ContextLengthExceeded` if what it continues is too long, `Overloaded`, and
@@ -156,6 +157,7 @@ async def prepare(
         gateway.metrics.responses_stored.labels("refused").inc()
         logger.warning("response not stored: there is no database", extra={"tenant": tenant})
         return request, None
+    request = await _resolved(state, request, tenant, entry)
     own = stored_items(request.input)
     before = await _predecessor(state, request, tenant, entry)
     request = await _after(before, request, own, entry)
@@ -167,11 +169,13 @@ async def prepare(
 
 
 async def continued(gateway: Gateway, request: _Request, tenant: str, entry: Entry) -> _Request:
-    """The request with the items before it, if it continues a response or a conversation. Raises as
+    """The request with the items before it and those that it refers to, if there are any. Raises as
     `prepare`."""
-    if request.previous_response_id is None and request.conversation is None:
+    if not request.is_continued:
         return request
-    before = await _predecessor(await gateway.store.open(), request, tenant, entry)
+    state = await gateway.store.open()
+    request = await _resolved(state, request, tenant, entry)
+    before = await _predecessor(state, request, tenant, entry)
     return await _after(before, request, stored_items(request.input), entry)
 
 
@@ -215,6 +219,30 @@ async def input_items(
             raise _too_long()
         items += history[0]
     return items + items_of(record.input)
+
+
+async def _resolved(state: StoredState, request: _Request, tenant: str, entry: Entry) -> _Request:
+    """The request with the output items of stored responses in the places of the references to
+    them. Raises `InvalidRequest` if there is no such item, `ContextLengthExceeded` and
+    `Overloaded`."""
+    ids = references(request.input)
+    if not ids:
+        return request
+    response_ids = {response_id for one in ids.values() if (response_id := response_of(one))}
+    bodies = await state.responses.bodies(tenant, response_ids, max_bytes=_MAX_HISTORY_BYTES)
+    if bodies is None:
+        raise _too_long()
+    outputs = {item.id: item for body in bodies for item in items_of(_OUTPUT.decode(body).output)}
+    for item_id in ids.values():
+        if item_id not in outputs:
+            raise InvalidRequest(f"Item with id '{item_id[:128]}' not found.", param="input")
+    named = [outputs[item_id] for item_id in ids.values()]
+    if sum(len(item.body) for item in named) > _MAX_HISTORY_BYTES:  # one may be named many times
+        raise _too_long()
+    items = list(request.input)
+    for k, item in zip(ids, await _decoded(named, MAX_MESSAGES, entry), strict=True):
+        items[k] = item
+    return msgspec.structs.replace(request, input=items)
 
 
 async def _after(

@@ -66,6 +66,12 @@ class ReasoningItem(Struct, frozen=True, kw_only=True):
         return _text(self.content or "", f"{path}.content") or summary
 
 
+class ItemReference(Struct, frozen=True, kw_only=True):
+    """Stands for an item of an earlier response."""
+
+    id: Name
+
+
 Item: TypeAlias = (
     MessageItem
     | FunctionCall
@@ -117,6 +123,18 @@ def conversation_of(
     if not 0 < len(messages) <= MAX_MESSAGES:
         raise refused("input", f"expected 1 to {MAX_MESSAGES} messages.")
     return tuple(messages)
+
+
+def references(items: str | Sequence[Any]) -> dict[int, str]:
+    """The ids of the items that the input only refers to, by their places. Raises
+    `InvalidRequest`."""
+    if isinstance(items, str):
+        return {}
+    return {
+        k: read(value, ItemReference, f"input[{k}]").id
+        for k, value in enumerate(items)
+        if isinstance(value, dict) and value.get("type") == "item_reference"
+    }
 
 
 def stored_items(items: str | Sequence[Any], param: str = "input") -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from gateway.api.bodies.conversations import (
     offered_tools,
 )
 from gateway.api.bodies.custom_tools import AnyInput, BoundInput, CustomDefinition
-from gateway.api.bodies.input_items import conversation_of
+from gateway.api.bodies.input_items import conversation_of, references
 from gateway.api.bodies.parsing import CHAT_NEUTRAL, refused
 from gateway.api.bodies.schemas import ChatParameters, NumTokens, ReasoningEffort, Verbosity
 from gateway.api.bodies.structured_output import TextFormat
@@ -146,7 +146,8 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
             list[Any],
             Meta(
                 max_length=MAX_MESSAGES,
-                description="Messages, calls, their outputs, and reasoning.",
+                description="Messages, calls, their outputs, reasoning, and references to items "
+                "of stored responses.",
             ),
         ]
     )
@@ -225,10 +226,18 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
         return said.id if isinstance(said, ConversationParam) else said
 
     @property
+    def is_continued(self) -> bool:
+        """Whether a part of its prompt is stored. Raises `InvalidRequest`."""
+        return (
+            self.previous_response_id is not None
+            or self.conversation is not None
+            or bool(references(self.input))
+        )
+
+    @property
     def needs_store(self) -> bool:
-        """Whether it cannot be answered without a database."""
-        is_continued = self.previous_response_id is not None or self.conversation is not None
-        return bool(self.store) or is_continued
+        """Whether it cannot be answered without a database. Raises `InvalidRequest`."""
+        return bool(self.store) or self.is_continued
 
     def is_stored(self, *, default: bool) -> bool:
         """``default``: for a request that does not say."""

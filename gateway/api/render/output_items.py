@@ -1,5 +1,6 @@
 """The output items of a response, and their events in a stream."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -13,6 +14,8 @@ from shared.messages import TokenLogprobs
 
 Event: TypeAlias = dict[str, Any]
 
+_ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9]+")
+
 _TEXT: Mapping[type[Piece], tuple[str, str, str, str]] = {
     Content: ("message", "msg", "output_text", "response.output_text"),
     Reasoning: ("reasoning", "rs", "reasoning_text", "response.reasoning_text"),
@@ -25,6 +28,12 @@ _CALLS: Mapping[str, tuple[str, str, str]] = {
     "custom_tool_call": ("ctc", "input", "response.custom_tool_call_input"),
 }
 """By the item type of a call: what its id begins with, what is given to the tool, and its event."""
+
+
+def response_of(item_id: str) -> str | None:
+    """The id of the response whose output has the item, if it is an output item's id."""
+    named = _ITEM_ID.fullmatch(item_id)
+    return f"resp_{named[1]}" if named else None
 
 
 class ItemWriter:

@@ -1,7 +1,7 @@
 """Stored responses: their input, what they became, and the chains that they form."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -198,6 +198,22 @@ class Responses:
         if gone is not None:  # deleted between the two queries
             raise not_found(gone)
         return [records[link.id] for link in found]
+
+    @uncancelled
+    async def bodies(
+        self, tenant: str, response_ids: Collection[str], *, max_bytes: int
+    ) -> list[bytes] | None:
+        """Those of the responses that exist and have ended, in any order; None if they have more
+        than ``max_bytes``."""
+        is_one = and_(
+            RESPONSES.c.id.in_(response_ids), RESPONSES.c.tenant == tenant, ~RESPONSES.c.is_pending
+        )
+        size = select(func.sum(func.length(RESPONSES.c.body))).where(is_one, _is_kept())
+        query = select(RESPONSES.c.body).where(is_one, _is_kept())
+        async with self._database.read() as connection:
+            if ((await connection.execute(size)).scalar_one() or 0) > max_bytes:
+                return None
+            return list((await connection.execute(query)).scalars())
 
     @uncancelled
     async def pending(

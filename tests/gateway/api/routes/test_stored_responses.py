@@ -54,6 +54,10 @@ def strict(value: Any) -> Any:
     return type(value).model_validate(value.model_dump(), strict=True)
 
 
+def reference(item_id: str | None) -> Any:
+    return {"type": "item_reference", "id": item_id}
+
+
 async def say(gateway: LiveGateway, text: Any, **more: Any) -> Response:
     response: Response = await gateway.openai.responses.create(model=MODEL, input=text, **more)
     return response
@@ -102,12 +106,14 @@ async def test_the_tokens_of_a_continued_response_are_counted(
 
     await count(model=MODEL, input="two", previous_response_id=first.id)
     await count(model=MODEL, input="two", conversation=conversation.id)
+    items: Any = [reference(first.output[0].id), {"role": "user", "content": "two"}]
+    await count(model=MODEL, input=[{"role": "user", "content": "one"}, *items])
 
     for job in asked:
         assert isinstance(job, TokenizeJob)
         assert isinstance(job.prompt, ChatPrompt)
         assert [message.content for message in job.prompt.messages] == ["one", "one", "two"]
-    assert len(asked) == 2
+    assert len(asked) == 3
     with pytest.raises(openai.NotFoundError):
         await count(model=MODEL, input="two", conversation=f"conv_{UNKNOWN}")
 
@@ -255,6 +261,77 @@ async def test_a_call_is_answered_in_the_next_response(
     assert assistant.reasoning_content == "Which one?"
 
 
+async def test_references_stand_for_the_output_of_stored_responses(
+    stored: LiveGateway, worker: ScriptedWorker
+) -> None:
+    async def think_and_call(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("<think>Which one?</think>")
+        await job.finish('<tool_call>{"name": "f", "arguments": {}}</tool_call>')
+
+    worker.announcement = msgspec.structs.replace(
+        worker.announcement, tool_parser="hermes", reasoning_parser="qwen3"
+    )
+    await hears_a_worker(stored)
+    greeting = await say(stored, "Hello.")
+    default, worker.script = worker.script, think_and_call
+    called = await say(stored, "one", tools=[TOOL])
+    worker.script = default
+    call: Any = called.output[-1]
+    said: Any = [
+        {"role": "user", "content": "Hello."},
+        *(reference(item.id) for item in greeting.output),
+        {"role": "user", "content": "one"},
+        *(reference(item.id) for item in called.output),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "42"},
+    ]
+
+    answer = await say(stored, said, tools=[TOOL])
+
+    *greeted, assistant, tool = messages_of(worker.jobs[2])
+    assert [(message.role, message.content) for message in greeted] == [
+        ("user", "Hello."),
+        ("assistant", "Hello."),
+        ("user", "one"),
+    ]
+    assert (tool.content, tool.tool_call_id) == ("42", call.call_id)
+    assert [(made.id, made.name) for made in assistant.tool_calls] == [(call.call_id, "f")]
+    assert assistant.reasoning_content == "Which one?"
+    listed = await stored.openai.responses.input_items.list(answer.id, order="asc")
+    assert [item.type for item in listed.data] == [
+        "message",
+        "message",
+        "message",
+        "reasoning",
+        "function_call",
+        "function_call_output",
+    ]
+
+
+async def test_a_reference_to_an_unknown_item_is_refused_with_its_id(gateway: LiveGateway) -> None:
+    forgotten = await say(gateway, "one", store=False)
+    known = await say(gateway, "one")
+    unknown = [forgotten.output[0].id, f"msg_{UNKNOWN}0", f"{known.output[0].id}0", known.id, "x"]
+
+    for item_id in unknown:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await say(gateway, [reference(item_id)])
+        assert f"Item with id '{item_id}' not found." in refused.value.message
+        assert refused.value.param == "input"
+    with pytest.raises(openai.BadRequestError) as refused:
+        await say(gateway, [{"type": "item_reference"}])
+    assert refused.value.param == "input[0].id"
+
+
+async def test_many_references_to_a_long_item_are_too_long(gateway: LiveGateway) -> None:
+    answer = await say(gateway, "x" * 5000)
+
+    with pytest.raises(openai.BadRequestError) as refused:
+        await say(gateway, [reference(answer.output[0].id)] * 4000)
+
+    assert refused.value.code == "context_length_exceeded"
+
+
 async def test_a_response_that_is_not_stored_cannot_be_continued(gateway: LiveGateway) -> None:
     response = await say(gateway, "one", store=False)
 
@@ -315,6 +392,8 @@ async def test_a_tenant_reaches_its_own_responses_and_conversations_only(
             await stranger.responses.create(
                 model=MODEL, input="x", previous_response_id=response.id
             )
+        with pytest.raises(openai.BadRequestError, match="not found"):
+            await stranger.responses.create(model=MODEL, input=[reference(response.output[0].id)])
 
         assert await me.responses.retrieve(response.id) == response
         assert len((await me.conversations.items.list(conversation.id)).data) == 3
