@@ -112,6 +112,7 @@ async def _fits(lane: QuickLane, job: GenerationJob, prompt: ChatPrompt, deadlin
     except (InvalidRequest, ContextLengthExceeded):
         # Too long to be counted, or refused by the chat template.
         return False
-    max_tokens = job.sampling.max_tokens
+    sampling = job.sampling
+    max_tokens = None if sampling.clamp_max_tokens else sampling.max_tokens
     num_answer_tokens = 1 if max_tokens is None else max_tokens
     return len(counted.token_ids) + num_answer_tokens <= counted.max_seq_len

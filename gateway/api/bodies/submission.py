@@ -65,10 +65,12 @@ class Submission(NamedTuple):
     """The constraint to check before the job is published."""
 
     def limited(self, caller: ApiKey) -> "Submission":
-        """The same for the caller's API key, with as many tokens as that has at most. Raises
-        `InvalidRequest`."""
-        max_tokens = caller.limited_tokens(self.job.sampling.max_tokens)
-        sampling = structs.replace(self.job.sampling, max_tokens=max_tokens)
+        """The same for the caller's API key, with as many tokens as that has at most: fewer, if the
+        context ends before and the request did not ask for a number. Raises `InvalidRequest`."""
+        sampling = self.job.sampling
+        max_tokens = caller.limited_tokens(sampling.max_tokens)
+        if max_tokens != sampling.max_tokens:
+            sampling = structs.replace(sampling, max_tokens=max_tokens, clamp_max_tokens=True)
         job = structs.replace(self.job, sampling=sampling, key_id=caller.key_id)
         return self._replace(job=job)
 

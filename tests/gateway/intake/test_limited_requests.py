@@ -11,7 +11,7 @@ import pytest
 
 from gateway.intake.keys.key_file import KeyFile
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages import Embedded, EmbeddingJob, QuickAnswer, QuickJob
+from shared.messages import ChatPrompt, Embedded, EmbeddingJob, QuickAnswer, QuickJob
 from tests.support.gateway.http import (
     LiveGateway,
     chat_body,
@@ -203,8 +203,23 @@ async def test_a_keys_max_tokens_bounds_each_answer(
         too_large = await chat(gateway, headers, max_tokens=3)
 
     assert unasked.json()["choices"][0]["finish_reason"] == "length"
-    assert [job.job.sampling.max_tokens for job in worker.jobs] == [2]
+    (job,) = worker.jobs
+    assert (job.job.sampling.max_tokens, job.job.sampling.clamp_max_tokens) == (2, True)
     assert (too_large.status_code, too_large.json()["error"]["param"]) == (400, "max_tokens")
+
+
+async def test_what_a_key_permits_does_not_shorten_a_conversation(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    items = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+    body = {"model": MODEL, "input": items, "truncation": "auto"}
+    headers = headers_of(file, max_tokens=1 << 20)
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        await gateway.http.post("/v1/responses", json=body, headers=headers)
+
+    (prompt,) = worker.jobs[0].job.prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert len(prompt.messages) == 3
 
 
 @pytest.mark.parametrize("ending", ["answer", "cancel"])
