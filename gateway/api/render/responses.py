@@ -168,14 +168,11 @@ class ResponseEncoder:
         match event:
             case TokenDelta() | Finished():
                 return _payloads(self._tokens(event))
-            case Started() if not self._has_begun:
-                self._has_begun = True
-                response = response_object(self._rendering, "in_progress")
-                kinds = ("response.created", "response.in_progress")
-                return _payloads([{"type": kind, "response": response} for kind in kinds])
+            case Started():
+                return _payloads(self._begin())
             case Failed():
                 return self._failed(error_of(event))
-            case Started() | PromptScores():
+            case PromptScores():
                 return []
 
     def end(self) -> list[Payload]:
@@ -185,11 +182,20 @@ class ResponseEncoder:
     def fail(self, error: WarrenError) -> list[Payload]:
         if isinstance(error, TakenOver | Unavailable):  # the response goes on without this stream
             cause = {"code": error.code, "message": error.message, "param": None}
-            return _payloads([{"type": "error", **cause}])
+            return _payloads([*self._begin(), {"type": "error", **cause}])
         return self._failed(error)
 
+    def _begin(self) -> list[Event]:
+        """The events without which OpenAI's clients accept no others, unless they were written."""
+        if self._has_begun:
+            return []
+        self._has_begun = True
+        response = response_object(self._rendering, "in_progress")
+        kinds = ("response.created", "response.in_progress")
+        return [{"type": kind, "response": response} for kind in kinds]
+
     def _failed(self, error: WarrenError) -> list[Payload]:
-        events = self._writer.cut_off()
+        events = [*self._begin(), *self._writer.cut_off()]
         return _payloads([*events, self._ended("failed", error)])
 
     def _ended(self, status: Status, error: WarrenError | None = None) -> Event:

@@ -10,8 +10,9 @@ import pytest
 from gateway.api.bodies.input_items import conversation_of, stored_items
 from gateway.api.render.responses import ResponseEncoder
 from gateway.api.routes.responses import echoed
+from gateway.log.framing import EventId, Framer
 from shared.errors import ShuttingDown, TakenOver, WarrenError
-from shared.messages import ChatMessage
+from shared.messages import ChatMessage, Failed
 from tests.support.gateway.rendering import Log, context_of
 
 CALL = 'Sure. <tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
@@ -52,11 +53,27 @@ def test_a_response_whose_job_failed_is_failed_whatever_the_error() -> None:
     assert last["type"] == "response.failed"
 
 
+def test_a_failure_before_the_start_has_the_same_numbers_in_a_resumed_stream() -> None:
+    failed = Failed(code="deadline_exceeded", message="Too late.")
+
+    def frames(framer: Framer) -> list[bytes]:
+        encoder = ResponseEncoder(context_of(endpoint="responses", request_id="resp_1"))
+        return framer.frame(failed, encoder).split(b"\n\n")[:-1]
+
+    sent = frames(Framer())
+
+    assert len(sent) == 3
+    for k, frame in enumerate(sent):
+        last_id = frame.partition(b"\n")[0].removeprefix(b"id: ").decode()
+        assert frames(Framer(EventId.parse(last_id))) == sent[k + 1 :]
+        assert frames(Framer(after_number=k)) == sent[k + 1 :]
+
+
 @pytest.mark.parametrize("error", [TakenOver("Another reads."), ShuttingDown("Go elsewhere.")])
 def test_a_stream_that_ends_before_its_response_does_not_call_it_failed(error: WarrenError) -> None:
     encoder = ResponseEncoder(context_of(endpoint="responses"))
 
-    (payload,) = encoder.fail(error)
+    *_, payload = encoder.fail(error)
 
     event = json.loads(payload.data + b"7" + (payload.after_number or b""))
     expected = {"type": "error", "code": error.code, "message": error.message, "param": None}

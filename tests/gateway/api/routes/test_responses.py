@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
-from shared.messages import ChatPrompt
-from tests.support.gateway.http import LiveGateway, eventually, hears_a_worker
+from gateway.log.relay import LogRelay
+from shared.bus.memory import MemoryBus
+from shared.errors import InternalError
+from shared.messages import ChatPrompt, Failed
+from tests.support.gateway.http import LiveGateway, eventually, hears_a_worker, live_gateway
 from tests.support.models.grammars import matches
 from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
@@ -42,6 +45,34 @@ async def test_a_response_is_streamed(gateway: LiveGateway) -> None:
         "response.completed",
     ]
     assert [event.sequence_number for event in events] == list(range(10))
+
+
+@pytest.mark.parametrize("error", ["in the log", "of the gateway"])
+async def test_a_stream_that_fails_before_its_start_can_be_read(
+    bus: MemoryBus, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch, error: str
+) -> None:
+    async def fail(job: ScriptedJob) -> None:
+        await asyncio.sleep(0.2)
+        if error == "in the log":
+            await job.publish(Failed(code="deadline_exceeded", message="Too late."))
+        else:
+            monkeypatch.setattr(LogRelay, "take", lose)
+
+    async def lose(*_: object) -> None:
+        raise InternalError("Lost.")
+
+    worker.script = fail
+    async with (
+        live_gateway(bus, first_event_timeout_s=0.05, ping_interval_s=0.05) as gateway,
+        gateway.openai.responses.stream(model=MODEL, input="one") as stream,
+    ):
+        events = [event async for event in stream]
+
+    assert [(event.sequence_number, event.type) for event in events] == [
+        (0, "response.created"),
+        (1, "response.in_progress"),
+        (2, "response.failed"),
+    ]
 
 
 async def test_parameters_reach_the_worker(gateway: LiveGateway, worker: ScriptedWorker) -> None:
