@@ -176,6 +176,7 @@ def json_arguments(arguments: str | dict[str, Any] | None, param: str) -> str:
     """``arguments``: JSON, or the object itself, which is at ``param`` in the body. Raises
     `InvalidRequest`."""
     if isinstance(arguments, dict):
+        check_json(arguments, param)
         arguments = msgspec.json.encode(arguments).decode()
     arguments = arguments or "{}"
     check_length(len(arguments), param)

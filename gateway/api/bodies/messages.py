@@ -17,7 +17,7 @@ from gateway.api.bodies.conversations import (
     template_kwargs,
     tool_call,
 )
-from gateway.api.bodies.parsing import CHAT_NEUTRAL, check_json, check_length, refused
+from gateway.api.bodies.parsing import CHAT_NEUTRAL, check_length, refused
 from gateway.api.bodies.schemas import Detach, GenerationRequest, NumTokens, StopStrings
 from gateway.api.bodies.structured_output import TextFormat
 from gateway.api.bodies.tool_choice import (
@@ -298,9 +298,7 @@ def _assistant_message(blocks: Sequence[Block], path: str) -> ChatMessage:
             case ThinkingBlock(thinking):
                 thoughts.append(thinking)
             case ToolUseBlock(id=call_id, name=name, input=arguments):
-                param = f"{path}[{j}].input"
-                check_json(arguments, param)
-                calls.append(tool_call(call_id, name, arguments, param))
+                calls.append(tool_call(call_id, name, arguments, f"{path}[{j}].input"))
             case RedactedThinkingBlock():
                 pass
             case _:

@@ -168,6 +168,13 @@ def called(**call: Any) -> dict[str, Any]:
     return {"messages": [USER, {"role": "assistant", **call}]}
 
 
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 def turns(*contents: Any) -> dict[str, Any]:
     """The body of a message whose assistant has said this."""
     said = [{"role": "assistant", "content": content} for content in contents]
@@ -228,6 +235,32 @@ def test_a_text_that_becomes_too_long_for_a_job_is_refused(
         submission(request, request_id="r", created_at=1.0)
 
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("value", [pytest.param(nested(800), id="nested"), 2**64])
+async def test_arguments_that_cannot_be_written_are_refused(
+    gateway: LiveGateway, value: object
+) -> None:
+    await hears_a_worker(gateway)
+    function = {"name": "f", "arguments": {"a": value}}
+    answers = [
+        await gateway.post("/v1/chat/completions", model=MODEL, **called(**call))
+        for call in ({"tool_calls": [{"function": function}]}, {"function_call": function})
+    ]
+    item = {**FUNCTION_CALL, "arguments": {"a": value}}
+    answers += [
+        await gateway.post("/v1/responses", model=MODEL, input=[item], store=store)
+        for store in (True, False)
+    ]
+    answers.append(await gateway.post("/v1/conversations", items=[item]))
+
+    assert [(answer.status_code, answer.json()["error"]["param"]) for answer in answers] == [
+        (400, "messages[1].tool_calls[0].function.arguments"),
+        (400, "messages[1].function_call.arguments"),
+        (400, "input[0].arguments"),
+        (400, "input[0].arguments"),
+        (400, "items[0].arguments"),
+    ]
 
 
 @pytest.mark.parametrize(
