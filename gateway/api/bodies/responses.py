@@ -150,7 +150,7 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
                 "of stored responses.",
             ),
         ]
-    )
+    ) = field(default_factory=list)
     instructions: Text | None = None
     max_output_tokens: NumTokens | None = None
     max_tool_calls: Annotated[int, Meta(ge=1)] | None = None

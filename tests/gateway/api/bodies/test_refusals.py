@@ -51,6 +51,8 @@ def job_of(**body: Any) -> GenerationJob:
         ({"tools": [{"type": "function"}]}, "tools[0].name"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tools[0].type"),
         ({"input": 3}, "input"),
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
         ({"input": [3]}, "input[0]"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "user", "content": 3}]}, "input[0].content"),

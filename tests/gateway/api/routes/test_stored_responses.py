@@ -90,6 +90,27 @@ async def test_a_response_continues_those_before_it(
     assert strict(third).model_dump()["store"] is True
 
 
+@pytest.mark.parametrize("said", [{}, {"input": None}, {"input": []}])
+async def test_a_response_needs_no_input_of_its_own(
+    gateway: LiveGateway, worker: ScriptedWorker, said: dict[str, Any]
+) -> None:
+    first = await say(gateway, "one")
+
+    async def status(path: str = "/v1/responses", **more: Any) -> int:
+        return (await gateway.post(path, model=MODEL, **said, **more)).status_code
+
+    assert await status(previous_response_id=first.id) == 200
+    assert await status(instructions="Be brief.") == 200
+    assert await status("/v1/responses/input_tokens", instructions="Be brief.") == 200
+    assert await status() == 400
+    assert await status("/v1/responses/input_tokens") == 400
+
+    assert [prompt_of(job) for job in worker.jobs[1:]] == [
+        [("user", "one"), ("assistant", "one")],
+        [("system", "Be brief.")],
+    ]
+
+
 async def test_the_tokens_of_a_continued_response_are_counted(
     stored: LiveGateway, worker: ScriptedWorker
 ) -> None:
