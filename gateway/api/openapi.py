@@ -15,6 +15,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 from msgspec import Struct
 
+from gateway.api.bodies.parsing import Body
 from gateway.errors import ErrorBody, MessagesErrorBody, is_messages
 from gateway.intake.keys.accepted import needs_key
 from gateway.intake.limits import RATE_HEADERS
@@ -205,13 +206,16 @@ def headers_named(*names: str) -> dict[str, Any]:
 
 
 def documented(
-    kind: type[Struct], example: Mapping[str, Any], answer: type[Struct], *, streams: bool
+    kind: type[Body], example: Mapping[str, Any], answer: type[Struct], *, streams: bool
 ) -> dict[str, Any]:
     """What a route adds to the document: its body with an example, its headers and its responses.
+    The body has no parameters that are refused, though its struct may inherit them.
 
     ``streams``: whether the route generates, so that its response can be streamed.
     """
-    body = {"schema": schema_of(kind), "example": dict(example)}
+    schema, refused = schema_of(kind), kind.neutral.keys() | kind.renamed.keys()
+    properties = {name: one for name, one in schema["properties"].items() if name not in refused}
+    body = {"schema": {**schema, "properties": properties}, "example": dict(example)}
     return {
         "parameters": [IDEMPOTENCY_KEY, _TRACE_PARENT] if streams else [],
         "requestBody": {"required": True, "content": {"application/json": body}},

@@ -261,9 +261,7 @@ async def _body_of(gateway: Gateway, request: Request, kind: type[_Body]) -> _Bo
         return await parsed(partial(parse, kind), raw_body)
 
 
-def _document(
-    kind: type[Struct], example: Mapping[str, Any], answer: type[Struct]
-) -> dict[str, Any]:
+def _document(kind: type[Body], example: Mapping[str, Any], answer: type[Struct]) -> dict[str, Any]:
     return documented(kind, example, answer, streams=False)
 
 

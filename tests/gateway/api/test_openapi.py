@@ -155,6 +155,15 @@ def test_every_parameter_and_every_header_is_described() -> None:
     assert [name for name, item in described.items() if not item.get("description")] == []
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_a_parameter_that_is_refused_is_not_offered(path: str) -> None:
+    body = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    offered = body["schema"]["properties"]
+
+    assert {"stop_sequences", "stream"} <= offered.keys()
+    assert not {"stop", "stream_options", "n", "logprobs"} & offered.keys()
+
+
 def test_every_response_has_the_headers_of_its_status() -> None:
     responses = [
         (status, response["headers"])
