@@ -229,7 +229,9 @@ async def _resolved(state: StoredState, request: _Request, tenant: str, entry: E
     if not ids:
         return request
     response_ids = {response_id for one in ids.values() if (response_id := response_of(one))}
-    bodies = await state.responses.bodies(tenant, response_ids, max_bytes=_MAX_HISTORY_BYTES)
+    bodies = await state.responses.bodies(
+        tenant, response_ids, max_bytes=_MAX_HISTORY_BYTES, hold=entry.hold
+    )
     if bodies is None:
         raise _too_long()
     outputs = {item.id: item for body in bodies for item in items_of(_OUTPUT.decode(body).output)}
@@ -237,8 +239,10 @@ async def _resolved(state: StoredState, request: _Request, tenant: str, entry: E
         if item_id not in outputs:
             raise InvalidRequest(f"Item with id '{item_id[:128]}' not found.", param="input")
     named = [outputs[item_id] for item_id in ids.values()]
-    if sum(len(item.body) for item in named) > _MAX_HISTORY_BYTES:  # one may be named many times
+    num_bytes = sum(len(item.body) for item in named)
+    if num_bytes > _MAX_HISTORY_BYTES:  # one may be named many times
         raise _too_long()
+    entry.hold(num_bytes)
     items = list(request.input)
     for k, item in zip(ids, await _decoded(named, MAX_MESSAGES, entry), strict=True):
         items[k] = item

@@ -201,18 +201,25 @@ class Responses:
 
     @uncancelled
     async def bodies(
-        self, tenant: str, response_ids: Collection[str], *, max_bytes: int
+        self,
+        tenant: str,
+        response_ids: Collection[str],
+        *,
+        max_bytes: int,
+        hold: Callable[[int], None] = hold_nothing,
     ) -> list[bytes] | None:
         """Those of the responses that exist and have ended, in any order; None if they have more
-        than ``max_bytes``."""
+        than ``max_bytes``. Calls ``hold`` with their size before they are loaded."""
         is_one = and_(
             RESPONSES.c.id.in_(response_ids), RESPONSES.c.tenant == tenant, ~RESPONSES.c.is_pending
         )
         size = select(func.sum(func.length(RESPONSES.c.body))).where(is_one, _is_kept())
         query = select(RESPONSES.c.body).where(is_one, _is_kept())
         async with self._database.read() as connection:
-            if ((await connection.execute(size)).scalar_one() or 0) > max_bytes:
+            num_bytes = (await connection.execute(size)).scalar_one() or 0
+            if num_bytes > max_bytes:
                 return None
+            hold(num_bytes)
             return list((await connection.execute(query)).scalars())
 
     @uncancelled
