@@ -85,18 +85,25 @@ def is_native(config: dict[str, Any]) -> bool:
 
 
 def decoder_config(config: dict[str, Any]) -> DecoderConfig:
-    """Parse the configuration. Raises `StartupError` naming the first missing key."""
+    """Parse the configuration. Raises `StartupError` naming the first key that is missing or whose
+    value no model can have."""
     try:
-        num_heads = config["num_attention_heads"]
-        head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
+        num_heads = _size(config, "num_attention_heads")
+        num_kv_heads = _size(config, "num_key_value_heads", num_heads)
+        if num_heads % num_kv_heads:
+            raise StartupError(
+                f"the model's config.json says that {num_heads} heads share {num_kv_heads} "
+                "key-value heads, which is not a divisor"
+            )
+        hidden_size = _size(config, "hidden_size")
         return DecoderConfig(
-            vocab_size=config["vocab_size"],
-            hidden_size=config["hidden_size"],
-            intermediate_size=config["intermediate_size"],
-            num_layers=config["num_hidden_layers"],
+            vocab_size=_size(config, "vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=_size(config, "intermediate_size"),
+            num_layers=_size(config, "num_hidden_layers"),
             num_heads=num_heads,
-            num_kv_heads=config.get("num_key_value_heads") or num_heads,
-            head_dim=head_dim,
+            num_kv_heads=num_kv_heads,
+            head_dim=_size(config, "head_dim", hidden_size // num_heads),
             rms_norm_eps=config["rms_norm_eps"],
             max_seq_len=_max_seq_len(config),
             has_tied_embeddings=config.get("tie_word_embeddings", False),
@@ -106,6 +113,17 @@ def decoder_config(config: dict[str, Any]) -> DecoderConfig:
         )
     except KeyError as error:
         raise StartupError(f"the model's config.json has no {error}") from None
+
+
+def _size(config: dict[str, Any], key: str, default: int | None = None) -> int:
+    """A number of at least one; ``default`` if it is missing or null. Raises `KeyError` if there is
+    no default either, and `StartupError` for another value."""
+    size = config[key] if default is None else config.get(key)
+    if size is None:
+        size = default
+    if not isinstance(size, int) or size < 1:
+        raise StartupError(f"the model's config.json says {key} {size!r}, which no model can have")
+    return size
 
 
 def _sliding_windows(config: dict[str, Any]) -> tuple[int | None, ...]:
@@ -125,7 +143,7 @@ def _sliding_windows(config: dict[str, Any]) -> tuple[int | None, ...]:
 def _max_seq_len(config: dict[str, Any]) -> int:
     """The longest context, to which YaRN extends the original one: Qwen's configurations with YaRN
     keep the other number."""
-    stated: int = config["max_position_embeddings"]
+    stated = _size(config, "max_position_embeddings")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     original = rope.get("original_max_position_embeddings")
     if original is None or _rope(config)["rope_type"] != "yarn":

@@ -92,6 +92,32 @@ def test_a_model_whose_tokens_attend_to_later_ones_is_refused(
         load_runner(model, device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"num_attention_heads": 2, "num_key_value_heads": 4}, "2 heads share 4 key-value heads"),
+        ({"num_attention_heads": 9, "num_key_value_heads": 4}, "9 heads share 4 key-value heads"),
+        ({"num_attention_heads": 0}, "says num_attention_heads 0, which no model"),
+        ({"num_key_value_heads": 0}, "says num_key_value_heads 0, which no model"),
+        ({"num_key_value_heads": -1}, "says num_key_value_heads -1, which no model"),
+        ({"num_hidden_layers": 0}, "says num_hidden_layers 0, which no model"),
+        ({"hidden_size": -48}, "says hidden_size -48, which no model"),
+        ({"intermediate_size": 1.5}, r"says intermediate_size 1\.5, which no model"),
+        ({"vocab_size": None}, "says vocab_size None, which no model"),
+        ({"head_dim": 0}, "says head_dim 0, which no model"),
+        ({"max_position_embeddings": "256"}, "says max_position_embeddings '256', which no model"),
+    ],
+)
+def test_sizes_that_no_model_can_have_are_refused(
+    model: Path, sizes: dict[str, Any], message: str
+) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | sizes))
+
+    with pytest.raises(StartupError, match=message):
+        load_runner(model, device="cpu")
+
+
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
 def test_dtype_auto_is_that_of_the_stored_weights(model: Path, stored: torch.dtype) -> None:
     path = model / "model.safetensors"
