@@ -98,7 +98,10 @@ def load(settings: WorkerSettings) -> ServedModel:
         tenant_weights=settings.tenant_weights,
         max_draft_tokens=settings.max_draft_tokens if can_check_drafts(runner.decoder) else 0,
     )
-    tokenizer, tool_parser = with_known_calls(Tokenizer.load(directory), settings.tool_parser)
+    # The tokenizer checks the token ids of requests, which kernels use as indices.
+    tokenizer, tool_parser = with_known_calls(
+        Tokenizer.load(directory, vocab_size=runner.vocab_size), settings.tool_parser
+    )
     numerics = numerics_of(
         runner.decoder, settings.kernels, is_batch_invariant=settings.batch_invariant
     )

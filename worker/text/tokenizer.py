@@ -48,8 +48,12 @@ class Tokenizer:
         self._token_bytes = token_bytes_of(encoder, decoder)
 
     @classmethod
-    def load(cls, directory: Path) -> "Tokenizer":
-        """Load ``tokenizer.json`` and the configuration files beside it. Raises `StartupError`."""
+    def load(cls, directory: Path, *, vocab_size: int | None = None) -> "Tokenizer":
+        """Load ``tokenizer.json`` and the configuration files beside it. Raises `StartupError`.
+
+        ``vocab_size`` is the number of rows of the model's embedding; by default, what
+        ``config.json`` says.
+        """
         source = _read(directory / "tokenizer.json")
         if source is None:
             raise StartupError(f"{directory.name} contains no tokenizer.json")
@@ -68,7 +72,7 @@ class Tokenizer:
         ends = [special_tokens.get("eos_token", "")]
         if template is not None and template.is_harmony:
             ends += _HARMONY_ENDS
-        vocab_size = config.get("vocab_size") or encoder.get_vocab_size()
+        vocab_size = vocab_size or config.get("vocab_size") or encoder.get_vocab_size()
         eos_ids = (
             _id_set(generation_config.get("eos_token_id"))
             | _id_set(config.get("eos_token_id"))
