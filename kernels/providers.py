@@ -159,6 +159,7 @@ class DrawRows(Protocol):
 class Ops:
     """One provider's operations."""
 
+    provider: Provider
     rms_norm: RmsNorm
     add_rms_norm: AddRmsNorm
     store_kv: StoreKv
@@ -182,11 +183,11 @@ def load_ops(provider: Provider = "reference", *, is_batch_invariant: bool = Fal
     With ``is_batch_invariant`` a row's result is bit-identical whatever else is in the batch; ops
     that otherwise adapt to the batch for speed are instructed not to. The native ops never adapt.
     """
-    names = [field.name for field in fields(Ops)]
+    names = [field.name for field in fields(Ops) if field.name != "provider"]
     ops = {name: getattr(_module(provider, name), name) for name in names}
     if is_batch_invariant:
         ops = {name: _invariant(op) for name, op in ops.items()}
-    return Ops(**ops)
+    return Ops(provider, **ops)
 
 
 def _invariant(op: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,7 +20,7 @@ from torch import Tensor
 from bench.gpu import report
 from bench.gpu.figures import Figure
 from bench.gpu.steps import DRAWN, GREEDY
-from kernels.providers import Ops, load_ops
+from kernels.providers import Ops, Provider, load_ops
 from shared.messages import SamplingParams
 from worker.engine.engine import Engine
 from worker.engine.interface import SequenceId, Submit
@@ -45,6 +45,7 @@ class IdleDecoder:
     max_seq_len = 8192
     dtype = torch.float32
     device = _CPU
+    provider: Provider = "reference"
 
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         # A view, because real logits would take milliseconds to allocate on the CPU.

@@ -102,9 +102,7 @@ def load(settings: WorkerSettings) -> ServedModel:
     tokenizer, tool_parser = with_known_calls(
         Tokenizer.load(directory, vocab_size=runner.vocab_size), settings.tool_parser
     )
-    numerics = numerics_of(
-        runner.decoder, settings.kernels, is_batch_invariant=settings.batch_invariant
-    )
+    numerics = numerics_of(runner.decoder, is_batch_invariant=settings.batch_invariant)
     return ServedModel(
         name=name_of(settings),
         tokenizer=tokenizer,

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from kernels.providers import Provider
 from worker.model.kv_cache import KVCache
 
 
@@ -68,6 +69,11 @@ class Decoder(Protocol):
 
     @property
     def device(self) -> torch.device: ...
+
+    @property
+    def provider(self) -> Provider:
+        """The provider of the kernels that compute attention."""
+        ...
 
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         """Write the step's keys and values and return logits [num_sampled, vocab_size].

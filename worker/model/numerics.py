@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from kernels.native.build import LibraryUnavailable, best_variant, limit_variants
+from kernels.native.build import limit_variants
 
 if TYPE_CHECKING:
     from worker.model.forward import Decoder
@@ -23,35 +23,22 @@ def limit_cpu_isa(isa: CpuIsa) -> None:
         os.environ.update(dict.fromkeys(_VARIABLES, isa))
 
 
-def numerics_of(decoder: "Decoder", kernels: str, *, is_batch_invariant: bool) -> str:
+def numerics_of(decoder: "Decoder", *, is_batch_invariant: bool) -> str:
     """Names everything that affects the last bits of a logit, except for the weights.
 
     For example ``cpu fused bfloat16``, which is the same on every processor, or ``cpu avx2 native
     float32 reference``. Two workers with the same weights generate the same tokens only if their
-    numerics are equal. ``kernels`` is the setting.
+    numerics are equal.
     """
     import torch
-
-    from worker.model.provision import provider_on
 
     kind = type(decoder).__name__.removesuffix("Decoder").lower()
     parts = [kind, str(decoder.dtype).removeprefix("torch.")]
     if decoder.device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(decoder.device)
         mode = ["batch-invariant"] if is_batch_invariant else []
-        provider = provider_on(decoder.device, kernels)
-        return " ".join(["cuda", f"sm{major}{minor}", *parts, provider, *mode])
+        return " ".join(["cuda", f"sm{major}{minor}", *parts, decoder.provider, *mode])
     if kind == "fused":
         return " ".join(["cpu", *parts])
     instructions = torch.backends.cpu.get_cpu_capability().lower()
-    return " ".join(["cpu", instructions, *parts, _cpu_kernels(kernels)])
-
-
-def _cpu_kernels(kernels: str) -> str:
-    if kernels == "reference":
-        return kernels
-    try:
-        best_variant()
-    except LibraryUnavailable:
-        return "reference"
-    return "native"
+    return " ".join(["cpu", instructions, *parts, decoder.provider])

@@ -4,7 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 from tests.support.models.tiny import write_tiny_model
+from worker.model.loading import load_decoder
+from worker.model.numerics import numerics_of
 
 SHOW_LIMITED = """
 import sys
@@ -20,7 +25,7 @@ for dtype, kernels in ("float32", "auto"), ("bfloat16", "auto"), ("float32", "re
     decoder = load_decoder(
         Path(sys.argv[1]), dtype=dtype, kernels=kernels, device=torch.device("cpu")
     )
-    print(numerics_of(decoder, kernels, is_batch_invariant=False))
+    print(numerics_of(decoder, is_batch_invariant=False))
 """
 
 
@@ -40,3 +45,22 @@ def test_a_limited_worker_uses_avx2_alone_on_every_processor(tmp_path: Path) -> 
         "cpu fused bfloat16",
         "cpu avx2 native float32 reference",
     ]
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "expected"),
+    [
+        ("phi", "float32", "foreign float32 native"),
+        ("phi", "float16", "foreign float16 reference"),
+        ("llama", "float16", "native float16 reference"),
+    ],
+)
+def test_numerics_name_the_kernels_that_were_chosen(
+    tmp_path: Path, family: str, dtype: str, expected: str
+) -> None:
+    write_tiny_model(tmp_path, family, hidden_size=96, num_attention_heads=6)
+
+    decoder = load_decoder(tmp_path, dtype=dtype, device=torch.device("cpu"))
+
+    numerics = numerics_of(decoder, is_batch_invariant=False)
+    assert numerics.split(maxsplit=2)[2] == expected

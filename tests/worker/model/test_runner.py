@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.providers import load_ops
+from kernels.providers import Provider, load_ops
 from tests.support.models.batches import batch, share
 from tests.support.models.tiny import VOCAB_SIZE, write_tiny_model
 from worker.engine.interface import ModelRunner, StepFailed
@@ -93,6 +93,7 @@ class GatedDecoder:
     max_seq_len = 64
     dtype = torch.float32
     device = torch.device("cpu")
+    provider: Provider = "reference"
 
     def __init__(self) -> None:
         self.allowed = threading.Semaphore(0)

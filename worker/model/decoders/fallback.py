@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from kernels.providers import Ops
+from kernels.providers import Ops, Provider
 from shared.errors import StartupError
 from worker.model.decoders import probe
 from worker.model.decoders.attention import attend
@@ -101,6 +101,10 @@ class ForeignDecoder:
     def device(self) -> torch.device:
         device: torch.device = self._model.device
         return device
+
+    @property
+    def provider(self) -> Provider:
+        return self._ops.provider
 
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         return logits_with(

@@ -10,6 +10,7 @@ from kernels.native.decoder import PackedDecoder, PackedLayer, PackedModel
 from kernels.native.huge_pages import CommittedAhead
 from kernels.native.library import Library, library
 from kernels.native.packed import PackedWeight, pack
+from kernels.providers import Provider
 from kernels.quantized import Matrix
 from worker.model.config import DecoderConfig
 from worker.model.decoders.native import LlamaFamily
@@ -56,6 +57,10 @@ class FusedDecoder(LlamaFamily):
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
+
+    @property
+    def provider(self) -> Provider:
+        return "native"
 
     def commit_ahead(self, kv_cache: KVCache) -> None:
         """Commit the memory of this cache, which all steps will use, in the background."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.providers import Ops
+from kernels.providers import Ops, Provider
 from worker.model.config import DecoderConfig
 from worker.model.decoders.attention import attend
 from worker.model.decoders.rope_table import rope_table
@@ -70,6 +70,10 @@ class NativeDecoder(LlamaFamily):
     @property
     def device(self) -> torch.device:
         return self._weights.embedding.device
+
+    @property
+    def provider(self) -> Provider:
+        return self._ops.provider
 
     @property
     def hidden_size(self) -> int:
