@@ -66,8 +66,16 @@ def build(
     The default directory is the user's cache. If several processes need it at once, one compiles
     it, and the others wait. A library that others may have changed is compiled again. Raises
     `LibraryUnavailable` if there is no compiler or it fails, and if the directory is another
-    user's.
+    user's, or cannot be used.
     """
+    try:
+        return _built(variant, directory, extra_flags)
+    # Path.home() raises RuntimeError for a user without a home.
+    except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
+        raise LibraryUnavailable(f"the library cannot be compiled: {error}") from error
+
+
+def _built(variant: str, directory: Path | None, extra_flags: tuple[str, ...]) -> Path:
     flags = (*_FLAGS, *VARIANTS[variant][1], *extra_flags)
     name = f"{variant}-{_digest(flags)}.so"
     library = (directory or user_directory()) / name
@@ -129,6 +137,8 @@ def _compile(library: Path, flags: tuple[str, ...]) -> None:
         if done.returncode:
             raise LibraryUnavailable(f"{compiler} failed: {done.stderr.strip()[:500]}")
         partial.chmod(0o700)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())  # or a loss of power could leave an empty file of that name
         partial.rename(library)
     finally:
         partial.unlink(missing_ok=True)

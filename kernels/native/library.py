@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.native.build import best_variant, build
+from kernels.native.build import BUILT, LibraryUnavailable, best_variant, build
 
 
 class WeightView(Structure):
@@ -215,9 +215,25 @@ class Library:
 @cache
 def library() -> Library:
     """The library for this processor, compiled if necessary. Raises `LibraryUnavailable`."""
-    native = Library(build(best_variant()))
+    variant = best_variant()
+    try:
+        native = _loaded(variant)
+    except OSError as error:
+        raise LibraryUnavailable(f"the library cannot be loaded: {error}") from error
     choose_products(native)
     return native
+
+
+def _loaded(variant: str) -> Library:
+    """The library of a variant. Raises `LibraryUnavailable` and `OSError`."""
+    path = build(variant)
+    try:
+        return Library(path)
+    except OSError:
+        if path.parent == BUILT:
+            raise
+        path.unlink(missing_ok=True)  # the cache's file is damaged
+        return Library(build(variant))
 
 
 def choose_products(native: Library) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from kernels.native import build as module
 from kernels.native.build import LibraryUnavailable, best_variant, build, limit_variants
-from kernels.native.library import Library
+from kernels.native.library import Library, library
 
 
 def test_the_second_start_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +92,65 @@ def test_a_library_that_several_need_at_once_is_compiled_once(
 
     assert {one.result().read_text() for one in built} == {"honest\n"}
     assert calls.read_text().splitlines() == ["called"]
+
+
+def test_a_compiler_that_never_ends_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\nexec sleep 60\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
+    monkeypatch.setattr(module, "_TIMEOUT_S", 0.1)
+
+    with pytest.raises(LibraryUnavailable, match="timed out"):
+        build("avx2", directory=tmp_path / "built")
+
+
+def test_a_cache_that_cannot_be_used_makes_the_library_unavailable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(LibraryUnavailable, match="Not a directory"):
+        build("avx2", directory=tmp_path / "file" / "built")
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    with pytest.raises(LibraryUnavailable, match="determine home directory"):
+        build("avx2")
+
+
+@pytest.fixture
+def cached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The library's place in an empty cache, into which a compiler copies the library."""
+    path = tmp_path / "g++"
+    compiled = build(best_variant())
+    path.write_text(f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ncp "{compiled}" "$2"\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(module, "BUILT", tmp_path)
+    return build(best_variant())
+
+
+def test_a_damaged_library_of_the_cache_is_compiled_again(cached: Path) -> None:
+    cached.write_bytes(b"")
+
+    loaded = library.__wrapped__()
+
+    assert loaded.lanes > 1
+    assert cached.stat().st_size > 0
+
+
+def test_a_library_that_cannot_be_loaded_is_unavailable(cached: Path, tmp_path: Path) -> None:
+    cached.write_bytes(b"")
+    (tmp_path / "g++").write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\n: >"$2"\n')
+
+    with pytest.raises(LibraryUnavailable, match=r"cannot be loaded: .*too short"):
+        library.__wrapped__()
 
 
 def test_every_variant_needs_what_it_is_compiled_for() -> None:
