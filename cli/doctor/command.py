@@ -234,7 +234,11 @@ def _model(worker: WorkerSettings) -> Iterator[Finding]:
         return
     kind = "natively" if is_native(config) else "through transformers"
     yield ok("model", f"{worker.model} in {directory} runs {kind}")
-    formats = {"dtype": worker.dtype, "weight_format": worker.weight_format}
+    formats = {
+        "dtype": worker.dtype,
+        "weight_format": worker.weight_format,
+        "kernels": worker.kernels,
+    }
     try:
         device = device_named(worker.device)
         needed, free, remedy = weight_room(config, checkpoint, device, **formats)

@@ -14,6 +14,8 @@ from shared.errors import StartupError
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 _WORD_BYTES = 4
+_WORD_WEIGHTS = 8
+"""The number of 4-bit weights in a word of AutoAWQ's layout."""
 
 
 class Checkpoint:
@@ -46,15 +48,21 @@ class Checkpoint:
             raise StartupError(f"weights of type {name} are not supported")
         return _DTYPES[name]
 
-    def num_bytes(self, bytes_per_weight: float) -> int:
-        """The memory for all weights, of which words of packed bits stay as they are."""
-        slices = [file.get_slice(self._stored(name)) for name, file in self._files.items()]
+    def num_bytes(self, bytes_per_weight: float, *, stay_packed: bool = True) -> int:
+        """The memory for all weights. Words of packed bits either stay as they are, or become
+        weights."""
+
+        def bytes_per_element(name: str, dtype: str) -> float:
+            if dtype != "I32":
+                return bytes_per_weight
+            if stay_packed:
+                return _WORD_BYTES
+            return _WORD_WEIGHTS * bytes_per_weight if name.endswith(".qweight") else 0
+
+        slices = {name: file.get_slice(self._stored(name)) for name, file in self._files.items()}
         return sum(
-            math.ceil(
-                math.prod(view.get_shape())
-                * (_WORD_BYTES if view.get_dtype() == "I32" else bytes_per_weight)
-            )
-            for view in slices
+            math.ceil(math.prod(view.get_shape()) * bytes_per_element(name, view.get_dtype()))
+            for name, view in slices.items()
         )
 
     @property

@@ -109,7 +109,9 @@ def load_decoder(
     config = read_json_config(directory)
     checkpoint = Checkpoint(directory)
     served, packed = _formats(checkpoint, dtype, weight_format)
-    room = weight_room(config, checkpoint, device, dtype=dtype, weight_format=weight_format)
+    room = weight_room(
+        config, checkpoint, device, dtype=dtype, weight_format=weight_format, kernels=kernels
+    )
     with room_for_weights(room, device):
         if is_native(config):
             native = decoder_config(config)
@@ -184,6 +186,7 @@ def weight_room(
     *,
     dtype: str = "auto",
     weight_format: str = "auto",
+    kernels: str = "auto",
 ) -> WeightRoom:
     """The room for the weights in these formats, before they are read. Raises `StartupError`."""
     served, packed = _formats(checkpoint, dtype, weight_format)
@@ -192,7 +195,9 @@ def weight_room(
         bytes_per_weight = _packed_bytes(packed)
     can_pack = is_native(config) and "quantization_config" not in config
     return WeightRoom(
-        checkpoint.num_bytes(bytes_per_weight),
+        checkpoint.num_bytes(
+            bytes_per_weight, stay_packed=provider_on(device, kernels) == "triton"
+        ),
         _free_bytes(device),
         memory_remedy(device, bytes_per_weight, can_pack=can_pack),
     )

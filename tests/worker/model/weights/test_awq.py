@@ -20,7 +20,7 @@ from worker.model.decoders.native import NativeDecoder
 from worker.model.forward import Decoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import BlockShape, KVCache
-from worker.model.loading import load_decoder
+from worker.model.loading import load_decoder, weight_room
 from worker.model.weights.awq import AwqWeight
 from worker.model.weights.layers import WeightReader, read_weights
 
@@ -97,6 +97,23 @@ def test_the_cpu_computes_what_is_left_of_the_weights(tmp_path: Path, kernels: s
 def test_dtype_auto_is_that_of_the_tensors_that_are_not_packed(tmp_path: Path) -> None:
     write_awq_model(tmp_path)
     assert load_decoder(tmp_path, device=CPU).dtype == torch.float32
+
+
+@pytest.mark.parametrize(("dtype", "itemsize"), [("float32", 4), ("bfloat16", 2)])
+def test_the_memory_that_is_checked_is_that_of_the_unpacked_weights(
+    tmp_path: Path, dtype: str, itemsize: int
+) -> None:
+    model = write_awq_model(tmp_path)
+    config, checkpoint = read_json_config(tmp_path), Checkpoint(tmp_path)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    scales = sum(
+        checkpoint.get(name).numel() for name in checkpoint.unread if name.endswith(".scales")
+    )
+
+    on_cpu = weight_room(config, checkpoint, CPU, dtype=dtype).needed
+
+    assert on_cpu == itemsize * (weights + scales)
+    assert checkpoint.num_bytes(itemsize) < on_cpu / 1.5
 
 
 @pytest.mark.parametrize("odd", [{"bits": 8}, {"version": "gemv"}, {"zero_point": False}])
