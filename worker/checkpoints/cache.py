@@ -1,19 +1,21 @@
 """The user's cache: directories that are built once, safely under concurrent use."""
 
 import fcntl
+import hashlib
 import os
 import shutil
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeAlias
+from typing import IO, TypeAlias
 
 from shared.errors import StartupError
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Progress of a long operation: a stage's name, the amount done and the total; total 0: unknown."""
 
+_CHUNK_BYTES = 1 << 20
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -52,6 +54,16 @@ def build_once(directory: Path, build: Callable[[Path], None]) -> Path:
         finally:
             shutil.rmtree(partial, ignore_errors=True)
     return directory
+
+
+def copy_hashed(source: IO[bytes], path: Path) -> str:
+    """Write all of ``source`` to ``path``; returns its SHA-256 in hex."""
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        while chunk := source.read(_CHUNK_BYTES):
+            file.write(chunk)
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -11,7 +11,13 @@ from pathlib import Path
 
 from shared.errors import StartupError
 from worker.checkpoints import convert
-from worker.checkpoints.cache import Progress, build_once, cache_directory, check_owned
+from worker.checkpoints.cache import (
+    Progress,
+    build_once,
+    cache_directory,
+    check_owned,
+    copy_hashed,
+)
 
 
 def check_gguf(file: Path) -> None:
@@ -26,7 +32,11 @@ def converted_file(gguf: Path, progress: Progress) -> Path:
 
     def copy(directory: Path) -> Path:
         # Not a hard link: overwriting the original would change the cached file too.
-        return Path(shutil.copyfile(gguf, directory / gguf.name))
+        copied = directory / gguf.name
+        with gguf.open("rb") as file:
+            if copy_hashed(file, copied) != sha256:
+                raise StartupError(f"{gguf} changed while it was copied: try again")
+        return copied
 
     check_gguf(gguf)
     with gguf.open("rb") as file:

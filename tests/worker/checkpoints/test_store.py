@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,8 @@ import pytest
 from shared.errors import StartupError
 from tests.worker.checkpoints.gguf_files import write_tiny_gguf
 from tests.worker.checkpoints.hub import serve_hub
-from worker.checkpoints import store
-from worker.checkpoints.cache import link
+from worker.checkpoints import conversions, store
+from worker.checkpoints.cache import build_once, link
 from worker.checkpoints.conversions import converted
 
 FILES = {
@@ -310,6 +310,23 @@ def test_a_gguf_file_that_cannot_be_converted_is_refused_and_leaves_nothing(
     path.write_bytes(path.read_bytes()[:5000])
 
     with pytest.raises(StartupError, match=r"tiny\.gguf cannot be converted: \w+"):
+        store.resolve(str(path))
+
+    assert [file.suffix for file in (cache / "converted").iterdir()] == [".lock"]
+
+
+def test_a_gguf_file_that_is_replaced_while_it_is_imported_is_refused_and_leaves_nothing(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf")
+
+    def replaced(directory: Path, build: Callable[[Path], None]) -> Path:
+        path.write_bytes(path.read_bytes() + b"other")
+        return build_once(directory, build)
+
+    monkeypatch.setattr(conversions, "build_once", replaced)
+
+    with pytest.raises(StartupError, match=r"tiny\.gguf changed while it was copied"):
         store.resolve(str(path))
 
     assert [file.suffix for file in (cache / "converted").iterdir()] == [".lock"]
