@@ -75,7 +75,7 @@ def _check_groups(inputs: int, num_groups: int) -> None:
     """Check that a chunk consists of whole groups, or a group of whole chunks."""
     if inputs % CHUNK_INPUTS:
         raise ValueError(f"{inputs} inputs are not a multiple of {CHUNK_INPUTS}")
-    size = inputs // num_groups
+    size = inputs // max(num_groups, 1)
     if size * num_groups != inputs or (size % CHUNK_INPUTS and size not in (16, 32, 64)):
         raise ValueError(f"{inputs} inputs cannot be in {num_groups} groups of equal size")
 

@@ -1,6 +1,5 @@
 """The safetensors files of a model directory."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shared.errors import StartupError
+from worker.checkpoints.shards import shard_names
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -43,6 +43,8 @@ class Checkpoint:
         """
         slices = [file.get_slice(self._stored(name)) for name, file in self._files.items()]
         floats = [view for view in slices if view.get_dtype() != "I32"]
+        if not floats:
+            raise StartupError("the checkpoint has no weights of a float type")
         name = max(floats, key=lambda view: math.prod(view.get_shape())).get_dtype()
         if name not in _DTYPES:
             raise StartupError(f"weights of type {name} are not supported")
@@ -93,8 +95,9 @@ class Checkpoint:
         Raises `StartupError` if one is missing or has another shape.
         """
         parts = [self.get(name) for name in names]
-        have = (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
-        if have != shape or any(part.shape[1:] != parts[0].shape[1:] for part in parts):
+        shapes = [tuple(part.shape) for part in parts]
+        have = () if () in shapes else (sum(one[0] for one in shapes), *shapes[0][1:])
+        if have != shape or any(one[1:] != shape[1:] for one in shapes):
             raise StartupError(f"{names[0]} has shape {have}, config.json says {shape}")
         return parts
 
@@ -119,9 +122,7 @@ def _open(path: Path) -> Any:
 
 def weight_files(directory: Path) -> list[Path]:
     """The files that the index lists, or else ``model.safetensors``. Raises `StartupError`."""
-    index = directory / "model.safetensors.index.json"
-    if index.exists():
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
+    if names := shard_names(directory):
         # A name in an untrusted file must not lead out of the directory.
         return [directory / Path(name).name for name in names]
     single = directory / "model.safetensors"

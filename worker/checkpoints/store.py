@@ -3,7 +3,6 @@
 A model directory contains config.json, tokenizer.json and weights in safetensors files.
 """
 
-import json
 import re
 from difflib import get_close_matches
 from pathlib import Path
@@ -16,6 +15,7 @@ from worker.checkpoints.cache import Progress, cache_directory, check_owned, lin
 from worker.checkpoints.catalogue import MODELS
 from worker.checkpoints.conversions import converted, converted_file
 from worker.checkpoints.hub import snapshot
+from worker.checkpoints.shards import shard_names
 from worker.checkpoints.wheel import WheelSource, fetch
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
@@ -134,14 +134,7 @@ def _checked(model: str, directory: Path) -> Path:
 
 
 def _check_shards(model: str, directory: Path) -> None:
-    index = directory / "model.safetensors.index.json"
-    if not index.is_file():
-        return
-    try:
-        shards = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise StartupError(f"{model}: {index.name} is corrupt") from error
-    missing = sorted(shard for shard in shards if not (directory / shard).is_file())
+    missing = [shard for shard in shard_names(directory) if not (directory / shard).is_file()]
     if missing:
         raise StartupError(f"{model} is incomplete: it lacks {', '.join(missing)}")
 

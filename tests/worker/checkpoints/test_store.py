@@ -251,6 +251,10 @@ def test_what_is_nowhere_is_refused(cache: Path, model: str, message: str) -> No
             r"is incomplete: it lacks 1\.safetensors",
         ),
         ({"model.safetensors.index.json": b"{"}, r"model\.safetensors\.index\.json is corrupt"),
+        (
+            {"model.safetensors.index.json": b'{"weight_map": {"a": 1}}'},
+            r"model\.safetensors\.index\.json is corrupt: it does not list files",
+        ),
     ],
 )
 def test_a_directory_that_no_worker_could_load_is_refused(

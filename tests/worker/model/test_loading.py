@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from shared.errors import StartupError
 from shared.host_memory import free_bytes, readable_size
@@ -158,6 +159,30 @@ def test_broken_files_are_named(model: Path) -> None:
         load_runner(model, device="cpu")
     (model / "config.json").unlink()
     with pytest.raises(StartupError, match=r"no config\.json"):
+        load_runner(model, device="cpu")
+
+
+@pytest.mark.parametrize("norm", [torch.tensor(1.0), torch.ones(1, 48)])
+def test_a_tensor_with_another_number_of_dimensions_is_named(model: Path, norm: Tensor) -> None:
+    path = model / "model.safetensors"
+    save_file(load_file(path) | {"model.norm.weight": norm}, path)
+
+    with pytest.raises(StartupError, match=r"model\.norm\.weight has shape \(.*\), .* \(48,\)"):
+        load_runner(model, device="cpu")
+
+
+def test_weights_of_which_none_is_a_float_are_refused(model: Path) -> None:
+    save_file({"model.norm.weight": torch.ones(48).int()}, model / "model.safetensors")
+
+    with pytest.raises(StartupError, match="no weights of a float type"):
+        load_runner(model, device="cpu")
+
+
+@pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": {"model.norm.weight": 1}}'])
+def test_an_index_that_lists_no_files_is_refused(model: Path, index: str) -> None:
+    (model / "model.safetensors.index.json").write_text(index)
+
+    with pytest.raises(StartupError, match=r"model\.safetensors\.index\.json is corrupt"):
         load_runner(model, device="cpu")
 
 

@@ -64,7 +64,7 @@ class AwqMatrices:
     def _packed(self, names: list[str], shape: tuple[int, int]) -> AwqWeight:
         """The named matrices, concatenated; AWQ stores them transposed."""
         qweight, qzeros, scales = (
-            torch.cat([self._checkpoint.get(_part(name, kind)) for name in names], dim=1)
+            self._joined([_part(name, kind) for name in names])
             for kind in ("qweight", "qzeros", "scales")
         )
         outputs, inputs = shape
@@ -77,6 +77,14 @@ class AwqMatrices:
             return AwqWeight(*repack_awq(*(t.to(self._device) for t in (qweight, qzeros, scales))))
         except ValueError as error:
             raise StartupError(f"{names[0]} cannot be unpacked: {error}") from None
+
+    def _joined(self, names: list[str]) -> Tensor:
+        """The named tensors, [rows, *], side by side."""
+        parts = [self._checkpoint.get(name) for name in names]
+        if any(part.ndim != 2 or len(part) != len(parts[0]) for part in parts):
+            shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+            raise StartupError(f"{names[0]} and those fused with it have shapes {shapes}")
+        return torch.cat(parts, dim=1)
 
 
 def _part(name: str, kind: str) -> str:

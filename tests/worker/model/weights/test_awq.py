@@ -79,6 +79,14 @@ def write_awq_model(directory: Path, **config: Any) -> Any:
     return model
 
 
+def shorten(directory: Path, tensor: str, num_rows: int = 1) -> None:
+    """Remove the first rows of a tensor of the second layer."""
+    path = directory / "model.safetensors"
+    tensors = load_file(path)
+    name = f"model.layers.1.{tensor}"
+    save_file(tensors | {name: tensors[name][num_rows:].contiguous()}, path)
+
+
 def logits_of(decoder: Decoder) -> Tensor:
     """The logits of the prompt's last token."""
     block = BlockShape(decoder.num_layers, 8, decoder.num_kv_heads, decoder.head_dim, decoder.dtype)
@@ -141,11 +149,24 @@ def test_weights_that_are_packed_are_not_packed_again(tmp_path: Path) -> None:
 )
 def test_a_tensor_of_another_shape_is_named(tmp_path: Path, kind: str, message: str) -> None:
     write_awq_model(tmp_path)
-    path = tmp_path / "model.safetensors"
-    tensors = load_file(path)
-    name = f"model.layers.1.mlp.down_proj.{kind}"
-    save_file(tensors | {name: tensors[name][1:].contiguous()}, path)
+    shorten(tmp_path, f"mlp.down_proj.{kind}")
     with pytest.raises(StartupError, match=message):
+        load_decoder(tmp_path, device=CPU)
+
+
+def test_fused_matrices_in_different_numbers_of_groups_are_named(tmp_path: Path) -> None:
+    write_awq_model(tmp_path)
+    shorten(tmp_path, "self_attn.k_proj.qzeros")
+    message = r"q_proj.qzeros and those .* shapes \(8, 16\), \(7, 8\), \(8, 8\)"
+    with pytest.raises(StartupError, match=message):
+        load_decoder(tmp_path, device=CPU)
+
+
+def test_matrices_without_any_group_are_refused(tmp_path: Path) -> None:
+    write_awq_model(tmp_path)
+    for kind in ("qzeros", "scales"):
+        shorten(tmp_path, f"mlp.down_proj.{kind}", num_rows=256 // GROUP)
+    with pytest.raises(StartupError, match="256 inputs cannot be in 0 groups"):
         load_decoder(tmp_path, device=CPU)
 
 
