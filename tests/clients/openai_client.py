@@ -1,4 +1,4 @@
-"""The official Python client, for what `tests/system/test_openai_client.py` does not cover."""
+"""The official Python client, for what `tests/system/smollm2/test_openai_client.py` leaves out."""
 
 import asyncio
 import hashlib

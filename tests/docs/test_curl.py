@@ -25,8 +25,9 @@ _TIMEOUT_S = 120
 def smollm2_url(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server with the demonstration model."""
     log = tmp_path_factory.mktemp("served") / "log"
-    options = (f"--model={smollm2}", "--served-name=smollm2", "--dtype=float32")
-    with processes.serve(log, *options, "--kv-cache-bytes=268435456") as process:
+    options = ("--dtype=float32", "--compute-threads=1", "--kv-cache-bytes=268435456")
+    named = (f"--model={smollm2}", "--served-name=smollm2")
+    with processes.serve(log, *named, *options) as process:
         yield process.url
 
 

@@ -4,11 +4,8 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-_SHARE_DEPLOYMENTS = frozenset(
-    f"tests/system/test_{name}.py"
-    for name in ("chat", "command_line", "deployment", "openai_client")
-)
-"""The modules with deployments of the real model that last a session and take gigabytes."""
+_SHARES_DEPLOYMENTS = "tests/system/smollm2/"
+"""The package whose modules share deployments of the real model, which take gigabytes."""
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc]
@@ -16,7 +13,8 @@ class Scheduling(LoadFileScheduling):  # type: ignore[misc]
 
     def _split_scope(self, nodeid: str) -> str:
         module: str = super()._split_scope(nodeid)
-        return "deployments" if module in _SHARE_DEPLOYMENTS else module
+        is_shared = module.startswith(_SHARES_DEPLOYMENTS)
+        return _SHARES_DEPLOYMENTS if is_shared else module
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,8 +28,10 @@ RUNNING = "warren_worker_sequences_running"
 
 
 @pytest.fixture
-def openai_client(gateway: WarrenProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{gateway.url}/v1", api_key="none", max_retries=0)
+def openai_client(gateway: WarrenProcess) -> Iterator[openai.OpenAI]:
+    url = f"{gateway.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
 
 
 def answer(client: openai.OpenAI, prompt: str, *, max_tokens: int = 24, model: str = MODEL) -> str:

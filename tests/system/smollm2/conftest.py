@@ -1,4 +1,7 @@
-"""Whole deployments: all processes, the broker and the model are real."""
+"""Whole deployments: all processes, the broker and the model are real.
+
+They take gigabytes, and end with the tests of this package.
+"""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,12 +17,12 @@ from tests.support.deployment.processes import WarrenProcess
 FP32 = ("--dtype=float32", "--compute-threads=1")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("logs")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def workers(broker: Broker, smollm2: Path, logs: Path) -> Iterator[list[WarrenProcess]]:
     """Two workers of SmolLM2 in fp32 on the broker."""
     url = broker.url_of("worker")
@@ -35,21 +38,22 @@ def workers(broker: Broker, smollm2: Path, logs: Path) -> Iterator[list[WarrenPr
         yield started
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def gateway(broker: Broker, workers: list[WarrenProcess], logs: Path) -> Iterator[WarrenProcess]:
     with processes.gateway(broker.url_of("gateway"), logs / "gateway") as process:
         yield process
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def embedded(smollm2: Path, logs: Path) -> Iterator[WarrenProcess]:
     """``warren serve``: gateway and worker in one process."""
-    with processes.serve(logs / "serve", "--dtype=float32") as process:
+    with processes.serve(logs / "serve", *FP32) as process:
         yield process
+        assert process.terminate() == 0
 
 
 @pytest.fixture(
-    params=["embedded", pytest.param("gateway", marks=pytest.mark.rabbit)], scope="session"
+    params=["embedded", pytest.param("gateway", marks=pytest.mark.rabbit)], scope="package"
 )
 def deployment(request: pytest.FixtureRequest) -> WarrenProcess:
     """Each kind of deployment in turn."""
@@ -57,6 +61,8 @@ def deployment(request: pytest.FixtureRequest) -> WarrenProcess:
     return process
 
 
-@pytest.fixture(scope="session")
-def client(deployment: WarrenProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{deployment.url}/v1", api_key="none", max_retries=0)
+@pytest.fixture(scope="package")
+def client(deployment: WarrenProcess) -> Iterator[openai.OpenAI]:
+    url = f"{deployment.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client

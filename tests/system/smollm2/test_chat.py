@@ -13,7 +13,7 @@ from tests.support.gateway.http import SECRET
 
 pytestmark = pytest.mark.rabbit
 
-NUM_TOKENS = 200
+NUM_TOKENS = 100
 
 
 def start_chat(url: str) -> subprocess.Popen[str]:
