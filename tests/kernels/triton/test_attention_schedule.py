@@ -94,11 +94,11 @@ def num_tiles(sequences: list[Sequence]) -> list[int]:
 
 
 @given(
-    sequences=st.lists(st.tuples(st.integers(0, 900), st.integers(1, 20)), min_size=1, max_size=20),
-    num_wanted=st.integers(1, 40),
+    sequences=st.lists(st.tuples(st.integers(0, 900), st.integers(1, 20)), min_size=1, max_size=10),
+    num_wanted=st.integers(1, 24),
     window=st.none() | st.integers(1, 300),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 def test_the_splits_of_every_tile_cover_its_context_once(
     device: torch.device, sequences: list[Sequence], num_wanted: int, window: int | None
 ) -> None:

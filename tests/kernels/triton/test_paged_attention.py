@@ -15,7 +15,7 @@ from kernels.providers import PagedAttention
 from kernels.triton.attention_tiles import AttentionKind
 from kernels.triton.paged_attention import paged_attention
 from kernels.triton.scheduled_attention import Sequences, schedule_of
-from tests.kernels.attention import CASES, FAULTS, Case, alone, attend, build, check
+from tests.kernels.attention import CASES, Case, alone, attend, build, check
 from tests.kernels.attention import MAX_RELATIVE_ERROR as INTERPRETED_ERROR
 
 Attention = Callable[..., Tensor]
@@ -92,18 +92,11 @@ def test_few_chunks_after_long_contexts_are_split(query_len: int, is_whole: bool
     assert schedule.variant.is_whole == is_whole
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_caught(fast: PagedAttention, fault: str) -> None:
-    case, plant = FAULTS[fault]
-    with pytest.raises(AssertionError, match="relative error"):
-        check(fast, CASES[case], plant)
-
-
 @pytest.mark.parametrize("window", [None, 520])
 def test_a_tokens_bits_do_not_depend_on_its_company_nor_on_its_chunk(
     invariant: PagedAttention, device: torch.device, window: int | None
 ) -> None:
-    case = Case((530, 3, 1030, 20), (1, 1, 7, 20), 4, 2, sliding_window=window)
+    case = Case((530, 3, 1030, 20), (1, 1, 7, 20), 2, 1, sliding_window=window)
     # Eight tokens fill a tile. The interpreter's products come from a library that sums a tile's
     # later rows in another order than its first.
     step = 1 if device.type == "cuda" else 8
