@@ -98,7 +98,17 @@ async def test_drafts_of_constrained_output_change_nothing(
     assert drafted.load.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, SCORED], ids=["greedy", "sampled", "scored"])
+@pytest.mark.parametrize(
+    ("runner", "sampling"),
+    [
+        pytest.param("bfloat16", SAMPLED, id="bfloat16, sampled"),
+        pytest.param("q4_1", GREEDY, id="q4_1, greedy"),
+        pytest.param("q4_1", SAMPLED, id="q4_1, sampled"),
+        pytest.param("q4_1", SCORED, id="q4_1, scored"),
+    ],
+    indirect=["runner"],
+    scope="module",
+)
 def test_drafts_change_nothing(
     runner: TorchRunner, repetitive: list[int], sampling: SamplingParams
 ) -> None:
