@@ -209,7 +209,7 @@ async def test_long_texts_cost_little(tmp_path: Path, requests: list[tuple[str, 
     await assert_costs_little(tmp_path / "log", attack)
 
 
-@pytest.mark.parametrize("item", [b"[],", b'{"a":1},', b'"a",', b"1000,"])
+@pytest.mark.parametrize("item", [b"[],", b"1000,"])
 async def test_large_bodies_cost_little(tmp_path: Path, item: bytes) -> None:
     items = item * ((4 << 20) // len(item) - 100)
     body = b'{"model":"scripted","messages":[],"chat_template_kwargs":{"a":[%s0]}}' % items
