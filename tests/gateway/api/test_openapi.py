@@ -23,7 +23,7 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.settings import GatewaySettings
 from tests.support.gateway.serving import served
 
-_EXAMPLES = 12
+_EXAMPLES = 8
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,8 @@ PROMPTS = [
     "rest length",
     "rest failure",
 ]
+ENDS = ["text length", "thought stop", "calls stop", "rest failure"]
+"""One for each way in which an answer may end."""
 
 FUNCTION: dict[str, Any] = {
     "name": "f",
@@ -117,6 +119,11 @@ MESSAGES: Mapping[str, dict[str, Any]] = {
     },
     "stop": {"stop_sequences": ["x"], "service_tier": "auto", "metadata": {"user_id": "u"}},
 }
+ECHOED = [
+    ("/v1/chat/completions", "detached"),
+    *(("/v1/responses", name) for name in ("sampling", "words", "verbosity", "flex", "stored")),
+]
+"""Cases whose parameters the answer only repeats."""
 CASES = [
     *(("/v1/chat/completions", name) for name in CHATS),
     *(("/v1/completions", name) for name in COMPLETIONS),
@@ -126,9 +133,10 @@ CASES = [
 
 
 def bodies(path: str, name: str) -> list[dict[str, Any]]:
-    """The bodies of one case, for all that the worker may write, whole and as a stream."""
+    """The bodies of one case, for what the worker may write, whole and as a stream."""
     made: list[dict[str, Any]] = []
-    for prompt, stream in product(PROMPTS, (False, True)):
+    prompts = ENDS if (path, name) in ECHOED else PROMPTS
+    for prompt, stream in product(prompts, (False, True)):
         messages = [{"role": "user", "content": prompt}]
         match path:
             case "/v1/chat/completions":

@@ -28,7 +28,7 @@ from shared.messages import (
 from tests.shared.log.simulation.model import Model
 from tests.shared.log.simulation.schedule import Schedule
 
-NUM_SCHEDULES = int(os.environ.get("WARREN_TEST_SCHEDULES", "500"))
+NUM_SCHEDULES = int(os.environ.get("WARREN_TEST_SCHEDULES", "300"))
 SEED = os.environ.get("WARREN_TEST_SEED")
 SEEDS = range(NUM_SCHEDULES) if SEED is None else range(int(SEED), int(SEED) + 1)
 
