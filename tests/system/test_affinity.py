@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from tests.support.deployment import processes
-from tests.support.deployment.broker import RabbitNode
+from tests.support.deployment.broker import Broker
 from tests.support.deployment.processes import WarrenProcess
 from tests.support.metrics import sample
 
@@ -66,14 +66,14 @@ class Conversation:
 
 
 async def test_a_conversation_keeps_its_worker_and_survives_it(
-    own_broker: RabbitNode, tmp_path: Path
+    broker: Broker, tmp_path: Path
 ) -> None:
     disturbed, undisturbed = Conversation(), Conversation()
     with ExitStack() as stack:
-        workers = await asyncio.to_thread(started, own_broker, tmp_path, stack)
+        workers = await asyncio.to_thread(started, broker, tmp_path, stack)
         gateway = await asyncio.to_thread(
             stack.enter_context,
-            processes.gateway(own_broker.url_of("gateway"), tmp_path / "gateway"),
+            processes.gateway(broker.url_of("gateway"), tmp_path / "gateway"),
         )
         async with httpx.AsyncClient(base_url=gateway.url, timeout=120) as http:
             while await asyncio.to_thread(sample, gateway, HEARD) < NUM_WORKERS:  # noqa: ASYNC110
@@ -94,7 +94,7 @@ async def test_a_conversation_keeps_its_worker_and_survives_it(
     assert disturbed.messages == undisturbed.messages
 
 
-def started(broker: RabbitNode, folder: Path, stack: ExitStack) -> list[WarrenProcess]:
+def started(broker: Broker, folder: Path, stack: ExitStack) -> list[WarrenProcess]:
     url = broker.url_of("worker")
     workers = [
         processes.echo_worker(url, folder / f"worker{k}", "--step-ms=10")

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.support.deployment import processes
-from tests.support.deployment.broker import RabbitNode
+from tests.support.deployment.broker import Broker
 from tests.support.deployment.processes import WarrenProcess
 
 pytestmark = pytest.mark.rabbit
@@ -29,7 +29,7 @@ BODY = {
 class Fleet:
     """A gateway, and workers of the synthetic model with given numerics."""
 
-    def __init__(self, broker: RabbitNode, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, broker: Broker, folder: Path, stack: ExitStack) -> None:
         self._broker = broker
         self._folder = folder
         self._stack = stack
@@ -90,10 +90,10 @@ async def disturbed(
 
 @pytest.mark.timeout(240)
 async def test_streams_stay_with_their_numerics_for_as_long_as_there_are_any(
-    own_broker: RabbitNode, tmp_path: Path
+    broker: Broker, tmp_path: Path
 ) -> None:
     with ExitStack() as stack:
-        fleet = await asyncio.to_thread(Fleet, own_broker, tmp_path, stack)
+        fleet = await asyncio.to_thread(Fleet, broker, tmp_path, stack)
         first = await asyncio.to_thread(fleet.worker, "first", "a", step_ms=200)
         async with httpx.AsyncClient(base_url=fleet.gateway.url, timeout=120) as http:
             others: dict[str, WarrenProcess] = {}
