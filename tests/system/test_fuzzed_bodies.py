@@ -11,8 +11,8 @@ from tests.support.deployment import processes
 from tests.support.deployment.broker import Broker
 from tests.system.fuzz import MORE_MEMORY_BYTES, OF_A_VICTIM, SINK, attack, check, grown_bytes
 
-NUM_IN_MEMORY = 1_500
-NUM_REQUESTS = 800
+NUM_IN_MEMORY = 750
+NUM_REQUESTS = 400
 NUM_OVER_RABBITMQ = 500
 MAX_ROUNDS = 12
 """Which bodies are served in time depends on the machine; more are sent until each kind was."""
