@@ -18,7 +18,7 @@ from tests.support.deployment.processes import WarrenProcess
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(300)]
 
-NUM_LINES = 60
+NUM_LINES = 30
 ENDED = ("completed", "failed", "expired", "cancelled")
 PATIENCE_S = 200
 PASSING = (openai.APIConnectionError, openai.InternalServerError)
@@ -109,7 +109,7 @@ def test_no_death_of_a_process_loses_or_doubles_a_line(
 
     def worker(name: str) -> WarrenProcess:
         log = tmp_path / name
-        return processes.echo_worker(own_broker.url_of("worker"), log, "--step-ms=20")
+        return processes.echo_worker(own_broker.url_of("worker"), log, "--step-ms=40")
 
     with ExitStack() as stack:
         workers = [stack.enter_context(worker(f"worker{k}")) for k in range(2)]
