@@ -19,8 +19,6 @@ PARTITION_S = 8.0
 """Longer than a client waits for a heartbeat."""
 FREEZE_S = 12.0
 """Shorter than the other nodes wait for one."""
-LOSS_S = 10.0
-"""Until an operator takes a lost node out of the cluster, and how long clients are watched then."""
 _WAIT_S = "60"
 """The longest time that a node takes to start, and to catch up with the others."""
 _MAX_REPAIRS = 4
@@ -38,9 +36,12 @@ _PART = (
 
 
 class ClusterFaults:
-    """Each fault strikes another node than the last one, once all queues can do without it."""
+    """Each fault strikes another node than the last one, once all queues can do without it. An
+    operator takes a lost node out of the cluster after ``loss_s``, and clients are watched for as
+    long then."""
 
-    def __init__(self, cluster: RabbitCluster) -> None:
+    def __init__(self, cluster: RabbitCluster, *, loss_s: float = 10) -> None:
+        self._loss_s = loss_s
         self._all = cluster.nodes
         self._nodes = itertools.cycle(cluster.nodes)
 
@@ -88,9 +89,9 @@ class ClusterFaults:
         first, *_, lost = self._all
         await self._wait_whole(lost)
         await asyncio.to_thread(lost.kill)
-        await asyncio.sleep(LOSS_S)
+        await asyncio.sleep(self._loss_s)
         await asyncio.to_thread(first.ctl, "forget_cluster_node", lost.name)
-        await asyncio.sleep(LOSS_S)
+        await asyncio.sleep(self._loss_s)
 
     async def _replace(self, end: Callable[[RabbitNode], None]) -> None:
         node = await self._next()
