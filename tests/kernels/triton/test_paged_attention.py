@@ -15,7 +15,7 @@ from kernels.providers import PagedAttention
 from kernels.triton.attention_tiles import AttentionKind
 from kernels.triton.paged_attention import paged_attention
 from kernels.triton.scheduled_attention import Sequences, schedule_of
-from tests.kernels.attention import CASES, Case, alone, attend, build, check
+from tests.kernels.attention import CASES, FAULTS, Case, alone, attend, build, check
 from tests.kernels.attention import MAX_RELATIVE_ERROR as INTERPRETED_ERROR
 
 Attention = Callable[..., Tensor]
@@ -90,6 +90,13 @@ def test_few_chunks_after_long_contexts_are_split(query_len: int, is_whole: bool
         is_batch_invariant=False,
     )
     assert schedule.variant.is_whole == is_whole
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_caught(fast: PagedAttention, fault: str) -> None:
+    case, plant = FAULTS[fault]
+    with pytest.raises(AssertionError, match="relative error"):
+        check(fast, CASES[case], plant)
 
 
 @pytest.mark.parametrize("window", [None, 520])
