@@ -219,12 +219,10 @@ def test_whatever_is_sent_is_answered_as_documented(operation: Any, url: str) ->
     @given(case=operation.as_strategy())
     def send(case: Any) -> None:
         response = case.call(base_url=url)
-        checks = [
-            status_code_conformance,
-            content_type_conformance,
-            response_headers_conformance,
-            response_schema_conformance,
-        ]
+        checks = [status_code_conformance, content_type_conformance, response_headers_conformance]
+        if "text/event-stream" not in str(response.headers.get("content-type")):
+            # Its schema is that of the whole text, which schemathesis compares with each event.
+            checks.append(response_schema_conformance)
         # The deadline of a timeout of almost nothing has passed.
         is_late = response.status_code == 504 and "deadline_exceeded" in response.text
         case.validate_response(

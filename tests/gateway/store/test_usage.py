@@ -61,7 +61,7 @@ async def test_sums_leave_connections_to_others(
 
     await asyncio.gather(*(all_sums(usage, "model") for _ in range(10)))
 
-    assert max(open_at_once) == 2
+    assert max(open_at_once) in {1, 2}
 
 
 async def test_a_request_counts_once_however_often_it_is_recorded(usage: UsageRecords) -> None:
