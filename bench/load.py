@@ -128,7 +128,9 @@ async def follow(url: str, request: Request, stream: Stream) -> None:
         transport.write(request.encode(address.netloc))
         await answer.ended
     finally:
-        answer.ended.cancel()  # if this task was cancelled, nobody awaits it
+        # If this task was cancelled, nobody awaits it, and nobody hears of its error.
+        if not answer.ended.cancel() and not answer.ended.cancelled():
+            answer.ended.exception()
         transport.abort()
 
 
