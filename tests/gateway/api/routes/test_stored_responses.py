@@ -255,14 +255,15 @@ async def test_a_streamed_response_is_continued_as_soon_as_it_ends(
     assert await gateway.openai.responses.retrieve(first.id) == first
 
 
+async def think_and_call(job: ScriptedJob) -> None:
+    await job.start()
+    await job.say("<think>Which one?</think>")
+    await job.finish('<tool_call>{"name": "f", "arguments": {}}</tool_call>')
+
+
 async def test_a_call_is_answered_in_the_next_response(
     gateway: LiveGateway, worker: ScriptedWorker
 ) -> None:
-    async def think_and_call(job: ScriptedJob) -> None:
-        await job.start()
-        await job.say("<think>Which one?</think>")
-        await job.finish('<tool_call>{"name": "f", "arguments": {}}</tool_call>')
-
     worker.announcement = msgspec.structs.replace(
         worker.announcement, tool_parser="hermes", reasoning_parser="deepseek_r1"
     )
@@ -285,11 +286,6 @@ async def test_a_call_is_answered_in_the_next_response(
 async def test_references_stand_for_the_output_of_stored_responses(
     stored: LiveGateway, worker: ScriptedWorker
 ) -> None:
-    async def think_and_call(job: ScriptedJob) -> None:
-        await job.start()
-        await job.say("<think>Which one?</think>")
-        await job.finish('<tool_call>{"name": "f", "arguments": {}}</tool_call>')
-
     worker.announcement = msgspec.structs.replace(
         worker.announcement, tool_parser="hermes", reasoning_parser="qwen3"
     )
