@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from shared.errors import UndecodableMessage
 from shared.messages.commands import Announcement, Command
 from shared.messages.events import ReplyEvent
-from shared.messages.fields import MAX_PROMPTS, WIRE_VERSION, ReplyKey, RequestId
+from shared.messages.fields import MAX_EMBEDDING_INPUTS, WIRE_VERSION, ReplyKey, RequestId
 from shared.messages.jobs import GenerationJob, QuickJob
 from shared.messages.open_values import check_open_values
 from shared.messages.usage import Ended, UsageRecord, UsageReport
@@ -34,9 +34,10 @@ class _OpenPrompt(Struct):
 
 
 class _OpenJob(Struct):
-    """Decodes the prompts of a job as far as their parts of any kind are concerned."""
+    """Decodes the prompts of a job as far as their parts of any kind are concerned. The job itself
+    may have fewer prompts, if it is a generation."""
 
-    prompts: Annotated[tuple[_OpenPrompt, ...], Meta(max_length=MAX_PROMPTS)] = ()
+    prompts: Annotated[tuple[_OpenPrompt, ...], Meta(max_length=MAX_EMBEDDING_INPUTS)] = ()
     prompt: _OpenPrompt | None = None
 
 
