@@ -13,7 +13,7 @@ from tests.system.fuzz import MORE_MEMORY_BYTES, OF_A_VICTIM, SINK, attack, chec
 
 NUM_IN_MEMORY = 750
 NUM_REQUESTS = 400
-NUM_OVER_RABBITMQ = 500
+NUM_OVER_RABBITMQ = 300
 MAX_ROUNDS = 12
 """Which bodies are served in time depends on the machine; more are sent until each kind was."""
 

@@ -46,7 +46,7 @@ LINKS = {
 BODY = {
     "model": "smollm2",
     "prompt": "The capital of France is",
-    "max_tokens": 80,
+    "max_tokens": 48,
     "temperature": 0,
     "ignore_eos": True,
 }

@@ -30,7 +30,7 @@ QUESTIONS = [Question("echo", f"Question {k}", 40 + 10 * (k % 3), seed=k) for k 
 VICTIMS_QUESTION = Question("echo", "A victim", 200, seed=1)
 NUM_CALLERS = 5
 NUM_VICTIMS_AT_ONCE = 2
-DURATION_S = 20.0
+DURATION_S = 10.0
 ENDS_WITHIN_S = 60.0
 PAUSE_S = 0.1
 
