@@ -388,11 +388,13 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 def main(
     workers: Annotated[int, typer.Option(min=2)] = Plan.num_workers,
     conversations: Annotated[int, typer.Option(min=1)] = Plan.num_conversations,
-    turns: Annotated[int, typer.Option(min=2, help="Of each conversation.")] = Plan.num_turns,
+    turns: Annotated[int, typer.Option(min=2, help="Turns of each conversation.")] = Plan.num_turns,
     pause_s: Annotated[
         float, typer.Option(help="The mean of a user's pause between two turns.")
     ] = Plan.pause_s,
-    broker: Annotated[str | None, typer.Option(help="AMQP URL; none: a node of its own.")] = None,
+    broker: Annotated[
+        str | None, typer.Option(help="AMQP URL; default: a node of its own.")
+    ] = None,
     out: Out = RESULTS,
 ) -> None:
     plan = Plan(

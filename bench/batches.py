@@ -378,7 +378,9 @@ def main(
         list[int] | None, typer.Option(min=1, help="Of the file: one for all models, or for each.")
     ] = None,
     check_only: Annotated[bool, typer.Option(help="Check files, and run nothing.")] = False,
-    tokens: Annotated[int, typer.Option(min=1, help="Of each prompt, and of each answer.")] = 64,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Tokens of each prompt, and of each answer.")
+    ] = 64,
     model: Annotated[
         list[str] | None, typer.Option(help="echo, smollm2. Repeatable; none: both.")
     ] = None,
@@ -389,7 +391,7 @@ def main(
     http_only: Annotated[bool, typer.Option(help="Only the batch over HTTP.")] = False,
     broker: Annotated[
         str | None,
-        typer.Option(envvar="WARREN_TEST_AMQP_URL", help="AMQP URL; none: a node of its own."),
+        typer.Option(envvar="WARREN_TEST_AMQP_URL", help="AMQP URL; default: a node of its own."),
     ] = None,
     out: Out = RESULTS,
 ) -> None:

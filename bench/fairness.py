@@ -419,8 +419,10 @@ def main(
     engines: Annotated[
         list[str], typer.Option("--engine", help="synthetic, or a model. Repeatable.")
     ] = ["synthetic", "smollm2"],  # noqa: B006 (typer copies it)
-    broker: Annotated[str | None, typer.Option(help="AMQP URL; none: a node of its own.")] = None,
-    seconds: Annotated[float, typer.Option(help="Of each load.")] = 30.0,
+    broker: Annotated[
+        str | None, typer.Option(help="AMQP URL; default: a node of its own.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="Seconds to measure each load.")] = 30.0,
     out: Out = RESULTS,
     picture: Annotated[Path, typer.Option(help="Where the picture goes.")] = (
         IMAGES / "fairness.svg"

@@ -64,7 +64,7 @@ class Choice:
     ] = None
     broker: Annotated[
         str | None,
-        typer.Option(envvar="WARREN_TEST_AMQP_URL", help="AMQP URL; none: a node of its own."),
+        typer.Option(envvar="WARREN_TEST_AMQP_URL", help="AMQP URL; default: a node of its own."),
     ] = None
     worker_options: Annotated[
         list[str] | None,

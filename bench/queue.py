@@ -131,11 +131,16 @@ def _show_costs(loads: dict[str, LoadFigures]) -> None:
 
 @ends_on_sigterm
 def main(
-    broker: Annotated[str | None, typer.Option(help="AMQP URL; none: a node of its own.")] = None,
+    broker: Annotated[
+        str | None, typer.Option(help="AMQP URL; default: a node of its own.")
+    ] = None,
     requests: Annotated[int, typer.Option(help="Requests for each latency.")] = 300,
-    seconds: Annotated[float, typer.Option(help="Of each load.")] = 15.0,
+    seconds: Annotated[float, typer.Option(help="Seconds to measure each load.")] = 15.0,
     hold_tokens_per_s: Annotated[
-        float, typer.Option(help="Of each of 2,000 streams; less where the broker is too slow.")
+        float,
+        typer.Option(
+            help="Tokens per second of each of 2,000 streams; fewer if the broker is too slow."
+        ),
     ] = 2.0,
     out: Annotated[Path, typer.Option(help="Where the JSON file goes.")] = RESULTS,
 ) -> None:

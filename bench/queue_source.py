@@ -122,7 +122,7 @@ async def _run(broker: str, tokens_per_s: float) -> None:
 
 def main(
     broker: Annotated[str, typer.Option(help="AMQP URL.")],
-    tokens_per_s: Annotated[float, typer.Option(help="Of each stream.")],
+    tokens_per_s: Annotated[float, typer.Option(help="Tokens per second of each stream.")],
 ) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_run(broker, tokens_per_s))

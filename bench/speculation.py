@@ -216,7 +216,7 @@ def main(
     weights: Annotated[
         str, typer.Option("--format", help="A dtype or a packed format.")
     ] = "bfloat16",
-    tokens: Annotated[int, typer.Option(min=2, help="Of each answer.")] = 256,
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of each answer.")] = 256,
     runs: Runs = 3,
     out: Out = RESULTS,
 ) -> None:

@@ -32,7 +32,7 @@ from shared.telemetry import requests
 logger = logging.getLogger(__name__)
 
 ACCEPTED = "is_accepted"
-"""The entry of a request's state that says that it was accepted, and has an end of its own."""
+"""The key of a request's state that is set once it is accepted; `Observation` then logs its end."""
 SERVICE_FAILURES = (500, 503)
 """The statuses of failures of the service; those of clients, limits and deadlines are no
 warnings."""

@@ -175,7 +175,10 @@ class KnownSites:
     def _fault_of(self, headers: Headers) -> str | None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if not self._is_known(_name_of(f"//{host}")):
-            return "This Host is not the gateway's; it needs API keys to have other names."
+            return (
+                "Unknown Host header. Without API keys, the gateway accepts only its own host, IP "
+                "addresses and local names."
+            )
         if origin is None or {origin, "*"} & self._origins:
             return None
         is_same = bool(host) and origin.partition("://")[2] == host
@@ -294,7 +297,7 @@ def _recorded(caller: ApiKey, scope: Scope, send: Send) -> Send:
 
 
 def _facts_of(scope: Scope) -> dict[str, object]:
-    """What the audit log has of a request. A path has no prompts; a query may have tokens."""
+    """The audit log's fields of a request. The query is omitted, because it may contain tokens."""
     client = scope.get("client")
     return {
         "method": scope["method"],

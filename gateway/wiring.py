@@ -235,7 +235,7 @@ class Gateway:
 
 
 def _is_model_name(text: str) -> bool:
-    """Whether it is no pattern."""
+    """Whether ``text`` is the name of a model rather than a pattern."""
     try:
         msgspec.convert(text, ModelName)
     except msgspec.ValidationError:

@@ -59,7 +59,7 @@ def main(
     ] = [12, 96],  # noqa: B006
     gateways: Annotated[int, _positive("Gateways of the curve.")] = 2,
     cluster_workers: Annotated[int, _positive("Workers beside a broker of three nodes.")] = 4,
-    seconds: Annotated[float, _positive("Of each load.")] = 8.0,
+    seconds: Annotated[float, _positive("Seconds to measure each load.")] = 8.0,
     step_ms: Annotated[float, _positive("Of a worker in the curve.")] = 300.0,
     streams: Annotated[int, _positive("Slow streams at once.")] = 10_000,
     stream_gateways: Annotated[int, _positive("Gateways of these streams.")] = 4,

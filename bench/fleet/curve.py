@@ -64,7 +64,7 @@ class Plan:
     """Of a worker."""
     step_s: float = 0.3
     seconds: float = 8.0
-    """Of each load."""
+    """Seconds to measure each load."""
 
 
 NOTHING = Received(tokens_per_s=0.0, events_per_s=0.0, requests_per_s=0.0, ttft_p50_ms=0.0)

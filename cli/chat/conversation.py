@@ -303,7 +303,9 @@ def _chunk(event: _Event) -> _Chunk:
     try:
         chunk = msgspec.json.decode(event.data, type=_Chunk)
     except msgspec.MsgspecError as problem:
-        raise InternalError(f"the server sent an event that is no chunk: {problem}") from None
+        raise InternalError(
+            f"the server sent an event that is not a chat completion chunk: {problem}"
+        ) from None
     if chunk.error:
         error = as_error(chunk.error)
         raise _Lost(error.message) if isinstance(error, Unavailable) else error

@@ -219,8 +219,8 @@ async def _connected(bus: Bus, timeout_s: float = _CONNECT_TIMEOUT_S) -> AsyncIt
 
 
 def _tenant(letter: DeadLetter) -> str:
-    """The tenant; without one, a job is of someone without an API key, and what is no job is of its
-    publisher."""
+    """The tenant of a job, or ``anonymous``; of any other message, the user of the broker who
+    published it."""
     if letter.tenant or letter.job is not None:
         return letter.tenant or "anonymous"
     user = letter.message.user_id

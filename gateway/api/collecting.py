@@ -104,7 +104,7 @@ class Collector:
         patience_s = self._gateway.settings.disconnect_grace_s + _MARGIN_S
         unread: dict[str, float] = {}
         are_there = {self._gateway.limits.name: False}
-        """Of gateways, whether they look after their responses; this one has to look itself."""
+        """By gateway, whether it is alive and completes its own responses. False for this one."""
         async for response in _pending(state):
             response_id = response.id
             if response_id in self._reading or self._gateway.relays.holds(response_id):

@@ -46,7 +46,7 @@ _MAX_HISTORY_BYTES = 16 << 20
 _MAX_WAIT_S = 5.0
 """Seconds for which the end of an answer waits for the database."""
 _PATIENCE_S = 60.0
-"""For which a response is written again and again while the database is unavailable."""
+"""Seconds for which writing a response is retried while the database is unavailable."""
 _RETRY_PAUSE_S = 1.0
 _EVENTS: Mapping[str, EventType] = {
     "completed": "response.completed",
@@ -122,8 +122,8 @@ class Keeping:
         if record is None or record.body is None or _OUTPUT.decode(record.body).status == "failed":
             return
         raise StreamExpired(
-            f"This Idempotency-Key belongs to the response '{self.response_id}', which can only be "
-            f"retrieved any more: GET /v1/responses/{self.response_id}.",
+            f"This Idempotency-Key belongs to the stored response '{self.response_id}'. Retrieve "
+            f"it with GET /v1/responses/{self.response_id}.",
         )
 
     async def discard(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 _SHARE = 8
-"""The lines of a batch take at most one part in so many of the memory that others leave."""
+"""A divisor: the lines of a batch take at most an eighth of the memory that others leave."""
 
 
 class Memory:

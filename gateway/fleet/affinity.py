@@ -36,7 +36,7 @@ _MAX_LOAD = 1.25
 """The most load of a favourite, relative to the mean of the workers. More would concentrate the
 load, less would move conversations more often."""
 _BURST = 0.25
-"""The part of its slots by which a favourite may exceed that at the moment."""
+"""The fraction of its slots by which a favourite's momentary load may exceed that bound."""
 _encoder = msgspec.msgpack.Encoder()
 
 

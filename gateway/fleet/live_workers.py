@@ -44,9 +44,9 @@ _FORGET_RATE_AFTER_S = 60.0
 _FORGET_AFTER_S = 10.0
 _FORGET_HEARTBEAT_AFTER_S = 120.0
 _HEARD_WITHIN_S = 3.0
-"""After its start, in which a gateway has heard every live worker."""
+"""Seconds after its start within which a gateway hears from every live worker."""
 _MANY_IN_FLIGHT = 64
-"""Requests of a tenant, of which workers may have set some aside."""
+"""With more requests of a tenant in flight, workers may have set some of them aside."""
 
 
 @dataclass(slots=True)
@@ -327,8 +327,7 @@ class LiveWorkers:
         return self._heard_at.get(worker, 0.0)
 
     def _miss(self, job: GenerationJob) -> None:
-        """Log that a published job waits, if no worker of its model is alive: the first one since
-        there was none."""
+        """Warn, once until there is a worker, that a job was published for a model without one."""
         is_early = self.clock() < self._began_at + _HEARD_WITHIN_S
         if is_early or job.model in self._missed or self.of_model(job.model):
             return
@@ -369,8 +368,8 @@ class LiveWorkers:
 async def publish_job(
     bus: Bus, job: GenerationJob | QuickJob, reply_key: str, lane: JobClass = "interactive"
 ) -> None:
-    """Publish ``job`` to a queue of its model, if it is a generation that of its class ``lane``; it
-    is answered under ``reply_key``.
+    """Publish a generation to the queue of its class, ``lane``, and any other job to the quick
+    queue of its model. It is answered under ``reply_key``.
 
     Raises `ModelNotFound`, `Overloaded`, `InvalidRequest` and `BusError`.
     """

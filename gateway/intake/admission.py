@@ -23,10 +23,10 @@ MAX_VALUES = 1 << 18
 MAX_CONTAINERS = 1 << 15
 """Objects and arrays."""
 BYTES_OF_VALUE = 64
-"""What a value takes in memory, about, besides its text."""
+"""The approximate memory of one JSON value, without its text."""
 _NO_STRUCTURE = bytes(set(range(256)) - set(b'",[{'))
 _TIMEOUT_S = 60.0
-"""In which a body arrives."""
+"""Seconds within which a body must arrive."""
 _LARGE_BYTES = 64 << 10
 _PARSER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parser")
 """One thread: several would compete with the event loop for the interpreter's lock."""

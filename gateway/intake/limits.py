@@ -95,7 +95,7 @@ class Limits:
         self._detached: dict[str, Claim] = {}
         """The claims of detached jobs of this gateway, by request id."""
         self._changed: set[str] = set()
-        """Ids of keys whose use the others have to hear of."""
+        """Ids of keys whose use must be announced to the other gateways."""
         self._ended: list[Ended] = []
         self._ends: dict[tuple[str, float], float] = {}
         """When workers have reported the ends of the last seconds, by request id and deadline. The

@@ -49,7 +49,7 @@ _MAX_DELETED = 1000
 exceed its time."""
 _IS_READING = "is_reading"
 _LOCK_TIMEOUT_S = 20
-"""For which a gateway waits until another one has migrated the database, before it tries again."""
+"""Seconds to wait for another gateway's migration before retrying."""
 _CLOSING_S = 15
 _ADVISORY_LOCK = 0x57415252
 """Any number that all gateways agree on."""

@@ -83,7 +83,7 @@ class QuickDraft(Struct, frozen=True):
     created_at: float = 0.0
     trace: dict[str, str] = field(default_factory=dict)
     tool_parser: str | None = None
-    """Of the model, once it is known; it is no field of a job."""
+    """The model's tool parser, once the model is known. It is not part of the job."""
 
     def fields(self) -> dict[str, Any]:
         fields = structs.asdict(self)

@@ -64,10 +64,10 @@ class RequestedConstraint(NamedTuple):
     param: str
     constraint: Constraint
     parts: tuple["RequestedConstraint", ...] = ()
-    """What it is made of, as far as the client asked for that by itself."""
+    """The constraints that it combines, as far as the client named them separately."""
     drop_part: Callable[[str], "RequestedConstraint | None"] | None = None
-    """Of an optional constraint: what is left of it without the part of this parameter, which no
-    worker could obey. None: nothing is left."""
+    """For an optional constraint: returns it without the part at this parameter, which no worker
+    can compile, or None if nothing is left."""
 
 
 def wanted_constraint(fields: Mapping[str, Any]) -> RequestedConstraint | None:

@@ -65,8 +65,8 @@ class Submission(NamedTuple):
     """The constraint to check before the job is published."""
 
     def limited(self, caller: ApiKey) -> "Submission":
-        """The same for the caller's API key, with as many tokens as that has at most: fewer, if the
-        context ends before and the request did not ask for a number. Raises `InvalidRequest`."""
+        """This submission with the limits of the caller's API key. If these are what limits its
+        tokens, the context may end the answer earlier. Raises `InvalidRequest`."""
         sampling = self.job.sampling
         max_tokens = caller.limited_tokens(sampling.max_tokens)
         if max_tokens != sampling.max_tokens:
@@ -75,8 +75,8 @@ class Submission(NamedTuple):
         return self._replace(job=job)
 
     async def checked(self) -> "Submission":
-        """The same, once workers are known to be able to obey its constraint; without what they are
-        not if that is optional. Raises `InvalidRequest` and `Overloaded`."""
+        """Check that workers can compile the constraint, and drop the optional parts that they
+        cannot. Raises `InvalidRequest` and `Overloaded`."""
         try:
             if self.wanted is not None:
                 await check(self.wanted, self.job.tenant)
@@ -85,7 +85,7 @@ class Submission(NamedTuple):
         return self
 
     def checked_now(self) -> "Submission":
-        """The same for callers outside an event loop; it blocks."""
+        """`checked` for callers outside an event loop; it blocks."""
         try:
             if self.wanted is not None:
                 check_now(self.wanted)

@@ -69,7 +69,7 @@ class ItemWriter:
         return [event for piece, logprobs in joined for event in self._write(piece, logprobs)]
 
     def close(self, *, is_complete: bool = True) -> list[Event]:
-        """The text is over. Without any there is one message all the same."""
+        """End the text. There is one message even if there was no text."""
         events = [] if self._items else self._begin_text(Content)
         return events + self._end("completed" if is_complete else "incomplete")
 

@@ -41,15 +41,16 @@ def authorization_of(headers: Mapping[str, str]) -> str:
 class Keys:
     """The valid keys of a gateway, reloaded when their file changes.
 
-    A file with a fault leaves the keys as they were, but for those whose line is gone, if other
-    lines are valid: a revocation takes effect all the same.
+    If the file becomes invalid, the current keys stay in force. Those whose lines are gone are
+    still revoked if other lines are valid.
     """
 
     def __init__(
         self, path: Path | None, *, are_metrics_open: bool = True, is_open_to_all: bool = False
     ) -> None:
-        """Without a path no key is required, and everyone has all scopes; ``is_open_to_all``: but
-        that of operators, because other machines may reach the gateway. Raises `StartupError`."""
+        """Without a path no key is required, and everyone has all scopes. With ``is_open_to_all``
+        nobody has the scope ``operator``, because other machines may reach the gateway. Raises
+        `StartupError`."""
         self._path = path
         self._version = self._look()
         self._keys = read_keys(path) if path is not None else {}

@@ -28,9 +28,9 @@ _MAX_PARTS_AT_ONCE = 2
 _READ_BYTES = 1 << 20
 """Bytes that one request reads. None is open while a reader is busy, which may take hours."""
 _TIMEOUT = timedelta(minutes=10)
-"""For a request to a store in all, which transfers a few MiB."""
+"""The time for a whole request to a store, which transfers a few MiB."""
 _READ_TIMEOUT = timedelta(seconds=30)
-"""In which something must arrive."""
+"""The time within which more data must arrive."""
 _RETRY_TIMEOUT = timedelta(seconds=30)
 """After which a request that has failed is not tried again. By default it is three minutes, so that
 a store that sends nothing would be asked six times."""

@@ -39,7 +39,7 @@ def json_of(text: str) -> str:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not valid JSON")
 
 
 class Outside:
@@ -108,8 +108,8 @@ class CallObject:
     """Parses one object ``{"name": ..., "arguments": {...}}``, character by character.
 
     The call starts once its name is known and its arguments start. Until then the text may turn out
-    not to be a call, in which case it is returned as content. A name that is not one of ``names``
-    is none of a call.
+    not to be a call, in which case it is returned as content. An object whose name is not in
+    ``names`` is not a call.
     """
 
     def __init__(self, index: int, names: Names) -> None:
