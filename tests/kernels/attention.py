@@ -70,8 +70,8 @@ def build(case: Case) -> Tensors:
         tables[row, : len(blocks)] = torch.tensor(blocks)
         for cache, context in zip(caches, contexts, strict=True):
             context.append(torch.randn(length, *shape[2:]).to(case.dtype))
-            for token in range(length):
-                cache[blocks[token // size], token % size] = context[-1][token]
+            slots = torch.arange(length)
+            cache[tables[row, slots // size].long(), slots % size] = context[-1]
     return Tensors(
         query=torch.randn(sum(case.query_lens), case.num_heads, case.head_dim).to(case.dtype),
         key_cache=caches[0],

@@ -94,8 +94,9 @@ def num_tiles(sequences: list[Sequence]) -> list[int]:
 
 
 @given(
-    sequences=st.lists(st.tuples(st.integers(0, 900), st.integers(1, 20)), min_size=1, max_size=10),
-    num_wanted=st.integers(1, 24),
+    # Tiles and splits are small, so that few programs have several of both.
+    sequences=st.lists(st.tuples(st.integers(0, 400), st.integers(1, 14)), min_size=1, max_size=4),
+    num_wanted=st.integers(1, 12),
     window=st.none() | st.integers(1, 300),
 )
 @settings(max_examples=20, deadline=None)
@@ -137,9 +138,9 @@ def test_the_splits_of_every_tile_cover_its_context_once(
 
 def test_one_long_context_among_short_ones_has_many_programs(device: torch.device) -> None:
     sequences = [(20, 1)] * 10 + [(3000, 1)]
-    works = schedule(device, sequences, num_programs=52, num_wanted=40)
-    assert sum(work[0] == 10 for work in works) > 30
-    assert len(works) <= 51
+    works = schedule(device, sequences, num_programs=32, num_wanted=20)
+    assert sum(work[0] == 10 for work in works) > 15
+    assert len(works) <= 31
 
 
 def test_a_sequence_without_context_has_one_program(device: torch.device) -> None:

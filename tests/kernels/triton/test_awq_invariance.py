@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels.awq_layout import repack_awq
 from kernels.providers import load_ops
 
-INPUTS, OUTPUTS, NUM_ROWS = 512, 136, 258
+INPUTS, OUTPUTS, NUM_ROWS = 512, 72, 258
 
 
 @cache

@@ -9,6 +9,7 @@ import torch
 
 from kernels.providers import Provider, load_ops
 from tests.support.models.batches import batch, share
+from tests.support.models.interpreter import quick_interpreter
 from tests.support.models.numerics import assert_close
 from tests.support.models.tiny import VOCAB_SIZE, write_tiny_model
 from worker.checkpoints.checkpoint import Checkpoint
@@ -20,6 +21,8 @@ from worker.model.inputs import build_inputs, lay_out
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.runner import TorchRunner
 from worker.model.weights.layers import WeightReader, read_weights
+
+__all__ = ["quick_interpreter"]
 
 BLOCK_SIZE = 16
 MAX_SEQ_LEN = 96
