@@ -40,10 +40,12 @@ class Unconvertible(Exception):
 def convert(gguf: Path, directory: Path) -> None:
     """Write ``directory``. Raises `Unconvertible`, and what the libraries raise."""
     from gguf import GGUFReader
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     reader = GGUFReader(gguf)
     _refuse_part(reader)
+    # After the checks, because it takes seconds.
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     _report("imported")
     source: dict[str, Any] = {
         "pretrained_model_name_or_path": str(gguf.parent),

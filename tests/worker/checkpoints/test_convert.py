@@ -1,10 +1,8 @@
 """GGUF conversion: the same model and tokenizer as in the file."""
 
+import ast
 import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -323,17 +321,10 @@ def test_smollm2_ends_with_its_turn_token(smollm2: Path) -> None:
     assert tokenizer.encode("Paris 2024").tokens == ["Paris", "Ġ", "2", "0", "2", "4"]
 
 
-def test_the_program_needs_nothing_of_warrens_and_says_how_far_it_is(tmp_path: Path) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", GGMLQuantizationType.F32)
+def test_the_program_needs_nothing_of_warrens() -> None:
+    tree = ast.parse(Path(convert.__file__).read_text())
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {ast.unparse(node).split()[1].partition(".")[0] for node in imports}
 
-    done = subprocess.run(
-        [sys.executable, "-P", convert.__file__, str(path), str(tmp_path)],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"TQDM_DISABLE": "1"},
-    )
-
-    assert tuple(done.stdout.splitlines()) == convert.STEPS
-    assert (tmp_path / "model.safetensors").exists()
+    assert "gguf" in imported
+    assert not imported & {"", "kernels", "shared", "worker"}

@@ -14,7 +14,7 @@ import pytest
 from shared.errors import StartupError
 from tests.worker.checkpoints.gguf_files import write_tiny_gguf
 from tests.worker.checkpoints.hub import serve_hub
-from worker.checkpoints import conversions, store
+from worker.checkpoints import conversions, convert, store
 from worker.checkpoints.cache import build_once, link
 from worker.checkpoints.conversions import converted
 
@@ -116,8 +116,11 @@ def test_a_file_that_an_older_version_converted_is_converted_again_without_a_dow
     def download(directory: Path) -> Path:
         raise AssertionError("the file is there")
 
-    directory = converted(sha256, download, lambda stage, done, total: None)
+    steps: list[tuple[str, int, int]] = []
+    directory = converted(sha256, download, lambda *step: steps.append(step))
 
+    num_steps = len(convert.STEPS)
+    assert steps == [("convert", done, num_steps) for done in range(num_steps + 1)]
     assert directory != older
     assert (directory / "model.safetensors").exists()
     assert (directory / "tiny.gguf").samefile(older / "tiny.gguf")
@@ -339,12 +342,14 @@ def test_a_gguf_file_that_is_replaced_while_it_is_imported_is_refused_and_leaves
 def test_the_reason_why_a_file_cannot_be_converted_is_that_of_the_program(
     cache: Path, tmp_path: Path
 ) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", without="output_norm.weight")
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf", add=lambda writer: writer.add_uint16("split.count", 3)
+    )
 
     with pytest.raises(StartupError) as refusal:
         store.resolve(str(path))
 
-    reason = "it lacks weights, e.g. model.norm.weight"
+    reason = "it is a part of 3, which `llama-gguf-split --merge FIRST-PART MODEL.gguf` merges"
     assert refusal.value.message == f"tiny.gguf cannot be converted: {reason}"
 
 
