@@ -139,11 +139,8 @@ def torch_products(
 def _linears(config: DecoderConfig, num_tokens: int, dtype: torch.dtype) -> Callable[[], None]:
     shapes = linear_shapes(config).values()
     inputs = {size: torch.randn(num_tokens, size, dtype=dtype) for _, size in shapes}
-    layers = [
-        torch.randn(outputs, size, dtype=dtype)
-        for _ in range(config.num_layers)
-        for outputs, size in shapes
-    ]
+    layer = [torch.randn(outputs, size, dtype=dtype) for outputs, size in shapes]
+    layers = [weight.clone() for _ in range(config.num_layers) for weight in layer]
 
     def work() -> None:
         for weight in layers:
