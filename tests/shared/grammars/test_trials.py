@@ -43,8 +43,6 @@ NULLABLE = [f"r{k}: r{k + 1}? r{k + 1}? r{k + 1}? r{k + 1}?" for k in range(1000
 REFUSED = [
     ("regex", r"[\p{L}--\p{Lu}]*" * 2000),
     ("regex", "(" * 20000 + "a" + ")" * 20000),
-    ("json_schema", {"type": "integer", "multipleOf": 999_983}),
-    ("json_schema", {"allOf": PATTERNS}),
     ("json_schema", {"allOf": [{"anyOf": [{"const": [k, i]} for i in "ab"]} for k in range(30)]}),
     ("lark", "start: " + "(" * 30000 + '"a"' + ")" * 30000),
     ("lark", f"start: T\nT: /{EXPONENTIAL}/ & ~/(a|b)*b(a|b){{17}}/ & /(ab|ba)*(a|b){{22}}/"),
@@ -93,7 +91,7 @@ def test_what_only_looks_like_a_bomb_is_borne(trials: Trials, kind: Kind, source
 
 def test_a_bomb_takes_nothing_from_this_process(trials: Trials) -> None:
     before = psutil.Process().memory_info().rss
-    assert trials.problem_now(constraint("json_schema", {"allOf": PATTERNS[1:]})) == TOO_COSTLY
+    assert trials.problem_now(constraint("json_schema", {"allOf": PATTERNS})) == TOO_COSTLY
 
     assert psutil.Process().memory_info().rss - before < 50 << 20
 
@@ -142,7 +140,7 @@ async def test_a_tenants_bombs_do_not_hold_up_another(trials: Trials) -> None:
             await trials.problem(constraint(kind, source), tenant)
         ended.append(tenant)
 
-    bombs = [{"type": "integer", "multipleOf": 999_900 + number} for number in range(3)]
+    bombs = [{"type": "integer", "multipleOf": 999_900 + number} for number in range(2)]
     async with asyncio.TaskGroup() as tasks:
         for bomb in bombs:
             tasks.create_task(check("mallory", "json_schema", bomb))
@@ -152,14 +150,16 @@ async def test_a_tenants_bombs_do_not_hold_up_another(trials: Trials) -> None:
     assert "alice" in ended[:2]
 
 
-def test_a_verdict_is_remembered(trials: Trials) -> None:
-    bomb = constraint("json_schema", {"type": "integer", "multipleOf": 999_931})
-    began = time.monotonic()
-    first = trials.problem_now(bomb)
-    tried = time.monotonic()
+def test_a_verdict_is_remembered() -> None:
+    others = set(psutil.Process().children())
+    trials = Trials()
+    unclosed = constraint("regex", "(unclosed")
+    verdict = trials.problem_now(unclosed)
+    (process,) = set(psutil.Process().children()) - others
+    process.kill()
 
-    assert trials.problem_now(bomb) == first
-    assert time.monotonic() - tried < (tried - began) / 2
+    assert trials.problem_now(unclosed) == verdict != ""
+    assert set(psutil.Process().children()) - others == {process}
 
 
 def test_a_process_that_was_killed_is_started_again() -> None:
@@ -178,7 +178,7 @@ def test_a_process_that_a_bomb_has_ended_is_replaced_before_the_next_trial() -> 
     others = set(psutil.Process().children())
     trials = Trials()
 
-    assert trials.problem_now(constraint("json_schema", {"allOf": PATTERNS[2:]})) == TOO_COSTLY
+    assert trials.problem_now(constraint("lark", chained(3001))) == TOO_COSTLY
 
     (replacement,) = set(psutil.Process().children()) - others
     assert not trials.problem_now(constraint("regex", "fourth"))

@@ -324,16 +324,25 @@ READER_GUARDS = [
     AnyCompany,
     AnyPublication,
 ]
-RARELY_MISSED = {CrashesOnly: 6_933, AnyCompany: 3_778, AnyPublication: 19_998}
-"""The first schedule that misses them: crashes are believed late, after most runs have spoken."""
+RARELY_MISSED: dict[type, int] = {
+    CrashesOnly: 6_933,
+    AnyCompany: 3_778,
+    AnyPublication: 19_998,
+    EndlessChoices: 2_161,
+    AnyReturn: 3_321,
+}
+"""The first schedule that misses them. Crashes are believed late, after most runs have spoken."""
+
+
+def seeds_for(guard: type) -> Iterable[int]:
+    """Schedules, one of which misses the guard."""
+    seed = RARELY_MISSED.get(guard)
+    return range(5000) if seed is None else [seed]
 
 
 @pytest.mark.parametrize("reader_class", READER_GUARDS)
 def test_without_a_guard_of_the_reader_a_schedule_fails(reader_class: type[LogReader]) -> None:
-    seed = RARELY_MISSED.get(reader_class)
-    seeds = range(5000) if seed is None else range(seed, seed + 1)
-
-    assert first_failure(seeds, reader_class=reader_class) is not None
+    assert first_failure(seeds_for(reader_class), reader_class=reader_class) is not None
 
 
 class AnyExecution(LogReader):
@@ -368,7 +377,7 @@ WORKER_GUARDS = [AnyTicket, AlwaysFirst, NeverReads, AnyReturn, Quitter]
 
 @pytest.mark.parametrize("attempt_class", WORKER_GUARDS)
 def test_without_a_guard_of_the_worker_a_schedule_fails(attempt_class: type[Attempt]) -> None:
-    assert first_failure(range(5000), attempt_class=attempt_class) is not None
+    assert first_failure(seeds_for(attempt_class), attempt_class=attempt_class) is not None
 
 
 @pytest.mark.parametrize(
@@ -376,7 +385,8 @@ def test_without_a_guard_of_the_worker_a_schedule_fails(attempt_class: type[Atte
     [{"reader_class": NoCopy}, {"attempt_class": KeepsPlace}],
 )
 def test_without_a_guard_of_logs_that_move_a_schedule_fails(guard: dict[str, Any]) -> None:
-    assert first_failure(range(3000), a_model_with_nodes, **guard) is not None
+    # Without the second one, schedule 59 takes seconds to be given up.
+    assert first_failure(range(60, 3000), a_model_with_nodes, **guard) is not None
 
 
 def test_a_record_that_comes_after_the_end_may_be_lost() -> None:
