@@ -47,7 +47,7 @@ CHANNEL_ENDS_S = 8.0
 """The longest that a channel stays open that nobody uses: aiormq waits for a heartbeat, 5 s, before
 it ends the connection of a channel whose reader has died of a frame that it did not expect."""
 NEVER = 1_000_000
-BODIES = numbered(3)
+BODIES = numbered(2)
 TURNS = range(-3, 7)
 """Of the event loop, between an answer on its way and the cancellation of who waits for it."""
 NUM_CUTS = 5
@@ -113,7 +113,7 @@ async def stop(consumer: Consumer) -> None:
 
 async def receive(bus: Bus, queue: Queue, bodies: list[bytes]) -> None:
     """Add each body to ``bodies`` when it arrives for the first time, until all have arrived."""
-    async with bus.consume(queue.name, prefetch=2) as consumer:
+    async with bus.consume(queue.name, prefetch=1) as consumer:
         async for delivery in consumer:
             if delivery.message.body not in bodies:
                 bodies.append(delivery.message.body)
@@ -406,7 +406,7 @@ async def test_a_call_cancelled_when_an_answer_comes_leaves_nothing_behind(
     async with nothing_left_behind(), AmqpProxy(broker.url) as proxy, bus_of(proxy) as bus:
         await make_round_trip(bus, new_queue())
         for number in range(await answer(NEVER, 0)):
-            for num_turns in TURNS:
+            for num_turns in TURNS[::num_times]:
                 await answer(number, num_turns)
                 await asyncio.sleep(PAUSE_S)
                 await make_round_trip(bus, new_queue())
@@ -451,7 +451,7 @@ async def test_a_call_whose_answer_comes_too_late_leaves_nothing_behind(
 
 async def use_until_deleted(bus: Bus, queue: Queue) -> None:
     """Raises `QueueNotFound` if the queue no longer exists."""
-    async with bus.consume(queue.name, prefetch=2) as consumer:
+    async with bus.consume(queue.name, prefetch=1) as consumer:
         for message in map(Message, BODIES):
             with suppress(Unroutable):
                 await bus.publish(queue.bindings[0], message)
