@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kernels.triton.attention_schedule import tile_of, work_of
 
-GROUP, ALIGNMENT, MIN_SPLIT, BLOCK_M, BLOCK_S = 3, 16, 32, 16, 32
+GROUP, ALIGNMENT, MIN_SPLIT, BLOCK_M, BLOCK_S = 3, 4, 32, 16, 32
 
 
 @triton.jit
