@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import openai
+from fastapi.dependencies import models as endpoints
 
 from gateway.app import create_app
 from gateway.intake.limits import Limits
@@ -65,6 +66,15 @@ async def live_gateway(place: Bus | MemoryBroker, **options: Any) -> AsyncIterat
                 finally:
                     server.stop()
                     await serving
+    _forget_endpoints()
+
+
+def _forget_endpoints() -> None:
+    """Empty FastAPI's caches of facts about endpoints. They keep dozens of gateways that have
+    ended, and every collection of garbage looks at all objects of each."""
+    for fact in vars(endpoints).values():
+        if hasattr(fact, "cache_clear"):
+            fact.cache_clear()
 
 
 @asynccontextmanager
