@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from shared.settings import CommonSettings, GatewaySettings, WorkerSettings, option
+from tests.support.deployment.command import warren
 
 ROOT = Path(__file__).parents[2]
 BROKER = "--broker=amqp://nobody:secret@127.0.0.1:1/warren"
@@ -28,7 +29,8 @@ GROUPS = {
 }
 
 
-def warren(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+def process(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """What a process leaves that really runs the command."""
     return subprocess.run(
         [sys.executable, "warren.py", *args],
         cwd=ROOT,
@@ -40,7 +42,7 @@ def warren(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_help_lists_the_commands() -> None:
-    shown = warren("--help")
+    shown = process("--help")
 
     assert shown.returncode == 0
     assert re.findall(r"^  (\w+) +[A-Z]", shown.stdout, re.MULTILINE) == [*COMMANDS, *GROUPS]
@@ -87,7 +89,7 @@ def test_each_commands_help_has_an_example(command: str) -> None:
 def test_the_version_is_the_projects() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
-    shown = warren("--version")
+    shown = process("--version")
 
     assert (shown.returncode, shown.stdout) == (0, f"warren {project['version']}\n")
 
@@ -164,7 +166,7 @@ def test_what_cannot_work_stops_the_start_with_one_line(args: list[str], reason:
 
 
 def test_an_unknown_variable_stops_the_start_with_one_line() -> None:
-    stopped = warren("gateway", BROKER, WARREN_MAX_REQUEST="8")
+    stopped = process("gateway", BROKER, WARREN_MAX_REQUEST="8")
 
     assert stopped.returncode == 2
     assert stopped.stderr == (
@@ -176,7 +178,7 @@ def test_a_taken_port_stops_the_start_with_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
 
-        stopped = warren("gateway", BROKER, f"--port={port}")
+        stopped = process("gateway", BROKER, f"--port={port}")
 
     assert stopped.returncode == 2
     assert stopped.stderr == (
@@ -189,7 +191,7 @@ def test_a_taken_health_port_is_found_before_the_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
 
-        stopped = warren("serve", "--port=0", f"--health-port={port}", "--device=no-such-device")
+        stopped = process("serve", "--port=0", f"--health-port={port}", "--device=no-such-device")
 
     assert stopped.returncode == 2
     assert stopped.stderr.splitlines()[-1] == (

@@ -2,8 +2,6 @@
 
 import io
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -25,7 +23,7 @@ from shared.errors import (
     WorkerLost,
 )
 from shared.settings import GatewaySettings
-from tests.support.deployment.processes import ROOT
+from tests.support.deployment.command import warren
 from tests.support.gateway.serving import served
 from tests.support.workers.scripted_worker import MODEL
 
@@ -441,14 +439,7 @@ def test_a_named_model_need_not_be_listed_if_none_is(answer: httpx.Response) -> 
 def test_a_failed_question_that_is_piped_fails_the_command(model: str, shown: str) -> None:
     options = [f"--model={model}", "--temperature=9"]
     with served() as url:
-        done = subprocess.run(
-            [sys.executable, "warren.py", "chat", "--url", url, *options],
-            cwd=ROOT,
-            input="hello\n",
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = warren("chat", "--url", url, *options, typed="hello\n")
 
     assert done.returncode == 1
     assert shown in done.stdout + done.stderr

@@ -18,6 +18,7 @@ from shared.dead_letters import opened
 from shared.errors import BusUnavailable, InvalidRequest
 from shared.messages import GenerationJob, TextPrompt, encode
 from tests.support.deployment.broker import Broker
+from tests.support.deployment.command import Ended, warren
 from tests.support.deployment.processes import ROOT
 
 MODEL = "dead-letters-test"
@@ -25,13 +26,9 @@ SECRET = "nobody shall see this"
 NOWHERE = "amqp://nobody:secret@127.0.0.1:1/warren"
 
 
-def warren_dead(broker: Broker, *arguments: str) -> subprocess.CompletedProcess[str]:
+def warren_dead(broker: Broker, *arguments: str) -> Ended:
     """The command with the least account that works."""
-    url = broker.url_of("gateway")
-    command = [sys.executable, "warren.py", "dead", *arguments, f"--broker={url}"]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL
-    )
+    return warren("dead", *arguments, f"--broker={broker.url_of('gateway')}")
 
 
 async def bury(broker: Broker, request_id: str, body: bytes = b"") -> None:

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from cli.main import app
 from cli.manage.status import Gateways, duration, render, short_id
 from gateway.intake.keys.key_file import KeyFile
+from tests.support.deployment.command import warren
 from tests.support.gateway.serving import served
 
 ROOT = Path(__file__).parents[3]
@@ -185,8 +186,7 @@ def test_a_missing_key_is_said_in_one_line(tmp_path: Path) -> None:
     keys = KeyFile(tmp_path / "keys")
     keys.add("ops")
     with served(keys_file=str(keys.path)) as url:
-        command = [sys.executable, "warren.py", "status", "--url", url]
-        done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+        done = warren("status", "--url", url)
 
     assert done.returncode == 2
     assert done.stderr == (

@@ -1,1 +1,2 @@
-"""What runs outside of the tests: RabbitMQ, PostgreSQL, Warren's processes, and the Helm chart."""
+"""What runs outside of the tests: RabbitMQ, PostgreSQL, Chromium, Warren's processes, and the Helm
+chart. `command` runs the command line inside of them."""
