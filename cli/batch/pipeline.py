@@ -6,7 +6,7 @@ is written once.
 """
 
 import asyncio
-import random
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator
@@ -227,5 +227,5 @@ def _pauses() -> Iterator[float]:
     """Exponentially growing pauses with jitter, in seconds."""
     pause = _FIRST_PAUSE_S
     while True:
-        yield pause * random.uniform(0.5, 1.0)  # noqa: S311 - no secret
+        yield pause * secrets.SystemRandom().uniform(0.5, 1.0)
         pause = min(2 * pause, _MAX_PAUSE_S)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-import random
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -80,7 +80,7 @@ class LineLimits:
                 except RateLimited as error:
                     self._report(error)
                     pause_s = min(error.retry_after_s, _MAX_PAUSE_S)
-                    await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (no secret)
+                    await asyncio.sleep(pause_s * secrets.SystemRandom().uniform(0.5, 1.0))
 
     def _report(self, error: RateLimited) -> None:
         if not self._has_waited:

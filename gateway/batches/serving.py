@@ -3,7 +3,7 @@ rendering, but with the job in the batch class."""
 
 import asyncio
 import logging
-import random
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -125,7 +125,7 @@ class LineServer:
                 incidents.report("request", "batch line failed", error, **facts)
                 failure = InternalError("The gateway failed on this request.")
                 return await record(LineOutcome(request_id, failure))
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (no secret)
+            await asyncio.sleep(pause_s * secrets.SystemRandom().uniform(0.5, 1.0))
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     @asynccontextmanager

@@ -6,7 +6,7 @@ has ended, so that an event arrives at least once.
 
 import asyncio
 import logging
-import random
+import secrets
 import time
 from collections import Counter
 from contextlib import suppress
@@ -136,7 +136,7 @@ class Deliverer:
 def pause_s(num_tries: int, first_pause_s: float) -> float:
     """Seconds until the next try: exponential, with jitter."""
     longest_s = min(first_pause_s * 2.0 ** (num_tries - 1), _MAX_PAUSE_S)
-    return longest_s * random.uniform(0.5, 1.0)  # noqa: S311 (no secret)
+    return longest_s * secrets.SystemRandom().uniform(0.5, 1.0)
 
 
 def _facts(delivery: WebhookDelivery) -> dict[str, object]:
