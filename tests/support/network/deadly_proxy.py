@@ -9,6 +9,8 @@ from typing import Any, Self
 
 import httpx
 
+from tests.support.deployment.processes import NO_TLS
+
 _NOT_FORWARDED = ("host", "connection", "accept-encoding")
 _MAX_DELAY_S = 0.02
 
@@ -31,7 +33,7 @@ class DeadlyProxy:
                 proxy._forward(self)
 
         self._chance = chance
-        self._client = httpx.Client(base_url=url, timeout=60)
+        self._client = httpx.Client(base_url=url, timeout=60, verify=NO_TLS)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._num_left, self._moment = 0, ""
