@@ -4,7 +4,7 @@ A module chooses other ones with fixtures of its own: `worker_script`, `parsers`
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from gateway.store.database import SQLITE_FILE, Database
 from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
+from tests.support.network.attacks import Victim, running_victim
 from tests.support.workers.scripted_worker import Script, ScriptedWorker, repeat_the_prompt
 
 
@@ -87,3 +88,10 @@ def migrated_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     asyncio.run(migrate())
     return directory / SQLITE_FILE
+
+
+@pytest.fixture(scope="module")
+def victim(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victim]:
+    """The gateway that the attacks of a module share."""
+    with running_victim(tmp_path_factory.mktemp("victim") / "log") as victim:
+        yield victim

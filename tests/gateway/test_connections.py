@@ -6,7 +6,6 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,7 +19,7 @@ from shared.bus.memory import MemoryBus
 from shared.settings import GatewaySettings
 from tests.support.deployment.processes import NO_TLS
 from tests.support.gateway.http import LiveGateway, chat_body, eventually, live_gateway
-from tests.support.network.attacks import assert_costs_little, assert_each_costs_little
+from tests.support.network.attacks import Victim
 from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 LIVE = b"GET /live HTTP/1.1\r\nHost: warren\r\n"
@@ -333,7 +332,7 @@ async def has_room(gateway: LiveGateway) -> bool:
     return (await gateway.post("/tokenize", model="scripted", prompt="x")).status_code == 200
 
 
-async def test_an_attack_costs_little(tmp_path: Path) -> None:
+async def test_an_attack_costs_little(victim: Victim) -> None:
     parts = {
         "silence": b"",
         "half a head": LIVE + b"X-Name: " + b"a" * (48 << 10),
@@ -342,9 +341,10 @@ async def test_an_attack_costs_little(tmp_path: Path) -> None:
         "half a body": CHUNKED + b"%x\r\n" % (1 << 20) + b"a" * (1 << 20),
         "pipeline": (LIVE + b"\r\n") * 20_000,
     }
-    attacks = {name: partial(send_and_stay, [part] * 300) for name, part in parts.items()}
 
-    await assert_each_costs_little(tmp_path / "log", attacks)
+    for name, part in parts.items():
+        attack = partial(send_and_stay, [part] * 300)
+        await victim.assert_attack_costs_little(attack, name)
 
 
 async def send_and_stay(parts: Sequence[bytes], url: str) -> None:
@@ -357,17 +357,17 @@ async def send_and_stay(parts: Sequence[bytes], url: str) -> None:
         await asyncio.sleep(1)
 
 
-async def test_streams_that_nobody_reads_cost_little(tmp_path: Path) -> None:
+async def test_streams_that_nobody_reads_cost_little(victim: Victim) -> None:
     messages = [{"role": "user", "content": " ".join(["x" * 10_000] * 20)}]
     request = post("/v1/chat/completions", messages=messages, stream=True)
 
-    await assert_costs_little(tmp_path / "log", partial(send_and_stay, [request] * 100))
+    await victim.assert_attack_costs_little(partial(send_and_stay, [request] * 100))
 
 
-async def test_requests_that_detach_cost_little(tmp_path: Path) -> None:
+async def test_requests_that_detach_cost_little(victim: Victim) -> None:
     request = post("/v1/chat/completions", messages=MESSAGES, stream=True, detach=True)
 
-    await assert_costs_little(tmp_path / "log", partial(send_and_leave, [request] * 300))
+    await victim.assert_attack_costs_little(partial(send_and_leave, [request] * 300))
 
 
 async def send_and_leave(requests: Sequence[bytes], url: str) -> None:
@@ -376,7 +376,7 @@ async def send_and_leave(requests: Sequence[bytes], url: str) -> None:
             assert await attacker.answer(request) in DETACHED
 
 
-async def test_constraints_that_are_slow_to_check_cost_little(tmp_path: Path) -> None:
+async def test_constraints_that_are_slow_to_check_cost_little(victim: Victim) -> None:
     schemas = [{"type": "integer", "multipleOf": 999_901 + k} for k in range(4)]
 
     async def attack(url: str) -> None:
@@ -387,4 +387,4 @@ async def test_constraints_that_are_slow_to_check_cost_little(tmp_path: Path) ->
             ]
             assert {one.status_code for one in await asyncio.gather(*checks)} <= {400, 429}
 
-    await assert_costs_little(tmp_path / "log", attack)
+    await victim.assert_attack_costs_little(attack)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +15,7 @@ from shared.bus.memory import MemoryBus
 from shared.errors import InvalidRequest
 from tests.support.deployment.processes import NO_TLS
 from tests.support.gateway.http import LiveGateway, chat_body, live_gateway
-from tests.support.network.attacks import assert_costs_little
+from tests.support.network.attacks import Victim
 from tests.support.workers.scripted_worker import ScriptedWorker, start_only
 
 CHAT = "/v1/chat/completions"
@@ -199,18 +198,18 @@ def posted(path: str, **body: Any) -> tuple[str, bytes]:
         pytest.param([posted("/tokenize", prompt="語" * ((1 << 20) // 3))] * 8, id="tokenize CJK"),
     ],
 )
-async def test_long_texts_cost_little(tmp_path: Path, requests: list[tuple[str, bytes]]) -> None:
+async def test_long_texts_cost_little(victim: Victim, requests: list[tuple[str, bytes]]) -> None:
     async def attack(url: str) -> None:
         async with httpx.AsyncClient(base_url=url, timeout=60, verify=NO_TLS) as client:
             answers = [client.post(path, content=body, headers=JSON) for path, body in requests]
             answered = await asyncio.gather(*answers)
             assert {answer.status_code for answer in answered} <= {200, 400, 429}
 
-    await assert_costs_little(tmp_path / "log", attack)
+    await victim.assert_attack_costs_little(attack)
 
 
 @pytest.mark.parametrize("item", [b"[],", b"1000,"])
-async def test_large_bodies_cost_little(tmp_path: Path, item: bytes) -> None:
+async def test_large_bodies_cost_little(victim: Victim, item: bytes) -> None:
     items = item * ((4 << 20) // len(item) - 100)
     body = b'{"model":"scripted","messages":[],"chat_template_kwargs":{"a":[%s0]}}' % items
 
@@ -220,4 +219,4 @@ async def test_large_bodies_cost_little(tmp_path: Path, item: bytes) -> None:
             answers = [client.post(path, content=body, headers=JSON) for path in paths]
             assert {answer.status_code for answer in await asyncio.gather(*answers)} <= {400, 429}
 
-    await assert_costs_little(tmp_path / "log", attack)
+    await victim.assert_attack_costs_little(attack)

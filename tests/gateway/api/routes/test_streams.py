@@ -27,7 +27,7 @@ from tests.support.gateway.http import (
     two_gateways,
 )
 from tests.support.gateway.lone_gateway import PLANTED
-from tests.support.network.attacks import assert_costs_little
+from tests.support.network.attacks import Victim
 from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 CHAT = "/v1/chat/completions"
@@ -607,11 +607,11 @@ async def test_a_client_without_event_ids_is_sent_data_alone(
     assert NOTICE.findall(reader.body) == []
 
 
-async def test_logs_that_another_program_has_described_cost_little(tmp_path: Path) -> None:
+async def test_logs_that_another_program_has_described_cost_little(victim: Victim) -> None:
     async def attack(url: str) -> None:
         async with httpx.AsyncClient(base_url=url, timeout=60, verify=NO_TLS) as client:
             for _ in range(4):
                 resumed = [client.get(f"/v1/streams/{name}") for name in PLANTED]
                 assert {one.status_code for one in await asyncio.gather(*resumed)} == {200, 404}
 
-    await assert_costs_little(tmp_path / "log", attack)
+    await victim.assert_attack_costs_little(attack)
