@@ -377,7 +377,7 @@ async def send_and_leave(requests: Sequence[bytes], url: str) -> None:
 
 
 async def test_constraints_that_are_slow_to_check_cost_little(victim: Victim) -> None:
-    schemas = [{"type": "integer", "multipleOf": 999_901 + k} for k in range(4)]
+    schemas = [{"type": "integer", "multipleOf": 999_901 + k} for k in range(3)]
 
     async def attack(url: str) -> None:
         async with httpx.AsyncClient(base_url=url, timeout=60, verify=NO_TLS) as client:

@@ -19,11 +19,13 @@ WIDE, NARROW = {"width": 1280, "height": 800}, {"width": 390, "height": 800}
 
 async def faults(page: Page) -> list[tuple[str, str]]:
     """The rules that the page breaks, each with the element that does."""
-    await page.evaluate(AXE)
+    await page.evaluate(f"() => {{ {AXE} }}")
     found: Any = await page.evaluate(
-        "rules => axe.run({ runOnly: { type: 'tag', values: rules } })", RULES
+        """rules => axe.run({ runOnly: { type: 'tag', values: rules } }).then(({ violations }) =>
+           violations.flatMap(({ id, nodes }) => nodes.map(({ html }) => [id, html])))""",
+        RULES,
     )
-    return [(fault["id"], node["html"]) for fault in found["violations"] for node in fault["nodes"]]
+    return [(rule, html) for rule, html in found]
 
 
 @pytest.mark.parametrize(
