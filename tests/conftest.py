@@ -53,7 +53,7 @@ with suppress(ImportError):
 # Gateways whose tests store nothing find no database.
 os.environ[f"{PREFIX}DATA_DIR"] = str(Path(tempfile.gettempdir()) / f"warren-tests-{os.getpid()}")
 
-_GC_THRESHOLDS = (5000, 10, 20)
+_GC_THRESHOLDS = (20_000, 10, 20)
 """Rare collections: gateways leave much garbage, among much that stays."""
 _PULL_TIMEOUT_S = 900
 _LONGEST = (
