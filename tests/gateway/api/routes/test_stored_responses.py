@@ -343,10 +343,12 @@ async def test_a_reference_to_an_unknown_item_is_refused_with_its_id(gateway: Li
 async def test_many_references_to_a_long_item_are_too_long(gateway: LiveGateway) -> None:
     answer = await say(gateway, "x" * 5000)
 
-    with pytest.raises(openai.BadRequestError) as refused:
-        await say(gateway, [reference(answer.output[0].id)] * 4000)
+    # Without OpenAI's client, which takes seconds to look at so many items.
+    references = [reference(answer.output[0].id)] * 4000
+    refused = await gateway.post("/v1/responses", model=MODEL, input=references)
 
-    assert refused.value.code == "context_length_exceeded"
+    assert refused.status_code == 400
+    assert refused.json()["error"]["code"] == "context_length_exceeded"
 
 
 async def test_a_response_that_is_not_stored_cannot_be_continued(gateway: LiveGateway) -> None:
