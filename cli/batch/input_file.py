@@ -13,7 +13,7 @@ import msgspec
 from cli.terminal import number_of
 from gateway.api.bodies.parsing import refused
 from gateway.api.bodies.submission import Submission, submission
-from gateway.api.routes.generation import Reading
+from gateway.api.routes.generation import ParsedRequest
 from gateway.batches.bad_lines import (
     BadInput,
     check_alone,
@@ -207,7 +207,7 @@ def submitted(
         message = f"The URL is not {' or '.join(_BROKER_URLS)}, which a batch over the broker has."
         raise BadInput("mismatched_url", message, "url")
     request = ENDPOINTS[line.url].read(bytes(line.body))
-    assert isinstance(request, Reading)
+    assert isinstance(request, ParsedRequest)
     required(request.body.model)
     return submission(
         request.body, request_id=request_id, created_at=created_at, mode="final", served=served

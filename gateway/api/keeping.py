@@ -20,7 +20,7 @@ from gateway.api.bodies.input_items import references, stored_items
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.render.output_items import response_of
 from gateway.api.render.responses import ResponseObject
-from gateway.intake.admission import BYTES_OF_VALUE, Entry, count_values, parsed
+from gateway.intake.admission import BYTES_OF_VALUE, Entry, count_values, parse_off_loop
 from gateway.intake.limits import Grant
 from gateway.store.history.conversations import StoredItem, items_of
 from gateway.store.history.responses import MAX_CHAIN_LEN, ResponseDraft, ResponseRecord
@@ -265,11 +265,11 @@ async def _decoded(items: Sequence[StoredItem], max_items: int, entry: Entry) ->
         raise _too_long()
     array = b"[%b]" % b",".join([item.body for item in items])
     try:
-        num_values = await parsed(count_values, array)
+        num_values = await parse_off_loop(count_values, array)
     except InvalidRequest:
         raise _too_long() from None
     entry.hold(BYTES_OF_VALUE * num_values)
-    history: list[Any] = await parsed(msgspec.json.decode, array)
+    history: list[Any] = await parse_off_loop(msgspec.json.decode, array)
     return history
 
 

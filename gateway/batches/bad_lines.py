@@ -77,7 +77,7 @@ def check_alone(line: RequestLine) -> Request:
     if isinstance(request, EmbeddingRequest):
         request.job(QuickDraft(required(request.model), "check", 0.0, ""))
         return request
-    with request.with_endpoint_errors():
+    with request.translate_errors():
         required(request.body.model)
         with suppress(Unavailable):  # tools need a worker
             submission(

@@ -19,7 +19,7 @@ from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
 from gateway.api.bodies.submission import submission
 from gateway.batches.bad_lines import BadInput, read_line, repeated, require_url, required
 from gateway.batches.lines import ENDPOINTS, InputLine, Request, RequestLine
-from gateway.intake.admission import parsed
+from gateway.intake.admission import parse_off_loop
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import require_possible, tokens_of, tokens_of_quick
 from gateway.wiring import Gateway
@@ -146,7 +146,7 @@ async def _model_of(
     max_bytes = gateway.settings.max_body_bytes
     if line.text is None or len(line.text) > max_bytes:
         raise BadInput("line_too_long", f"The line is longer than {max_bytes} bytes.")
-    request = await parsed(read_line, line.text)
+    request = await parse_off_loop(read_line, line.text)
     if not is_new(request.custom_id):
         raise repeated(request.custom_id)
     require_url(request, endpoint)
@@ -163,7 +163,9 @@ async def _check_request(
         with suppress(Overloaded, Unavailable, BusError):
             async with turn:
                 read = ENDPOINTS[line.url].read
-                return await check_request(gateway, key, await parsed(read, bytes(line.body)))
+                return await check_request(
+                    gateway, key, await parse_off_loop(read, bytes(line.body))
+                )
         await asyncio.sleep(_PAUSE_S)
 
 
@@ -178,7 +180,7 @@ async def check_request(gateway: Gateway, key: ApiKey, request: Request) -> str:
         require_possible(key, tokens_of_quick(job))
         request.check(await _served(gateway, model))
         return model
-    with request.with_endpoint_errors():
+    with request.translate_errors():
         body = request.body
         model = required(body.model)
         key.require_model(model)

@@ -16,14 +16,14 @@ from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
 from gateway.api.render.formats import ChatCompletion, Completion, Usage
 from gateway.api.render.responses import ResponseObject, ResponseUsage
-from gateway.api.routes.generation import Reading
+from gateway.api.routes.generation import ParsedRequest
 from gateway.api.routes.responses import read_response
 from gateway.errors import error_body, status_of
-from gateway.intake.admission import BYTES_OF_VALUE, MAX_VALUES, count_values, parsed
+from gateway.intake.admission import BYTES_OF_VALUE, MAX_VALUES, count_values, parse_off_loop
 from gateway.store.batches import TokensUsed
 from shared.errors import InvalidRequest, WarrenError
 
-Request: TypeAlias = Reading | EmbeddingRequest
+Request: TypeAlias = ParsedRequest | EmbeddingRequest
 """The parsed body of a line."""
 
 
@@ -34,31 +34,35 @@ class Endpoint(NamedTuple):
     """Parses a body. Raises `InvalidRequest` and `ModelNotFound`."""
 
 
-def _read(read: Callable[[bytes], Reading], raw_body: bytes) -> Reading:
+def _read(read: Callable[[bytes], ParsedRequest], raw_body: bytes) -> ParsedRequest:
     """Raises `InvalidRequest` and `ModelNotFound`."""
-    reading = read(raw_body)
-    if reading.body.stream:
+    parsed = read(raw_body)
+    if parsed.body.stream:
         raise refused("stream", "not supported in a batch.")
-    if reading.background_answer is not None:
+    if parsed.background_answer is not None:
         raise refused("background", "not supported in a batch.")
-    return reading
+    return parsed
 
 
-def _read_response(raw_body: bytes) -> Reading:
+def _read_response(raw_body: bytes) -> ParsedRequest:
     """Raises `InvalidRequest` and `ModelNotFound`."""
-    reading = _read(read_response, raw_body)
-    if isinstance(reading.body, ResponsesRequest):
+    parsed = _read(read_response, raw_body)
+    if isinstance(parsed.body, ResponsesRequest):
         for name in ("previous_response_id", "conversation"):
-            if getattr(reading.body, name) is not None:
+            if getattr(parsed.body, name) is not None:
                 raise refused(name, "not supported in a batch.")
-        if reading.body.truncation == "auto":
+        if parsed.body.truncation == "auto":
             raise refused("truncation", "not supported in a batch.")
-    return reading
+    return parsed
 
 
 ENDPOINTS: Mapping[str, Endpoint] = {
-    "/v1/chat/completions": Endpoint("chatcmpl-", partial(_read, partial(Reading.of, ChatRequest))),
-    "/v1/completions": Endpoint("cmpl-", partial(_read, partial(Reading.of, CompletionRequest))),
+    "/v1/chat/completions": Endpoint(
+        "chatcmpl-", partial(_read, partial(ParsedRequest.of, ChatRequest))
+    ),
+    "/v1/completions": Endpoint(
+        "cmpl-", partial(_read, partial(ParsedRequest.of, CompletionRequest))
+    ),
     "/v1/embeddings": Endpoint("embd-", partial(parse, EmbeddingRequest)),
     "/v1/responses": Endpoint("resp_", _read_response),
 }
@@ -98,7 +102,7 @@ class InputLine(NamedTuple):
     async def num_bytes(self) -> int:
         """What the line takes in memory, about, together with its request and its job. A large line
         is measured in a thread."""
-        return 0 if self.text is None else await parsed(_num_bytes, self.text)
+        return 0 if self.text is None else await parse_off_loop(_num_bytes, self.text)
 
     @property
     def model(self) -> object:

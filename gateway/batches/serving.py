@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind
 from gateway.api.bodies.quick import EmbeddingRequest, Embeddings, QuickDraft
 from gateway.api.bodies.submission import submission
 from gateway.api.observation import Observation
-from gateway.api.routes.generation import Reading, gather
+from gateway.api.routes.generation import ParsedRequest, gather
 from gateway.batches.key_limits import LineLimits, LinePlace
 from gateway.batches.lines import (
     ENDPOINTS,
@@ -25,7 +25,7 @@ from gateway.batches.lines import (
     Request,
     request_id_of,
 )
-from gateway.intake.admission import parsed
+from gateway.intake.admission import parse_off_loop
 from gateway.intake.limits import tokens_of, tokens_of_quick
 from gateway.intake.signer import hash_body
 from gateway.log.cursor import Departure
@@ -138,7 +138,7 @@ class LineServer:
         if isinstance(request, EmbeddingRequest):
             yield await self._embeddings(request_id, request, place)
             return
-        with request.with_endpoint_errors():
+        with request.translate_errors():
             async with self._generation(request_id, request, body_hash, place) as answer:
                 yield answer
 
@@ -146,7 +146,7 @@ class LineServer:
         """The request of a line, and the hash of its body, of which no copy is kept."""
         assert line.text is not None
         raw_body = bytes(LINE_DECODER.decode(line.text).body)
-        request = await parsed(ENDPOINTS[self.batch.endpoint].read, raw_body)
+        request = await parse_off_loop(ENDPOINTS[self.batch.endpoint].read, raw_body)
         return request, hash_body(raw_body)
 
     async def _embeddings(
@@ -175,7 +175,7 @@ class LineServer:
 
     @asynccontextmanager
     async def _generation(
-        self, request_id: str, request: Reading, body_hash: str, place: LinePlace
+        self, request_id: str, request: ParsedRequest, body_hash: str, place: LinePlace
     ) -> AsyncIterator[object]:
         gateway, batch, body, key = self.gateway, self.batch, request.body, self._limits.key
         key.require_model(body.model)
@@ -183,7 +183,8 @@ class LineServer:
             body,
             request_id=request_id,
             created_at=time.time(),
-            now=float(batch.created_at),  # also if another gateway publishes the line again
+            # The same if another gateway publishes the line again.
+            template_time=float(batch.created_at),
             deadline=float(batch.expires_at),
             served=await gateway.workers.find(body.model),
             tenant=batch.tenant,

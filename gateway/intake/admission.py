@@ -177,11 +177,11 @@ async def read_body(request: Request, max_bytes: int, entry: Entry) -> bytes:
         raise HTTPException(408, "The body did not arrive in time.") from None
     content = bytes(body)
     del body
-    entry.hold(BYTES_OF_VALUE * await parsed(count_values, content))
+    entry.hold(BYTES_OF_VALUE * await parse_off_loop(count_values, content))
     return content
 
 
-async def parsed(parse: Callable[[bytes], _Parsed], body: bytes) -> _Parsed:
+async def parse_off_loop(parse: Callable[[bytes], _Parsed], body: bytes) -> _Parsed:
     """What ``parse`` makes of a body; it is called in a thread if the body is large, so that other
     requests go on. Raises what ``parse`` raises."""
     if len(body) < _LARGE_BYTES:

@@ -107,7 +107,7 @@ def submission(
     *,
     request_id: str,
     created_at: float,
-    now: float = 0.0,
+    template_time: float = 0.0,
     deadline: float | None = None,
     mode: Literal["stream", "final"] = "stream",
     served: Announcement | None = None,
@@ -119,9 +119,9 @@ def submission(
     is_detached: bool | None = None,
 ) -> Submission:
     """Build the job of a request. ``served`` is a worker's announcement of the model, if there is a
-    worker; ``now`` is `ChatPrompt.now`; ``is_stored``: whether the response is stored; ``echoed``
-    are the fields of the request that it repeats, as JSON; ``is_detached`` takes precedence over
-    the request's ``detach``.
+    worker; ``template_time`` is `ChatPrompt.now`; ``is_stored``: whether the response is stored;
+    ``echoed`` are the fields of the request that it repeats, as JSON; ``is_detached`` takes
+    precedence over the request's ``detach``.
 
     Raises `InvalidRequest`, which names the invalid parameter, and `Unavailable`.
     """
@@ -134,12 +134,19 @@ def submission(
     sampling = _sampling(request, wanted, calls, parser)
     if served is not None:
         prompts = tuple(in_form(prompt, served.tool_parser) for prompt in prompts)
-    if now:
-        prompts = tuple(_dated(prompt, now) for prompt in prompts)
+    if template_time:
+        prompts = tuple(_dated(prompt, template_time) for prompt in prompts)
     rendering = _rendering(
-        request, request_id, int(created_at), prompts, calls, parser, served, echoed
+        request,
+        prompts,
+        calls,
+        parser,
+        served,
+        request_id=request_id,
+        created=int(created_at),
+        is_stored=is_stored,
+        echoed=echoed,
     )
-    rendering = structs.replace(rendering, is_stored=is_stored)
     is_detached = request.detach if is_detached is None else is_detached
     facts, context = facts_of(
         rendering,
@@ -167,8 +174,10 @@ def submission(
     return Submission(job, facts, rendering, wanted)
 
 
-def _dated(prompt: Prompt, now: float) -> Prompt:
-    return structs.replace(prompt, now=now) if isinstance(prompt, ChatPrompt) else prompt
+def _dated(prompt: Prompt, template_time: float) -> Prompt:
+    if not isinstance(prompt, ChatPrompt):
+        return prompt
+    return structs.replace(prompt, now=template_time)
 
 
 def facts_of(
@@ -297,12 +306,14 @@ def _sampling(
 
 def _rendering(
     request: GenerationBody,
-    request_id: str,
-    created: int,
     prompts: tuple[Prompt, ...],
     calls: ToolUse | None,
     parser: str | None,
     served: Announcement | None,
+    *,
+    request_id: str,
+    created: int,
+    is_stored: bool,
     echoed: bytes,
 ) -> Rendering:
     num_drawn = request.best_of or request.n
@@ -335,6 +346,7 @@ def _rendering(
         include_reasoning=request.include_reasoning,
         fingerprint=served.fingerprint if served else None,
         service_tier=request.tier,
+        is_stored=is_stored,
         echoed=echoed,
     )
 

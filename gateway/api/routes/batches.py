@@ -20,7 +20,7 @@ from gateway.api.render.responses import OutputTokensDetails
 from gateway.api.routes import json_response
 from gateway.api.routes.files import ExpiresAfter
 from gateway.api.routes.generation import admitted
-from gateway.intake.admission import parsed, read_body
+from gateway.intake.admission import parse_off_loop, read_body
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.signer import KEY_HEADER, check_key, hash_body
 from gateway.store.batches import BatchRecord, Order, Status, TokensUsed
@@ -146,7 +146,7 @@ def router(gateway: Gateway) -> APIRouter:
         if one of them is not valid."""
         with gateway.admission.enter(request.state.tenant) as entry:
             raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
-            body = await parsed(partial(parse, BatchOrder), raw_body)
+            body = await parse_off_loop(partial(parse, BatchOrder), raw_body)
             key = request.headers.get(KEY_HEADER)
             expiry = body.output_expires_after
             caller: ApiKey = request.state.caller

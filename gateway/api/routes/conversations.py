@@ -13,7 +13,7 @@ from gateway.api.bodies.parsing import Body, parse
 from gateway.api.openapi import answered, documented
 from gateway.api.routes import json_response
 from gateway.api.routes.generation import admitted
-from gateway.intake.admission import parsed, read_body
+from gateway.intake.admission import parse_off_loop, read_body
 from gateway.store.history.conversations import ConversationRecord, StoredItem
 from gateway.wiring import Gateway
 
@@ -92,7 +92,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def body_of(kind: type[_Body], request: Request) -> _Body:
         with gateway.admission.enter(request.state.tenant) as entry:
             raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
-            return await parsed(partial(parse, kind), raw_body)
+            return await parse_off_loop(partial(parse, kind), raw_body)
 
     @routes.post(
         "/v1/conversations",

@@ -34,7 +34,7 @@ from gateway.api.render import whole_answer
 from gateway.api.render.formats import ChatCompletion, Completion, Rendering
 from gateway.api.render.gathering import Gathering
 from gateway.api.render.responses import ResponseObject
-from gateway.intake.admission import Entry, parsed, read_body
+from gateway.intake.admission import Entry, parse_off_loop, read_body
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Grant, tokens_of
 from gateway.intake.signer import KEY_HEADER, Verb, check_key, hash_body
@@ -66,7 +66,7 @@ _COMPLETION_EXAMPLE: Mapping[str, Any] = {
 }
 
 
-class Reading(NamedTuple):
+class ParsedRequest(NamedTuple):
     """A parsed request body."""
 
     body: GenerationBody
@@ -74,25 +74,25 @@ class Reading(NamedTuple):
     """The fields of the body that a response repeats, as JSON."""
     background_answer: Callable[[Rendering], object] | None = None
     """The answer that is sent at once, if the client does not wait for the result."""
-    with_endpoint_errors: Callable[[], AbstractContextManager[None]] = nullcontext
+    translate_errors: Callable[[], AbstractContextManager[None]] = nullcontext
     """Raises the errors of the job in the terms of the endpoint."""
     ignored: tuple[str, ...] = ()
     """The unknown parameters."""
 
     @classmethod
-    def of(cls, kind: type[GenerationBody], raw_body: bytes) -> "Reading":
+    def of(cls, kind: type[GenerationBody], raw_body: bytes) -> "ParsedRequest":
         """Raises `InvalidRequest` and `ModelNotFound`."""
         body, ignored = parse_with_ignored(kind, raw_body)
         return cls(body, ignored=ignored)
 
-    async def prepared(
+    async def load_history(
         self, gateway: Gateway, tenant: str, entry: Entry
-    ) -> tuple["Reading", Keeping | None]:
-        """The request with what precedes it, and how its response is stored, if it is. ``entry``
-        holds what is added until the request ends."""
+    ) -> tuple["ParsedRequest", Keeping | None]:
+        """The request with the items that it continues, and how its response is stored, if it is.
+        ``entry`` holds what is added until the request ends."""
         return self, None
 
-    async def shortened(self, gateway: Gateway, job: GenerationJob) -> GenerationJob:
+    async def truncate_prompt(self, gateway: Gateway, job: GenerationJob) -> GenerationJob:
         """The job with as much of its prompt as fits the model's context, if the request permits
         leaving some of it out."""
         return job
@@ -129,7 +129,7 @@ async def generate(
     request: Request,
     send: Send,
     prefix: str,
-    read: Callable[[bytes], Reading],
+    read: Callable[[bytes], ParsedRequest],
 ) -> None:
     """Serve a request whose id begins with ``prefix``; ``read`` parses its body.
 
@@ -139,13 +139,13 @@ async def generate(
     caller: ApiKey = request.state.caller
     tenant: str = request.state.tenant
     with gateway.admission.enter(tenant) as entry:
-        reading, body_hash = await _read(gateway, request, entry, read)
+        parsed, body_hash = await _read(gateway, request, entry, read)
         gateway.limits.check(caller)  # before anything is loaded
-        now = time.time()
-        reading, kept = await reading.prepared(gateway, tenant, entry)
-        with _log_for(gateway, request, prefix, is_detached=reading.body.detach) as log:
-            submitted = await _submitted(
-                gateway, request, reading, log, now, body_hash, is_stored=kept is not None
+        arrived_at = time.time()
+        parsed, kept = await parsed.load_history(gateway, tenant, entry)
+        with _log_for(gateway, request, prefix, is_detached=parsed.body.detach) as log:
+            submitted = await _build_submission(
+                gateway, request, parsed, log, arrived_at, body_hash, is_stored=kept is not None
             )
             job = submitted.job
             detached = job if job.is_detached else None
@@ -153,66 +153,66 @@ async def generate(
             async with gateway.limits.admit(caller, num_tokens, detached) as grant:
                 # What takes long counts, even if the request is refused then.
                 submitted = await submitted.checked()
-                job = await reading.shortened(gateway, submitted.job)
+                job = await parsed.truncate_prompt(gateway, submitted.job)
                 submitted = submitted._replace(job=job)
-                lane = reading.body.job_class
+                lane = parsed.body.job_class
                 responder = Responder(gateway, request, send, log, submitted, lane, grant, kept)
                 # The job is published soon after this, or another gateway takes it for lost.
                 async with nullcontext() if kept is None else kept.begin(log.request_id, grant):
                     # Not before: the spare log of a refused request becomes another one's.
                     request.state.request_id = log.request_id
-                    if reading.background_answer is not None:
-                        await responder.start(reading.background_answer)
+                    if parsed.background_answer is not None:
+                        await responder.start(parsed.background_answer)
                     else:
-                        with reading.with_endpoint_errors():
+                        with parsed.translate_errors():
                             await responder.answer()
 
 
 async def _read(
-    gateway: Gateway, request: Request, entry: Entry, read: Callable[[bytes], Reading]
-) -> tuple[Reading, str]:
+    gateway: Gateway, request: Request, entry: Entry, read: Callable[[bytes], ParsedRequest]
+) -> tuple[ParsedRequest, str]:
     """The parsed body, which names a model that the caller may use, and its hash if the request has
     an Idempotency-Key, otherwise an empty string.
 
     Raises `RequestError`, `ModelNotFound`, `Overloaded`, `Unavailable` and HTTPException.
     """
     raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
-    reading = await parsed(read, raw_body)
-    request.state.ignored_parameters = reading.ignored
+    parsed = await parse_off_loop(read, raw_body)
+    request.state.ignored_parameters = parsed.ignored
     entry.begin()
-    if not reading.body.model:
+    if not parsed.body.model:
         model = gateway.workers.only_model()
-        reading = reading._replace(body=msgspec.structs.replace(reading.body, model=model))
-    request.state.model = reading.body.model
+        parsed = parsed._replace(body=msgspec.structs.replace(parsed.body, model=model))
+    request.state.model = parsed.body.model
     body_hash = hash_body(raw_body) if KEY_HEADER in request.headers else ""
     caller: ApiKey = request.state.caller
-    caller.require_model(reading.body.model)
-    return reading, body_hash
+    caller.require_model(parsed.body.model)
+    return parsed, body_hash
 
 
-async def _submitted(
+async def _build_submission(
     gateway: Gateway,
     request: Request,
-    reading: Reading,
+    parsed: ParsedRequest,
     log: ReplyLog,
-    now: float,
+    arrived_at: float,
     body_hash: str,
     *,
     is_stored: bool,
 ) -> Submission:
-    """The job of a request that arrived at the Unix time ``now``. Raises `RequestError`,
+    """The job of a request that arrived at the Unix time ``arrived_at``. Raises `RequestError`,
     `ModelNotFound`, `Overloaded`, `Unavailable` and `BusUnavailable`."""
-    body, tenant = reading.body, request.state.tenant
+    body, tenant = parsed.body, request.state.tenant
     submitted = submission(
         body,
         request_id=log.request_id,
-        created_at=now,
-        deadline=now + _timeout_s(gateway.settings, body),
+        created_at=arrived_at,
+        deadline=arrived_at + _timeout_s(gateway.settings, body),
         served=await gateway.workers.find(body.model),
         tenant=tenant,
         body_hash=body_hash,
         is_stored=is_stored,
-        echoed=reading.echoed,
+        echoed=parsed.echoed,
         trace=requests.inject(),
     ).limited(request.state.caller)
     if body.job_class == "interactive":
@@ -267,14 +267,15 @@ class Responder:
 
     async def start(self, background_answer: Callable[[Rendering], object]) -> None:
         """Publish the job and send the client ``background_answer`` instead of the result."""
-        job, facts, rendering, _ = self.submitted
-        async with self.gateway.relays.open(self.log, job, facts, lane=self.lane) as relay:
+        job = self.submitted.job
+        async with self.gateway.relays.open(
+            self.log, job, self.submitted.facts, lane=self.lane
+        ) as relay:
             self.grant.publish(has_ended=relay.has_ended)
             relay.close(Departure.LEFT)
         requests.write_line("request accepted", job, {"detached": True})
-        answer = Response(
-            msgspec.json.encode(background_answer(rendering)), media_type="application/json"
-        )
+        body = msgspec.json.encode(background_answer(self.submitted.rendering))
+        answer = Response(body, media_type="application/json")
         await answer(self.request.scope, self.request.receive, self.send)
 
     async def answer(self) -> None:
@@ -288,19 +289,22 @@ class Responder:
                 observation.client_left()
 
     async def _relay(self, observation: Observation) -> None:
-        job, facts, rendering, _ = self.submitted
+        facts, is_stream = self.submitted.facts, self.submitted.rendering.is_stream
         if facts.body_hash and not facts.is_detached:
             # The client may have sent the request again, to a gateway that was faster.
             await require_client(self.request.receive)
         framer = self._framer()
-        has_ids = rendering.is_stream and framer.is_numbered
         async with self.gateway.relays.open(
-            self.log, job, facts, has_ids=has_ids, lane=self.lane
+            self.log,
+            self.submitted.job,
+            facts,
+            has_ids=is_stream and framer.is_numbered,
+            lane=self.lane,
         ) as relay:
             self.grant.publish(has_ended=relay.has_ended)
             observation.accepted(relay)
             try:
-                if rendering.is_stream:
+                if is_stream:
                     await self._stream(relay, framer, observation)
                 else:
                     await self._send_whole(relay, observation)
@@ -392,7 +396,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     def answer(kind: type[ChatRequest | CompletionRequest], prefix: str) -> Response:
         async def serve(request: Request, send: Send) -> None:
-            await generate(gateway, request, send, prefix, partial(Reading.of, kind))
+            await generate(gateway, request, send, prefix, partial(ParsedRequest.of, kind))
 
         return LiveResponse(serve)
 

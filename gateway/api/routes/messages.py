@@ -10,7 +10,7 @@ from starlette.types import Send
 from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.openapi import documented
 from gateway.api.render.messages import AnswerMessage
-from gateway.api.routes.generation import LiveResponse, Reading, generate
+from gateway.api.routes.generation import LiveResponse, ParsedRequest, generate
 from gateway.wiring import Gateway
 
 _EXAMPLE: Mapping[str, Any] = {
@@ -32,7 +32,7 @@ def router(gateway: Gateway) -> APIRouter:
         """Answer a conversation, with Anthropic's Messages API."""
 
         async def serve(request: Request, send: Send) -> None:
-            read = partial(Reading.of, MessagesRequest)
+            read = partial(ParsedRequest.of, MessagesRequest)
             await generate(gateway, request, send, "msg_", read)
 
         return LiveResponse(serve)

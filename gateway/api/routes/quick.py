@@ -37,7 +37,7 @@ from gateway.api.openapi import (
     headers_named,
 )
 from gateway.api.routes.generation import LiveResponse
-from gateway.intake.admission import Entry, parsed, read_body
+from gateway.intake.admission import Entry, parse_off_loop, read_body
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import tokens_of_quick
 from gateway.wiring import Gateway
@@ -125,7 +125,7 @@ _ENDPOINTS = (
 async def _serve(gateway: Gateway, kind: type[QuickRequest], request: Request, send: Send) -> None:
     with gateway.admission.enter(request.state.tenant) as entry:
         raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
-        body, ignored = await parsed(partial(parse_with_ignored, kind), raw_body)
+        body, ignored = await parse_off_loop(partial(parse_with_ignored, kind), raw_body)
         request.state.ignored_parameters = ignored
         request.state.ignored_tools = getattr(body, "ignored_tools", ())
         model = request.state.model = body.model or gateway.workers.only_model()

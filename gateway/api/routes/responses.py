@@ -20,7 +20,7 @@ from gateway.api.openapi import answered, documented
 from gateway.api.render.responses import Echo, ResponseObject, response_object
 from gateway.api.routes import json_response
 from gateway.api.routes.conversations import AFTER, LIMIT, ORDER, ItemList, item_list
-from gateway.api.routes.generation import LiveResponse, Reading, admitted, generate
+from gateway.api.routes.generation import LiveResponse, ParsedRequest, admitted, generate
 from gateway.api.routes.streams import ResumedStream, checked_id
 from gateway.api.truncation import truncated
 from gateway.intake.admission import Entry
@@ -41,17 +41,17 @@ _MAX_ECHOED_DEPTH = 2 * MAX_DEPTH
 _RESPONSE_ID = Path(description="The `id` of the response.")
 
 
-class ResponseReading(Reading):
+class ParsedResponsesRequest(ParsedRequest):
     """A parsed body of the Responses API."""
 
-    async def prepared(
+    async def load_history(
         self, gateway: Gateway, tenant: str, entry: Entry
-    ) -> tuple[Reading, Keeping | None]:
+    ) -> tuple[ParsedRequest, Keeping | None]:
         assert isinstance(self.body, ResponsesRequest)
         body, kept = await keeping.prepare(gateway, self.body, tenant, entry)
         return self._replace(body=body), kept
 
-    async def shortened(self, gateway: Gateway, job: GenerationJob) -> GenerationJob:
+    async def truncate_prompt(self, gateway: Gateway, job: GenerationJob) -> GenerationJob:
         assert isinstance(self.body, ResponsesRequest)
         if self.body.truncation != "auto":
             return job
@@ -160,12 +160,14 @@ def router(gateway: Gateway) -> APIRouter:
     return routes
 
 
-def read_response(raw_body: bytes) -> Reading:
+def read_response(raw_body: bytes) -> ParsedRequest:
     """Raises `InvalidRequest` and `ModelNotFound`."""
     body, ignored = parse_with_ignored(ResponsesRequest, raw_body)
     is_awaited = body.stream or not body.background
     background_answer = None if is_awaited else partial(response_object, status="queued")
-    return ResponseReading(body, echoed(raw_body), background_answer, with_response_errors, ignored)
+    return ParsedResponsesRequest(
+        body, echoed(raw_body), background_answer, with_response_errors, ignored
+    )
 
 
 def echoed(body: bytes) -> bytes:

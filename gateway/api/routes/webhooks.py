@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from gateway.api.bodies.parsing import Body, parse, refused
 from gateway.api.openapi import answered, documented
 from gateway.api.routes import json_response
-from gateway.intake.admission import parsed, read_body
+from gateway.intake.admission import parse_off_loop, read_body
 from gateway.store.webhooks import (
     EVENT_TYPES,
     OVERLAP_S,
@@ -258,7 +258,7 @@ async def _stored(gateway: Gateway) -> Webhooks:
 async def _body_of(gateway: Gateway, request: Request, kind: type[_Body]) -> _Body:
     with gateway.admission.enter(request.state.tenant) as entry:
         raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
-        return await parsed(partial(parse, kind), raw_body)
+        return await parse_off_loop(partial(parse, kind), raw_body)
 
 
 def _document(kind: type[Body], example: Mapping[str, Any], answer: type[Struct]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.api.bodies.schemas import ChatRequest
 from gateway.api.bodies.submission import submission
-from gateway.api.routes.generation import Reading
+from gateway.api.routes.generation import ParsedRequest
 from gateway.batches.bad_lines import read_line
 from gateway.batches.lines import InputLine, input_lines
 from tests.support.gateway.batches import chat
@@ -68,7 +68,7 @@ async def test_no_line_takes_more_memory_than_expected(content: object, is_escap
 
     def held() -> object:
         """What a line that runs holds beside its text."""
-        request = Reading.of(ChatRequest, bytes(read_line(text).body))
+        request = ParsedRequest.of(ChatRequest, bytes(read_line(text).body))
         return request, submission(request.body, request_id="a", created_at=0.0)
 
     held()  # fills caches
