@@ -221,6 +221,8 @@ class UsageOfTenant:
     num_requests: int = 0
     """Including those in flight."""
     num_in_flight: int = 0
+    num_interactive: int = 0
+    """Those in flight of the class ``interactive``."""
     num_failed: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -234,12 +236,12 @@ class TenantUsage:
     def __init__(self) -> None:
         self.by_tenant: dict[str, UsageOfTenant] = {}
 
-    def num_in_flight(self, tenant: str) -> int:
-        """The requests of a tenant that are in flight."""
+    def num_interactive(self, tenant: str) -> int:
+        """The interactive requests of a tenant that are in flight."""
         usage = self.by_tenant.get(tenant)
-        return 0 if usage is None else usage.num_in_flight
+        return 0 if usage is None else usage.num_interactive
 
-    def begin(self, tenant: str) -> UsageOfTenant:
+    def begin(self, tenant: str, *, is_interactive: bool) -> UsageOfTenant:
         """Count a request that is in flight from now on. The caller updates the tenant's usage at
         its end."""
         usage = self.by_tenant.get(tenant)
@@ -249,6 +251,7 @@ class TenantUsage:
             usage = self.by_tenant[tenant] = UsageOfTenant()
         usage.num_requests += 1
         usage.num_in_flight += 1
+        usage.num_interactive += is_interactive
         return usage
 
 

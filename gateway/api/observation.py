@@ -67,7 +67,9 @@ class Observation:
         self._in_state = self._of_class.num_waiting
 
     def __enter__(self) -> Self:
-        self._usage = self._metrics.tenant_usage.begin(self._job.tenant)
+        self._usage = self._metrics.tenant_usage.begin(
+            self._job.tenant, is_interactive=self._class == "interactive"
+        )
         self._in_state.inc()
         return self
 
@@ -79,6 +81,7 @@ class Observation:
     ) -> None:
         self._in_state.dec()
         self._usage.num_in_flight -= 1
+        self._usage.num_interactive -= self._class == "interactive"
         if isinstance(error, WarrenError):
             self.status, self.error = status_of(error).code, error
         elif error is not None:

@@ -209,12 +209,13 @@ class LineServer:
                 # Unless a departure is recorded, the relay ends the job and deletes the log.
                 try:
                     answer = await gather(relay, submitted, observation)
-                    if grant is not None:
-                        grant.settle(observation.num_prompt_tokens + observation.num_tokens)
                 except asyncio.CancelledError:
                     if not self.ends_jobs:
                         relay.close(Departure.LEFT)
                     raise
+                finally:
+                    if grant is not None and relay.has_ended:
+                        grant.settle(observation.num_prompt_tokens + observation.num_tokens)
                 try:
                     yield answer
                 except BaseException:  # it was not recorded

@@ -63,12 +63,14 @@ class Submission(NamedTuple):
     rendering: Rendering
     wanted: RequestedConstraint | None
     """The constraint to check before the job is published."""
+    token_param: str
+    """The parameter that limits the tokens of the answer."""
 
     def limited(self, caller: ApiKey) -> "Submission":
         """This submission with the limits of the caller's API key. If these are what limits its
         tokens, the context may end the answer earlier. Raises `InvalidRequest`."""
         sampling = self.job.sampling
-        max_tokens = caller.limited_tokens(sampling.max_tokens)
+        max_tokens = caller.limited_tokens(sampling.max_tokens, self.token_param)
         if max_tokens != sampling.max_tokens:
             sampling = structs.replace(sampling, max_tokens=max_tokens, clamp_max_tokens=True)
         job = structs.replace(self.job, sampling=sampling, key_id=caller.key_id)
@@ -171,7 +173,17 @@ def submission(
         trace=dict(trace),
     )
     _check_sizes(request, job, served)
-    return Submission(job, facts, rendering, wanted)
+    return Submission(job, facts, rendering, wanted, _token_param(request))
+
+
+def _token_param(request: GenerationBody) -> str:
+    match request:
+        case ChatRequest(max_completion_tokens=int()):
+            return "max_completion_tokens"
+        case ResponsesRequest(max_output_tokens=int()):
+            return "max_output_tokens"
+        case _:
+            return "max_tokens"
 
 
 def _dated(prompt: Prompt, template_time: float) -> Prompt:

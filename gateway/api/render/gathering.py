@@ -96,10 +96,14 @@ class Gathering:
             for k in range(rendering.total_drawn)
         ]
         self._counts = TokenCounts(rendering.num_drawn)
+        self.num_logprobs = 0
+        """Those of tokens and their alternatives that the log has had so far."""
 
     def read(self, event: LogEvent) -> None:
         """Read the next accepted event of the log."""
         self._counts.read(event)
+        if isinstance(event, TokenDelta | Finished | PromptScores):
+            self.num_logprobs += sum(1 + len(one.top) for one in event.logprobs if one is not None)
         match event:
             case TokenDelta() | Finished():
                 self._drawn[event.choice].read(event)

@@ -113,6 +113,8 @@ class TenantStatus(Struct, frozen=True, kw_only=True):
     tenant: str
     num_requests: int
     num_in_flight: int
+    num_interactive: int
+    """Those in flight of the class ``interactive``."""
     num_failed: int
     num_prompt_tokens: int
     num_cached_tokens: int

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions and /v1/completions; serves a generation from the request's body to the
 last byte of its answer, in one coroutine."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -48,6 +49,9 @@ from shared.messages import GenerationJob, JobClass
 from shared.settings import GatewaySettings
 from shared.telemetry import requests
 
+_BYTES_OF_LOGPROB = 400
+"""The approximate memory of one logprob in a whole answer."""
+_MANY_LOGPROBS = 1 << 12
 _WHOLE_HEADERS = [(b"content-type", b"application/json")]
 _TOKEN_HEADERS: Sequence[tuple[bytes, Verb]] = (
     (b"x-stream-token", "read"),
@@ -156,7 +160,9 @@ async def generate(
                 job = await parsed.truncate_prompt(gateway, submitted.job)
                 submitted = submitted._replace(job=job)
                 lane = parsed.body.job_class
-                responder = Responder(gateway, request, send, log, submitted, lane, grant, kept)
+                responder = Responder(
+                    gateway, request, send, log, submitted, lane, grant, kept, entry
+                )
                 # The job is published soon after this, or another gateway takes it for lost.
                 async with nullcontext() if kept is None else kept.begin(log.request_id, grant):
                     # Not before: the spare log of a refused request becomes another one's.
@@ -216,7 +222,7 @@ async def _build_submission(
         trace=requests.inject(),
     ).limited(request.state.caller)
     if body.job_class == "interactive":
-        num_in_flight = gateway.metrics.tenant_usage.num_in_flight(tenant)
+        num_in_flight = gateway.metrics.tenant_usage.num_interactive(tenant)
         gateway.workers.admit(body.model, num_in_flight)
     request.state.ignored_tools = body.ignored_tools
     return submitted
@@ -262,6 +268,7 @@ class Responder:
     grant: Grant
     kept: Keeping | None
     """How the response is stored; None if it is not."""
+    entry: Entry
     has_begun: bool = False
     """Whether the client was sent the stream's id."""
 
@@ -284,7 +291,6 @@ class Responder:
         with Observation(self.gateway.metrics, job, self.lane, state) as observation:
             try:
                 await self._relay(observation)
-                self.grant.settle(observation.num_prompt_tokens + observation.num_tokens)
             except ClientGone:
                 observation.client_left()
 
@@ -308,12 +314,13 @@ class Responder:
                     await self._stream(relay, framer, observation)
                 else:
                     await self._send_whole(relay, observation)
-                await self._leave(relay, Departure.SERVED)
+                await self._leave(relay, Departure.SERVED, observation)
             except ClientGone:
-                await self._leave(relay, Departure.LEFT if self.has_begun else Departure.ABANDONED)
+                departure = Departure.LEFT if self.has_begun else Departure.ABANDONED
+                await self._leave(relay, departure, observation)
                 raise
             except WarrenError:
-                await self._leave(relay, Departure.REFUSED)
+                await self._leave(relay, Departure.REFUSED, observation)
                 raise
 
     def _framer(self) -> Framer:
@@ -322,15 +329,18 @@ class Responder:
         accepts_ids = "text/event-stream" in self.request.headers.get("accept", "")
         return Framer(is_numbered=accepts_ids or self.submitted.facts.is_detached)
 
-    async def _leave(self, relay: LogRelay, departure: Departure) -> None:
+    async def _leave(self, relay: LogRelay, departure: Departure, observation: Observation) -> None:
         relay.close(departure)
+        if departure is Departure.SERVED or relay.has_ended or relay.fate is Fate.ENDS:
+            # Otherwise more tokens are generated, and the estimate stands.
+            self.grant.settle(observation.num_prompt_tokens + observation.num_tokens)
         is_answered = departure is Departure.SERVED and relay.is_ended
         if self.kept is not None and not is_answered and relay.fate is Fate.ENDS:
             await self.kept.discard()
 
     async def _send_whole(self, relay: LogRelay, observation: Observation) -> None:
         async with until_disconnect(self.request.receive):
-            answer = await gather(relay, self.submitted, observation)
+            answer = await gather(relay, self.submitted, observation, self.entry.hold)
         if isinstance(answer, ResponseObject) and answer.store and relay.facts is not None:
             await keeping.finish(self.gateway, relay.facts.tenant, answer)
         body = msgspec.json.encode(answer)
@@ -374,9 +384,16 @@ class Responder:
             yield header, token.encode()
 
 
-async def gather(relay: LogRelay, submitted: Submission, observation: Observation) -> object:
-    """Read the whole answer of a log. Raises the error with which the job failed."""
+async def gather(
+    relay: LogRelay,
+    submitted: Submission,
+    observation: Observation,
+    hold: Callable[[int], object] = lambda num_bytes: None,
+) -> object:
+    """Read the whole answer of a log. ``hold`` counts the memory of its logprobs, which may be
+    many times that of the request. Raises the error with which the job failed."""
     gathering: Gathering | None = None
+    num_held = 0
     while not relay.is_ended:
         items = await relay.take()
         raise_failure(items)
@@ -387,8 +404,14 @@ async def gather(relay: LogRelay, submitted: Submission, observation: Observatio
                 gathering = Gathering(rendering_in(facts, submitted))
             if not isinstance(item, Restarted):
                 gathering.read(item)
+        num_logprobs = 0 if gathering is None else gathering.num_logprobs
+        if num_logprobs > num_held:
+            hold((num_logprobs - num_held) * _BYTES_OF_LOGPROB)
+            num_held = num_logprobs
     assert gathering is not None
-    return whole_answer(gathering)
+    if gathering.num_logprobs < _MANY_LOGPROBS:
+        return whole_answer(gathering)
+    return await asyncio.to_thread(whole_answer, gathering)  # other requests go on
 
 
 def router(gateway: Gateway) -> APIRouter:

@@ -41,6 +41,7 @@ from gateway.intake.admission import Entry, parse_off_loop, read_body
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import tokens_of_quick
 from gateway.wiring import Gateway
+from shared.errors import WarrenError
 from shared.telemetry import requests
 
 QuickRequest: TypeAlias = (
@@ -173,6 +174,9 @@ async def _answer(
                 answered = await body.answer(gateway.quick, draft)
         except ClientGone:
             return
+        except WarrenError:
+            grant.settle(0)
+            raise
         if isinstance(answered, Embeddings | Scores | Ranking):
             grant.settle(answered.usage.total_tokens)
     response = Response(msgspec.json.encode(answered), media_type="application/json")

@@ -99,12 +99,13 @@ class ApiKey:
                 param="model",
             )
 
-    def limited_tokens(self, wanted: int | None) -> int | None:
-        """The ``max_tokens`` of a request that wants this many. Raises `InvalidRequest`."""
+    def limited_tokens(self, wanted: int | None, param: str) -> int | None:
+        """The ``max_tokens`` of a request that wants this many with its parameter ``param``. Raises
+        `InvalidRequest`."""
         if self.max_tokens is not None and wanted is not None and wanted > self.max_tokens:
             raise InvalidRequest(
-                f"max_tokens is too large: {wanted}. This API key permits {self.max_tokens}.",
-                param="max_tokens",
+                f"{param} is too large: {wanted}. This API key permits {self.max_tokens}.",
+                param=param,
             )
         return self.max_tokens if wanted is None else wanted
 

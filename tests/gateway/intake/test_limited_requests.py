@@ -11,7 +11,17 @@ import pytest
 
 from gateway.intake.keys.key_file import KeyFile
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages import ChatPrompt, Embedded, EmbeddingJob, QuickAnswer, QuickJob
+from shared.messages import (
+    ChatPrompt,
+    Embedded,
+    EmbeddingJob,
+    Failed,
+    Logprob,
+    PromptScores,
+    QuickAnswer,
+    QuickJob,
+    TokenLogprobs,
+)
 from tests.support.gateway.http import (
     LiveGateway,
     chat_body,
@@ -21,7 +31,10 @@ from tests.support.gateway.http import (
 )
 from tests.support.workers.scripted_worker import (
     MODEL,
+    ScriptedJob,
     ScriptedWorker,
+    count_words,
+    repeat_the_prompt,
     start_only,
     wait_before_the_end,
 )
@@ -307,3 +320,88 @@ async def test_anonymous_tenants_have_a_limit_of_detached_work(
 
     assert [answer.status_code for answer in answers] == [200, 200, 429]
     assert not any(name.startswith("x-ratelimit") for name in answers[0].headers)
+
+
+async def test_tokens_of_a_request_that_failed_are_returned(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    async def refuse(job: ScriptedJob) -> None:
+        await job.start()
+        await job.fail("invalid_request", "This is too long.", param="max_tokens")
+
+    headers = headers_of(file, tokens_per_minute=110)
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        worker.script = refuse
+        refused = await chat(gateway, headers, max_tokens=100)
+        worker.script = repeat_the_prompt
+        answered = await chat(gateway, headers, max_tokens=100)
+
+    assert (refused.status_code, answered.status_code) == (400, 200)
+
+
+async def test_tokens_of_texts_that_could_not_be_embedded_are_returned(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    body = {"model": MODEL, "input": "one two three " * 20}
+    headers = headers_of(file, tokens_per_minute=100)
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        worker.quick_script = lambda job: Failed(code="invalid_request", message="No.")
+        refused = await gateway.http.post("/v1/embeddings", json=body, headers=headers)
+        worker.quick_script = count_words
+        answered = await gateway.http.post("/v1/embeddings", json=body, headers=headers)
+
+    assert (refused.status_code, answered.status_code) == (400, 200)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, chat_body(max_tokens=50), "max_tokens"),
+        (CHAT, chat_body(max_completion_tokens=50), "max_completion_tokens"),
+        (
+            "/v1/responses",
+            {"model": MODEL, "input": "a", "max_output_tokens": 50},
+            "max_output_tokens",
+        ),
+        ("/v1/completions", {"model": MODEL, "prompt": "a", "max_tokens": 50}, "max_tokens"),
+    ],
+)
+async def test_a_refusal_names_the_parameter_that_was_sent(
+    bus: MemoryBus,
+    worker: ScriptedWorker,
+    file: KeyFile,
+    path: str,
+    body: dict[str, Any],
+    param: str,
+) -> None:
+    headers = headers_of(file, max_tokens=10)
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        answer = await gateway.http.post(path, json=body, headers=headers)
+
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+    assert answer.json()["error"]["message"].startswith(f"{param} is too large: 50.")
+
+
+@pytest.mark.parametrize("max_bytes_in_flight", [100_000, 10_000_000])
+async def test_the_logprobs_of_a_whole_answer_take_room(
+    bus: MemoryBus, worker: ScriptedWorker, max_bytes_in_flight: int
+) -> None:
+    logprobs = (TokenLogprobs(Logprob(7, -1.0, b"a")),) * 5000
+
+    async def score(job: ScriptedJob) -> None:
+        await job.start()
+        scores = PromptScores(
+            prompt=0, attempt=1, start=0, token_ids=(7,) * len(logprobs), logprobs=logprobs
+        )
+        await job.publish(scores)
+        await job.finish("a")
+
+    worker.script = score
+    async with live_gateway(bus, max_bytes_in_flight=max_bytes_in_flight) as gateway:
+        answer = await gateway.http.post(
+            "/v1/completions", json={"model": MODEL, "prompt": "a", "prompt_logprobs": 0}
+        )
+
+    assert answer.status_code == (429 if max_bytes_in_flight < 400 * len(logprobs) else 200)
+    if answer.status_code == 200:
+        assert len(answer.json()["choices"][0]["prompt_logprobs"]) == len(logprobs)

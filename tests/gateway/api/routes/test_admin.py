@@ -93,6 +93,7 @@ async def test_usage_is_counted_by_tenant(gateway: LiveGateway) -> None:
         "tenant": "",
         "num_requests": 2,
         "num_in_flight": 0,
+        "num_interactive": 0,
         "num_failed": 0,
         "num_prompt_tokens": 6,
         "num_cached_tokens": 0,
