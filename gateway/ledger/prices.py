@@ -63,8 +63,8 @@ class PriceTable(Struct, frozen=True, forbid_unknown_fields=True):
             raise StartupError(f"{path} is not a table of prices: {error}") from None
 
     def priced(self, sums: Iterable[UsageSum], groups: Sequence[Group]) -> list[PricedSum]:
-        """Add up sums by ``groups``, with their cost. The models of ``sums`` must be given, if any
-        model has a price."""
+        """Add up sums by ``groups``, with their cost, in the order of the groups. The models of
+        ``sums`` must be given, if any model has a price."""
         priced: dict[tuple[str, ...], PricedSum] = {}
         for of, used in sums:
             key = tuple(of[group] for group in groups)
@@ -72,7 +72,7 @@ class PriceTable(Struct, frozen=True, forbid_unknown_fields=True):
                 dict(zip(groups, key, strict=True)), used, self._cost(of.get("model", ""), used)
             )
             priced[key] = priced[key].plus(one) if key in priced else one
-        return list(priced.values())
+        return [priced[key] for key in sorted(priced)]
 
     def _cost(self, model: str, used: Used) -> Decimal | None:
         price = self.models.get(model, self.models.get(_ANY_MODEL))

@@ -103,11 +103,12 @@ class UsageRecords:
         start: float,
         end: float,
         tenant: str | None = None,
+        max_rows: int = MAX_ROWS,
     ) -> list[UsageSum]:
         """The sums over the requests that ended from ``start`` until before ``end``, Unix times, in
         the order of their groups. ``tenant``: only those of this tenant.
 
-        Raises `InvalidRequest` if there are more than `MAX_ROWS`.
+        Raises `InvalidRequest` if there are more than ``max_rows``.
         """
         ordered = [group for group in GROUPS if group in groups]
         columns = [_COLUMNS[group] for group in ordered]
@@ -129,17 +130,13 @@ class UsageRecords:
             .where(USAGE.c.ended_at >= start, USAGE.c.ended_at < end)
             .group_by(*columns)
             .order_by(*columns)
-            .limit(MAX_ROWS + 1)
+            .limit(max_rows + 1)
         )
         if tenant is not None:
             query = query.where(USAGE.c.tenant == tenant)
         async with self._summing:
             rows = await self._rows(query)
-        if len(rows) > MAX_ROWS:
-            raise InvalidRequest(
-                f"More than {MAX_ROWS} rows: ask for a shorter time or fewer groups.",
-                param="group_by",
-            )
+        require_few_rows(len(rows), max_rows)
         sums = [_sum(ordered, row) for row in rows]
         return [found for found in sums if found.used.num_requests]  # without groups there is a row
 
@@ -176,6 +173,14 @@ class UsageRecords:
                     ),
                 ),
             ),
+        )
+
+
+def require_few_rows(num_rows: int, max_rows: int = MAX_ROWS) -> None:
+    """Raises `InvalidRequest` if a report has more rows than that."""
+    if num_rows > max_rows:
+        raise InvalidRequest(
+            f"More than {max_rows} rows: ask for a shorter time or fewer groups.", param="group_by"
         )
 
 

@@ -15,13 +15,15 @@ from gateway.api.routes import json_response
 from gateway.api.routes.generation import admitted
 from gateway.intake.keys.api_key import ApiKey
 from gateway.ledger.prices import PricedSum
-from gateway.store.usage import GROUPS, Group
+from gateway.store.usage import GROUPS, MAX_ROWS, Group, require_few_rows
 from gateway.wiring import Gateway
 from shared.telemetry import audit
 
 _DEFAULT_TIME_S = 30 * 24 * 3600
 _MAX_TIME = 1 << 40
 _NUM_DECIMALS = 6
+_MAX_PRICED_ROWS = 10 * MAX_ROWS
+"""Before the rows of several models are added up."""
 
 StartTime = Annotated[
     int | None,
@@ -172,9 +174,15 @@ async def _reported(
         raise refused("start_time", "after end_time.")
     prices = gateway.prices
     state = await gateway.store.open()
-    summed = {*groups, "model"} if prices.models else groups
-    sums = await state.usage.sums(summed, start=start, end=end, tenant=tenant)
+    if prices.models:
+        # Each model has its price; the rows of several are added up.
+        sums = await state.usage.sums(
+            {*groups, "model"}, start=start, end=end, tenant=tenant, max_rows=_MAX_PRICED_ROWS
+        )
+    else:
+        sums = await state.usage.sums(groups, start=start, end=end, tenant=tenant)
     rows = [_row(priced) for priced in prices.priced(sums, groups)]
+    require_few_rows(len(rows))
     if form == "csv":
         return Response(_as_csv(rows, groups), media_type="text/csv; charset=utf-8")
     report = UsageList(

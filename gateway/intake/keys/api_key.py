@@ -16,6 +16,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
 from shared.errors import InvalidRequest, ModelNotFound, PermissionDenied
@@ -30,6 +31,8 @@ PREFIX = "wk"
 """With which each key begins."""
 _ID = re.compile(r"[0-9a-f]{2,32}")
 TENANT = re.compile(r"[A-Za-z0-9._@-]{1,128}")
+_MAX_PARSED = 1 << 14
+"""Lines of files whose keys are remembered."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _LABEL = re.compile(r"[^\x00-\x1f\x7f\"\\]{0,128}")
 _MODEL = re.compile(r"[A-Za-z0-9*][A-Za-z0-9._:@/*-]{0,127}")
@@ -207,6 +210,7 @@ def read_options(options: Mapping[str, str]) -> dict[str, Any]:
     return read
 
 
+@lru_cache(_MAX_PARSED)  # a file is read again for every change, which concerns few of its lines
 def parse_line(line: str) -> ApiKey | None:
     """The key of a line; None if the line has none. Raises ValueError, which names the field."""
     words = shlex.split(line, comments=True)

@@ -53,6 +53,16 @@ def test_models_are_added_up_each_at_its_price(tmp_path: Path) -> None:
     assert costs(prices, "m", "other") == [Decimal(12)]
 
 
+def test_rows_of_several_models_stay_in_the_order_of_their_groups(tmp_path: Path) -> None:
+    prices = table(tmp_path, '{"models": {"*": {"input": 1, "output": 1}}}')
+    days = [("m", "1"), ("m", "3"), ("n", "2"), ("n", "3")]
+    sums = [UsageSum({"day": day, "model": model}, USED) for model, day in days]
+
+    priced = prices.priced(sums, ["day"])
+
+    assert [one.of["day"] for one in priced] == ["1", "2", "3"]
+
+
 def test_a_model_without_a_price_makes_the_cost_unknown(tmp_path: Path) -> None:
     prices = table(tmp_path, '{"models": {"m": {"input": 0, "output": 1}}}')
 
