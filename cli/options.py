@@ -5,6 +5,7 @@
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args, get_origin
@@ -37,6 +38,8 @@ ApiKeyFile: TypeAlias = Annotated[
     Path | None, typer.Option(help="File that contains the API key. It takes precedence.")
 ]
 
+_KEY = re.compile(r"[\x21-\x7e]+")
+"""What an HTTP header can contain of a key."""
 _MAIN = (
     "model",
     "host",
@@ -89,13 +92,22 @@ def takes_gateway(command: _Command) -> _Command:
 
 
 def chosen_key(api_key: str | None, api_key_file: Path | None) -> str | None:
-    """The API key in the file if one is given, or else ``api_key``. Raises `StartupError`."""
+    """The API key in the file if one is given, or else ``api_key``, without whitespace around it.
+    Raises `StartupError`, which does not contain the key."""
     if api_key_file is None:
-        return api_key or None
-    api_key = secret_in(api_key_file)
-    if not api_key:
-        raise StartupError(f"{api_key_file} is empty")
-    return api_key
+        key, source = (api_key or "").strip(), "of --api-key or OPENAI_API_KEY"
+        if not key:
+            return None
+    else:
+        key, source = secret_in(api_key_file), f"in {api_key_file}"
+        if not key:
+            raise StartupError(f"{api_key_file} is empty")
+    if _KEY.fullmatch(key) is None:
+        raise StartupError(
+            f"the API key {source} contains a space, a control character or a character that is "
+            "not ASCII: copy it again"
+        )
+    return key
 
 
 def takes_settings(

@@ -1,11 +1,15 @@
-"""Settings become options and a table, without a loss."""
+"""Settings become options and a table, without a loss, and the API key is read."""
+
+from pathlib import Path
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from cli.options import chosen, table, takes_settings
+from cli.main import app
+from cli.options import chosen, chosen_key, table, takes_settings
 from shared import settings
+from shared.errors import StartupError
 from shared.settings import CommonSettings, GatewaySettings, WorkerSettings
 
 
@@ -84,3 +88,37 @@ def test_the_table_has_a_row_for_each_setting(cls: type[CommonSettings]) -> None
 
 def test_each_setting_says_what_it_means() -> None:
     assert [row for row in table().splitlines() if row.endswith("|  |")] == []
+
+
+def test_whitespace_around_an_api_key_is_not_part_of_it(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(b" wk-1-x\r\n")
+
+    assert chosen_key("wk-1-x\r", None) == "wk-1-x"
+    assert chosen_key("\n wk-1-x\n", None) == "wk-1-x"
+    assert chosen_key("wk-2-y", tmp_path / "key") == "wk-1-x"
+    assert chosen_key(" \n", None) is None
+
+
+@pytest.mark.parametrize("key", ["wk-1\rx", "wk 1-x", "wk-1-\u00fc", "wk-1-x\u200b", "wk\x1b[2J"])
+def test_an_api_key_that_no_header_can_contain_is_refused_and_not_shown(
+    key: str, tmp_path: Path
+) -> None:
+    (tmp_path / "key").write_bytes(key.encode())
+
+    with pytest.raises(StartupError, match=r"^the API key of --api-key or OPENAI_API_KEY") as given:
+        chosen_key(key, None)
+    with pytest.raises(StartupError, match=r"^the API key in .*key contains") as read:
+        chosen_key(None, tmp_path / "key")
+
+    assert not any("wk" in str(refused.value) for refused in (given, read))
+
+
+@pytest.mark.parametrize("command", ["status", "chat", "doctor"])
+def test_no_command_shows_an_api_key_with_a_control_character(command: str) -> None:
+    result = CliRunner().invoke(
+        app, [command, "--url", "http://127.0.0.1:1"], env={"OPENAI_API_KEY": "wk-1-sec\rret"}
+    )
+
+    assert isinstance(result.exception, StartupError)
+    assert "API key" in str(result.exception)
+    assert "wk-1" not in f"{result.output}{result.exception}"
