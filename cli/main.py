@@ -19,7 +19,7 @@ from cli.manage.status import status, top
 from cli.options import EPILOG, commands_with
 from cli.serve import gateway, pull, serve, worker
 from cli.size.command import size
-from cli.terminal import notices, output
+from cli.terminal import escape_controls, notices, output
 from shared.errors import StartupError, WarrenError
 
 app = typer.Typer(
@@ -130,4 +130,4 @@ def _usage_error(message: str) -> str:
 
 
 def _complain(message: str) -> None:
-    notices.print(f"[bold red]error:[/] {escape(message)}", soft_wrap=True)
+    notices.print(f"[bold red]error:[/] {escape(escape_controls(message))}", soft_wrap=True)

@@ -1,5 +1,6 @@
 """Output of commands on the terminal, and progress bars."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +22,7 @@ output = Console(highlight=False, emoji=False)
 """Results, on standard output."""
 notices = Console(highlight=False, emoji=False, stderr=True)
 """Everything else, on standard error."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def print_json(value: Any) -> None:
@@ -34,6 +36,12 @@ def printable(text: str) -> str:
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
     )
+
+
+def escape_controls(text: str) -> str:
+    """``text`` of several lines with escapes such as ``\\x1b`` for its control characters, except
+    for the ends of lines and tabs."""
+    return _CONTROL.sub(lambda found: printable(found[0]), text)
 
 
 def number_of(count: int, noun: str) -> str:

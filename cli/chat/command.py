@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from cli.options import DEFAULT_URL, ApiKey, ApiKeyFile, chosen_key
 from cli.runtime import needs
-from cli.terminal import output, printable
+from cli.terminal import escape_controls, output, printable
 from shared.errors import ModelNotFound, PermissionDenied, StartupError, WarrenError
 from shared.settings import did_you_mean
 
@@ -114,7 +115,7 @@ class Chat:
 
     def run(self) -> None:
         """Answer until the user leaves."""
-        self._note(f"{self._conversation.model} is ready. /help lists the commands.\n")
+        self._note(f"{printable(self._conversation.model)} is ready. /help lists the commands.\n")
         while True:
             try:
                 text = self._read().strip()
@@ -132,7 +133,8 @@ class Chat:
     def _answer(self, question: str) -> None:
         from cli.chat.conversation import show_answer
 
-        self._console.print(f"[bold green]{self._conversation.model}[/]  ", end="")
+        name = escape(printable(self._conversation.model))
+        self._console.print(f"[bold green]{name}[/]  ", end="")
         num_messages = len(self._conversation.messages)
         try:
             show_answer(self._conversation, question, self._console)
@@ -177,7 +179,8 @@ class Chat:
         listed = self._server.models()
         if not name:
             for model in listed:
-                self._note(f"{'*' if model == self._conversation.model else ' '} {model}")
+                mark = "*" if model == self._conversation.model else " "
+                self._note(f"{mark} {printable(model)}")
         elif name in listed:
             self._conversation.model = name
             self._note(f"{name} answers from now on.")
@@ -210,6 +213,7 @@ class Chat:
         self._note(f"{len(self._conversation.messages)} messages are in {path}.\n")
 
     def _note(self, text: str, style: str = "dim") -> None:
+        text = escape_controls(text)
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -21,7 +21,7 @@ from cli.gateway_client import (
     lines_of,
     reason_of,
 )
-from cli.terminal import notices
+from cli.terminal import escape_controls, notices
 from shared.errors import (
     InternalError,
     InvalidApiKey,
@@ -261,20 +261,32 @@ class Conversation:
 
 
 def show_answer(conversation: Conversation, question: str, console: Console) -> None:
-    """Print an answer while it is streamed, and the thoughts before it if ``console`` is a
-    terminal. Raises what `Conversation.ask` raises."""
+    """Print an answer while it is streamed. A terminal also shows the thoughts before it, and
+    escapes instead of control characters; anything else gets the answer as it is.
+
+    Raises what `Conversation.ask` raises.
+    """
     is_thinking, is_empty, has_thought = False, True, False
     with closing(conversation.ask(question)) as pieces:
         for text, is_thought in pieces:
             is_empty = is_empty and is_thought
             has_thought = has_thought or is_thought
-            if is_thought and not console.is_terminal:
+            if not console.is_terminal:
+                if not is_thought:
+                    console.file.write(text)  # `Console.print` would expand tabs
+                    console.file.flush()
                 continue
             if is_thinking and not is_thought:
                 console.print("\n")
             is_thinking = is_thought
-            style = "dim" if is_thought else None
-            console.print(text, style=style, end="", markup=False, highlight=False, soft_wrap=True)
+            console.print(
+                escape_controls(text),
+                style="dim" if is_thought else None,
+                end="",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
     console.print()
     if is_empty:
         reason = ""

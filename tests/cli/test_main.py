@@ -66,6 +66,13 @@ def test_help_shows_each_option_whole_in_80_columns(
     assert max(map(len, shown.splitlines())) <= 80
 
 
+def test_an_error_does_not_control_the_terminal() -> None:
+    shown = warren("usage", "--since", "[red]\x1b[2J")
+
+    assert shown.returncode == 2
+    assert r"--since: [red]\x1b[2J is not a date" in shown.stderr
+
+
 def test_help_wraps_texts_at_the_width_of_the_terminal_and_examples_nowhere() -> None:
     drain = warren("drain", "--help", COLUMNS="110").stdout
     webhooks = warren("webhooks", "add", "--help", COLUMNS="60").stdout

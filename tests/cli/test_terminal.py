@@ -2,7 +2,7 @@
 
 import pytest
 
-from cli.terminal import counted, output, printable
+from cli.terminal import counted, escape_controls, output, printable
 
 
 def test_text_is_not_taken_for_emoji(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,6 +21,12 @@ def test_text_is_not_taken_for_emoji(capsys: pytest.CaptureFixture[str]) -> None
 )
 def test_what_would_control_a_terminal_is_escaped(text: str, shown: str) -> None:
     assert printable(text) == shown
+
+
+def test_lines_and_tabs_are_no_controls() -> None:
+    assert escape_controls("a\n\tb\r\x1b[2J\x7f\x9b2J 👩\u200d💻\xa0") == (
+        "a\n\tb\\r\\x1b[2J\\x7f\\x9b2J 👩\u200d💻\xa0"
+    )
 
 
 def test_no_progress_is_shown_before_there_is_any(capsys: pytest.CaptureFixture[str]) -> None:

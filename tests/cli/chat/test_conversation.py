@@ -339,6 +339,25 @@ def test_thoughts_are_dimmed_on_a_terminal_and_are_not_piped() -> None:
     assert sent.messages[1][1] == {"role": "assistant", "content": "Paris"}
 
 
+ATTACK = "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b2J"
+HARMLESS = r"\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b2J"
+
+
+def test_neither_an_answer_nor_thoughts_control_the_terminal() -> None:
+    talk, _ = conversation(stream(thought(ATTACK), delta(f"{ATTACK}\n\té\u3000猫"), ending("stop")))
+
+    shown = shown_of(talk, on_terminal=True)
+
+    assert shown == f"\x1b[2m{HARMLESS}\x1b[0m\n\n{HARMLESS}\n        é\u3000猫\n"
+
+
+def test_an_answer_is_written_to_a_file_as_it_is() -> None:
+    text = f"all:\n\tcc {'x' * 100}\r\n\x1b[1m"
+    talk, _ = conversation(stream(delta(text[:5]), delta(text[5:]), DONE))
+
+    assert shown_of(talk, on_terminal=False) == f"{text}\n"
+
+
 @pytest.mark.parametrize(
     ("reason", "message"),
     [("length", "the model was still thinking at the limit"), ("stop", "The answer is empty.")],
@@ -406,6 +425,23 @@ def test_a_model_is_listed_and_chosen() -> None:
     assert "* m\n  other\n" in shown
     assert "othr is not served: did you mean other?" in shown
     assert json.loads(user.sent.requests[0].content)["model"] == "other"
+
+
+def test_what_a_server_says_does_not_control_the_terminal() -> None:
+    models = {"data": [{"id": f"[/]{ATTACK}\n{k}"} for k in range(2)]}
+    handler = Answers(failure(429, "rate_limit_exceeded", f"later {ATTACK}"), models=models)
+    asked, screen = server(handler), io.StringIO()
+    typed = iter(["/model", "/model m", "/system a\tb", "hello", "/exit"])
+    talk = Conversation(asked, chosen(asked, None), 0.5)
+
+    console = Console(file=screen, width=200, force_terminal=True, color_system=None)
+    Chat(asked, talk, lambda: next(typed), console).run()
+
+    shown = screen.getvalue()
+    assert "\x1b" not in shown
+    assert f"[/]{HARMLESS}\\n0 is ready." in shown
+    assert f"* [/]{HARMLESS}\\n0\n  [/]{HARMLESS}\\n1\n" in shown
+    assert f"later {HARMLESS}" in shown
 
 
 @pytest.mark.parametrize("owner", ["warren", "another"])
