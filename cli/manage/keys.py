@@ -27,6 +27,7 @@ AuditFile = Annotated[
         envvar=variable("audit_file"), help="File to which a record of the change is appended."
     ),
 ]
+_MAX_GRACE_HOURS = 87_600
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="Key id, as shown by `list`.")]
 
 
@@ -112,7 +113,8 @@ def rotate(
     key_id: KeyId,
     keys_file: KeysFile,
     grace_hours: Annotated[
-        float, typer.Option(min=0, help="Hours for which the old key remains valid.")
+        float,
+        typer.Option(help="Hours for which the old key remains valid, at most 87600: ten years."),
     ] = 24.0,
     audit_file: AuditFile = None,
 ) -> None:
@@ -120,6 +122,8 @@ def rotate(
 
     warren keys rotate 3c5c4c7894 --keys-file /etc/warren/keys
     """
+    if not 0 <= grace_hours <= _MAX_GRACE_HOURS:  # nor is NaN
+        raise StartupError(f"--grace-hours: {grace_hours} is not from 0 to {_MAX_GRACE_HOURS}")
     _open(audit_file)
     file = KeyFile(keys_file)
     key = file.rotate(key_id, timedelta(hours=grace_hours))

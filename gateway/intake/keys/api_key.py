@@ -145,9 +145,11 @@ def _time(text: str) -> datetime:
     """A date, which is its midnight, or a time in ISO 8601; in UTC unless it says otherwise."""
     try:
         time = datetime.fromisoformat(text)
+        return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
     except ValueError:
         raise ValueError("expected a date or a time, such as 2027-01-31") from None
-    return time if time.tzinfo is not None else time.replace(tzinfo=UTC)
+    except OverflowError:
+        raise ValueError("expected a year from 1 to 9999 in UTC") from None
 
 
 def _scopes(text: str) -> tuple[Scope, ...]:

@@ -91,3 +91,24 @@ def test_a_key_that_would_never_be_valid_is_refused(tmp_path: Path) -> None:
         run(tmp_path / "keys", "add", "alice", "--expires", "2020-01-31")
 
     assert not (tmp_path / "keys").exists()
+
+
+@pytest.mark.parametrize("hours", ["inf", "nan", "1e8", "-1", "87600.1"])
+def test_a_grace_that_is_no_time_up_to_ten_years_is_refused(hours: str, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    key_id = run(path, "add", "alice").split("-")[1]
+    before = path.read_text()
+
+    with pytest.raises(StartupError, match=r"--grace-hours: \S+ is not from 0 to 87600"):
+        run(path, "rotate", key_id, "--grace-hours", hours)
+
+    assert path.read_text() == before
+    run(path, "rotate", key_id, "--grace-hours", "87600")
+
+
+@pytest.mark.parametrize("time", ["9999-12-31T23:59:59-12:00", "0001-01-01T00:00:00+12:00"])
+def test_an_expiry_outside_the_years_1_to_9999_in_utc_is_refused(time: str, tmp_path: Path) -> None:
+    with pytest.raises(StartupError, match=r"expires=\S+: expected a year from 1 to 9999 in UTC"):
+        run(tmp_path / "keys", "add", "alice", "--expires", time)
+
+    assert not (tmp_path / "keys").exists()
