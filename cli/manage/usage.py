@@ -22,6 +22,8 @@ _COUNTS = {
 }
 """Their ranks in the table."""
 _SECONDS = {"queue_seconds": 6, "compute_seconds": 3}
+_LAST_TIME = int(datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp())
+"""The last second that a `datetime` can be."""
 _NUMBERS = [
     Column(name.replace("_", " "), is_number=True, rank=rank)
     for name, rank in (_COUNTS | _SECONDS).items()
@@ -66,7 +68,7 @@ def usage(
         return
     chosen = {
         "start_time": None if since is None else _start_of("--since", since),
-        "end_time": None if until is None else _start_of("--until", until) + 24 * 3600,
+        "end_time": None if until is None else _end_of("--until", until),
         "group_by": by,
         "tenant": tenant,
         "format": "csv" if as_csv else "json",
@@ -118,6 +120,11 @@ def _start_of(option: str, day: str) -> int:
     except ValueError:
         raise StartupError(f"{option}: {day} is not a date such as 2026-12-31") from None
     return int(begun.timestamp())
+
+
+def _end_of(option: str, day: str) -> int:
+    """The Unix time at which a day ends in UTC. Raises `StartupError`."""
+    return min(_start_of(option, day) + 24 * 3600, _LAST_TIME)
 
 
 def _table(report: dict[str, Any]) -> FittedTable:

@@ -35,6 +35,12 @@ def test_the_table_has_a_column_for_each_number(url: str) -> None:
     assert "from 2026-01-01 00:00 until 2026-02-01 00:00 UTC" in " ".join(shown.split())
 
 
+def test_the_last_of_all_days_can_be_the_last_day(url: str) -> None:
+    shown = run("usage", "--url", url, "--until", "9999-12-31")
+
+    assert "until 9999-12-31 23:59 UTC" in " ".join(shown.split())
+
+
 def test_tokens_are_shown_beside_long_names_in_80_columns(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
