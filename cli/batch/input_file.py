@@ -22,7 +22,7 @@ from gateway.batches.bad_lines import (
     require_url,
     required,
 )
-from gateway.batches.lines import ENDPOINTS, LINE_DECODER, RequestLine
+from gateway.batches.lines import ENDPOINTS, LINE_DECODER, UNREADABLE, RequestLine
 from shared.bus.base import MAX_MESSAGE_BYTES
 from shared.errors import InvalidRequest, RequestError, Unavailable
 from shared.messages import Announcement, GenerationJob, ModelName, encode
@@ -47,7 +47,7 @@ def model_of(path: Path) -> str | None:
     """The model of the first line that names one. Raises `OSError`."""
     with path.open("rb") as file:
         for text in file:
-            with suppress(msgspec.MsgspecError):
+            with suppress(*UNREADABLE):
                 return _MODEL_DECODER.decode(text).body.model
     return None
 

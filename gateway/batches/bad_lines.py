@@ -9,7 +9,7 @@ import msgspec
 from gateway.api.bodies.parsing import refused, with_choices
 from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
 from gateway.api.bodies.submission import submission
-from gateway.batches.lines import ENDPOINTS, LINE_DECODER, Request, RequestLine
+from gateway.batches.lines import ENDPOINTS, LINE_DECODER, UNREADABLE, Request, RequestLine
 from gateway.intake.admission import count_values
 from shared.errors import InvalidRequest, RequestError, Unavailable
 
@@ -46,7 +46,7 @@ def read_line(text: bytes) -> RequestLine:
         missing = reason.partition("missing required field `")[2].rstrip("`")
         param = missing or place.rstrip("`").lstrip(".") or None
         raise BadInput("invalid_line", message, param) from None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise BadInput("invalid_json_line", f"The line is not valid JSON: {error}") from None
 
 

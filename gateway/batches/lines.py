@@ -90,7 +90,8 @@ _BYTES_OF_LINE = 4096
 """What the objects of any line take."""
 _FOUR_BYTES = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4", b"\\ud", b"\\uD")
 """The beginnings of characters above U+FFFF, in UTF-8 and escaped."""
-_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding a line raises that is not valid."""
 
 
 class InputLine(NamedTuple):
@@ -111,7 +112,7 @@ class InputLine(NamedTuple):
         assert self.text is not None
         try:
             model: object = _MODEL_DECODER.decode(LINE_DECODER.decode(self.text).body).model
-        except _UNREADABLE:
+        except UNREADABLE:
             return None
         return model
 
@@ -121,7 +122,7 @@ class InputLine(NamedTuple):
         assert self.text is not None
         try:
             return LINE_DECODER.decode(self.text).custom_id
-        except _UNREADABLE:
+        except UNREADABLE:
             return ""
 
 

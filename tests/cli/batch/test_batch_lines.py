@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ from shared.messages import ChatPrompt, TextPrompt
 from tests.support.workers.batch_files import chat_line, completion_line, write_lines
 from tests.support.workers.batch_worker import MODEL, SERVED
 
+NESTED = b"[" * 20_000 + b"]" * 20_000
+UNREADABLE_LINES = [
+    json.dumps(chat_line("a", model="café"), ensure_ascii=False).encode("latin-1") + b"\n",
+    json.dumps(chat_line("a", x="nested")).encode().replace(b'"nested"', NESTED) + b"\n",
+]
 TIME = {"type": "function", "function": {"name": "get_time"}}
 
 
@@ -68,6 +74,16 @@ def test_text_that_is_no_json_is_named_and_not_repeated(tmp_path: Path) -> None:
 
     assert said.startswith("line 2: ")
     assert "secret" not in said
+
+
+@pytest.mark.parametrize("line", UNREADABLE_LINES, ids=["Latin-1", "nested"])
+def test_a_line_that_cannot_be_read_has_no_model_and_is_named(line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(line)
+
+    assert model_of(path) is None
+    (said,) = problems(path)
+    assert re.match("line 1: The (line|body) is not valid JSON: ", said)
 
 
 def test_all_bad_lines_are_counted_and_the_first_are_shown(tmp_path: Path) -> None:
@@ -152,5 +168,7 @@ def test_a_line_asks_for_what_its_endpoint_would(body: dict[str, Any], tmp_path:
 def test_the_first_line_with_a_model_names_it(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "in.jsonl", 3, {"body": {}}, chat_line("a"), chat_line("b"))
 
+    assert model_of(path) == MODEL
+    path.write_bytes(b"".join([*UNREADABLE_LINES, path.read_bytes()]))
     assert model_of(path) == MODEL
     assert model_of(write_lines(tmp_path / "none.jsonl", {"body": {"model": "no such/ "}})) is None
