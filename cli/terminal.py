@@ -26,7 +26,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def print_json(value: Any) -> None:
-    """Print a value as indented JSON."""
+    """Print a value as indented JSON, without colours."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     output.print(text, soft_wrap=True, markup=False)
 

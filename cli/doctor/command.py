@@ -1,13 +1,11 @@
 """The command ``warren doctor``: checks a deployment, one line for each check."""
 
 import asyncio
-import json
 import os
 import platform
 import resource
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +16,7 @@ from rich.markup import escape
 from cli.doctor.findings import Finding, Status, Subject, about, failure, ok, skipped, warning
 from cli.doctor.gateway import check_gateway
 from cli.options import ApiKeyFile, chosen, chosen_key, takes_settings
-from cli.terminal import output
+from cli.terminal import output, print_json
 from shared import settings
 from shared.errors import StartupError
 from shared.host_memory import readable_size
@@ -81,7 +79,7 @@ def doctor(
         if not as_json:
             _show(finding)
     if as_json:
-        output.print_json(json.dumps([asdict(finding) for finding in findings]))
+        print_json(findings)
     if any(finding.status == "failure" for finding in findings):
         raise typer.Exit(1)
 

@@ -1,6 +1,5 @@
 """The commands ``warren status`` and ``warren top``: the status of a deployment in the terminal."""
 
-import json
 import re
 import time
 from collections import Counter
@@ -17,7 +16,7 @@ from rich.text import Text
 from cli.gateway_client import answer_of, asked_json, connect
 from cli.options import GatewayAccess, takes_gateway
 from cli.tables import Cell, Column, FittedTable, print_tables
-from cli.terminal import number_of, output
+from cli.terminal import number_of, output, print_json
 from shared.errors import Unavailable
 
 _PATH = "/admin/v1/status"
@@ -84,7 +83,7 @@ def status(
     """
     seen = answer_of(gateway, "GET", _PATH, timeout=_TIMEOUT_S)
     if as_json:
-        output.print_json(json.dumps(seen))
+        print_json(seen)
     else:
         # What is piped may be searched for ids.
         print_tables(render(seen, short_id if output.file.isatty() else str))

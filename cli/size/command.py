@@ -1,6 +1,5 @@
 """The command ``warren size``: the processes that a load takes."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated
@@ -14,7 +13,7 @@ from cli.size.costs import load as load_costs
 from cli.size.model import UTILIZATION, Load, Machines, Size
 from cli.size.model import size as computed
 from cli.tables import Cell, Column, FittedTable, print_tables
-from cli.terminal import number_of, output
+from cli.terminal import number_of, print_json
 from shared.errors import StartupError
 
 _GIB = 1 << 30
@@ -111,7 +110,7 @@ def size(
             "estimated": costs.estimated,
             "extrapolated": list(extrapolated(load, found, costs)),
         }
-        output.print_json(json.dumps({"load": asdict(load), **asdict(found), **about}))
+        print_json({"load": load, **asdict(found), **about})
     else:
         print_tables(render(load, found, costs))
 

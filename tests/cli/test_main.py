@@ -1,5 +1,6 @@
 """The command line: its output, its errors, and what it does not import."""
 
+import json
 import os
 import re
 import socket
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from cli.main import app
 from shared.settings import CommonSettings, GatewaySettings, WorkerSettings, option
 from tests.support.deployment.command import warren
+from tests.support.gateway.serving import served
 
 ROOT = Path(__file__).parents[2]
 BROKER = "--broker=amqp://nobody:secret@127.0.0.1:1/warren"
@@ -71,6 +73,14 @@ def test_an_error_does_not_control_the_terminal() -> None:
 
     assert shown.returncode == 2
     assert r"--since: [red]\x1b[2J is not a date" in shown.stderr
+
+
+def test_json_is_never_coloured() -> None:
+    with served() as url:
+        commands = {"status": f"--url={url}", "doctor": f"--url={url}", "size": "--streams=9"}
+        for command, argument in commands.items():
+            shown = process(command, argument, "--json", FORCE_COLOR="1", TERM="xterm")
+            assert json.loads(shown.stdout)
 
 
 def test_help_wraps_texts_at_the_width_of_the_terminal_and_examples_nowhere() -> None:
