@@ -93,10 +93,9 @@ class ModelServer:
         *,
         transport: httpx.BaseTransport | None = None,
         patience_s: float = PATIENCE_S,
-        on_lost: Callable[[], object] = lambda: None,
     ) -> None:
-        """``on_lost`` is called whenever the connection to a stream is lost."""
-        self.on_lost = on_lost
+        self.on_lost: Callable[[], object] = lambda: None
+        """Called whenever the connection to a stream is lost."""
         self._api_key = api_key
         self._patience_s = patience_s
         self.is_warren = False
