@@ -130,7 +130,7 @@ def test_a_field_needs_no_space_after_its_colon() -> None:
 def test_an_event_that_is_no_chunk_is_an_error(data: str) -> None:
     talk, _ = conversation(stream(f"data: {data}\n\n"))
 
-    with pytest.raises(InternalError, match="no chunk"):
+    with pytest.raises(InternalError, match="not a chat completion chunk"):
         list(talk.ask("x"))
 
 
