@@ -182,7 +182,7 @@ class ExactFleet:
         num_in_flight = sum(one.tenant == request.tenant for one in self._requests.values())
         try:
             if ready:
-                self._live.backlog.admit(MODEL, ready, num_in_flight)
+                self._live.backlog.require_short_wait(MODEL, ready, num_in_flight)
             self._requests[request.name] = request
             await self._live.publish(job_of(request), "")
         except Overloaded:

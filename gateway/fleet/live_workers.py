@@ -115,7 +115,9 @@ class Backlog:
             if now - rate.heard_at > _FORGET_RATE_AFTER_S:
                 del self._rates[worker]
 
-    def admit(self, model: str, workers: Iterable[str], num_in_flight: int = 0) -> None:
+    def require_short_wait(
+        self, model: str, workers: Iterable[str], num_in_flight: int = 0
+    ) -> None:
         """Count a request for ``model``, which ``workers`` serve, of a tenant that has
         ``num_in_flight`` here. Raises `Overloaded` with the time after which it would be accepted.
 
@@ -272,14 +274,16 @@ class LiveWorkers:
         self.known_models[model] = time.time()
         return None
 
-    def admit(self, model: str, num_in_flight: int = 0) -> None:
+    def require_short_wait(self, model: str, num_in_flight: int = 0) -> None:
         """Raises `Overloaded` if the queues of all live workers of a model are too long for a
         tenant with so many requests in flight."""
         if workers := self.of_model(model):
-            self.backlog.admit(model, [worker.worker for worker in workers], num_in_flight)
+            self.backlog.require_short_wait(
+                model, [worker.worker for worker in workers], num_in_flight
+            )
 
     async def publish(
-        self, job: GenerationJob, reply_key: str, lane: JobClass = "interactive"
+        self, job: GenerationJob, reply_key: str, job_class: JobClass = "interactive"
     ) -> None:
         """Publish a generation: to the queue of the worker that may have its prefix in its cache,
         or to the one that all workers share.
@@ -287,11 +291,11 @@ class LiveWorkers:
         Raises the same errors as `publish_job`.
         """
         near, shared = (self._published.labels(job.model, route) for route in ("near", "shared"))
-        favourite = self._favourite(job) if lane == "interactive" else None
+        favourite = self._favourite(job) if job_class == "interactive" else None
         if favourite is not None and await self._publish_near(job, reply_key, favourite.worker):
             near.inc()
         else:
-            await publish_job(self.bus, job, reply_key, lane)
+            await publish_job(self.bus, job, reply_key, job_class)
             shared.inc()
             self._miss(job)
 
@@ -366,17 +370,17 @@ class LiveWorkers:
 
 
 async def publish_job(
-    bus: Bus, job: GenerationJob | QuickJob, reply_key: str, lane: JobClass = "interactive"
+    bus: Bus, job: GenerationJob | QuickJob, reply_key: str, job_class: JobClass = "interactive"
 ) -> None:
-    """Publish a generation to the queue of its class, ``lane``, and any other job to the quick
+    """Publish a generation to the queue of its class, ``job_class``, and any other job to the quick
     queue of its model. It is answered under ``reply_key``.
 
     Raises `ModelNotFound`, `Overloaded`, `InvalidRequest` and `BusError`.
     """
-    of_job: topology.Lane = lane if isinstance(job, GenerationJob) else "quick"
+    lane: topology.Lane = job_class if isinstance(job, GenerationJob) else "quick"
     message = _message(job, reply_key)
     try:
-        await bus.publish(topology.jobs_binding(job.model, of_job), message)
+        await bus.publish(topology.jobs_binding(job.model, lane), message)
     except Unroutable:
         raise ModelNotFound(f"The model '{job.model}' does not exist.", param="model") from None
     except PublishRefused:

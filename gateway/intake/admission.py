@@ -41,7 +41,7 @@ class Admission:
         """Without tenants nothing is kept for others."""
         self.is_open = True
         self.num_requests = 0
-        self._places = _Shared(
+        self._slots = _Shared(
             max_requests, "Too many requests are in flight.", "max_requests", has_tenants
         )
         self._bytes = _Shared(
@@ -54,24 +54,29 @@ class Admission:
         self._is_idle.set()
 
     @contextmanager
-    def enter(self, tenant: str) -> Iterator["Entry"]:
-        """Hold a slot for a request of ``tenant``. Raises `Overloaded` if all are in use, or the
-        last ones are kept for other tenants, and `ShuttingDown` after `close`."""
+    def admit_with_body(self, tenant: str) -> Iterator["Entry"]:
+        """Hold a slot for a request of ``tenant`` whose body is still to be read. `wait_idle` waits
+        for it once `Entry.begin` is called.
+
+        Raises `Overloaded` if all slots are in use, or the last ones are kept for other tenants,
+        and `ShuttingDown` after `close`.
+        """
         self._require_open()
-        self._places.take(tenant, 1)
+        self._slots.take(tenant, 1)
         entry = Entry(self, tenant)
         try:
             yield entry
         finally:
             self._bytes.give_back(tenant, entry.num_bytes)
-            self._places.give_back(tenant, 1)
+            self._slots.give_back(tenant, 1)
             if entry.has_begun:
                 self._end()
 
     @contextmanager
-    def admit(self, tenant: str) -> Iterator["Entry"]:
-        """Hold a slot for a request without a body. Raises like `enter`."""
-        with self.enter(tenant) as entry:
+    def admit_without_body(self, tenant: str) -> Iterator["Entry"]:
+        """Hold a slot for a request without a body, which begins at once. Raises like
+        `admit_with_body`."""
+        with self.admit_with_body(tenant) as entry:
             entry.begin()
             yield entry
 

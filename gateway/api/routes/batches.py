@@ -144,7 +144,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def create_batch(request: Request) -> Response:
         """Order the answers to all requests of a file. The file is checked first: the batch fails
         if one of them is not valid."""
-        with gateway.admission.enter(request.state.tenant) as entry:
+        with gateway.admission.admit_with_body(request.state.tenant) as entry:
             raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
             body = await parse_off_loop(partial(parse, BatchOrder), raw_body)
             key = request.headers.get(KEY_HEADER)

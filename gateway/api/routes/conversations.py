@@ -90,7 +90,7 @@ def router(gateway: Gateway) -> APIRouter:
     example = {"items": [_ITEM_EXAMPLE]}
 
     async def body_of(kind: type[_Body], request: Request) -> _Body:
-        with gateway.admission.enter(request.state.tenant) as entry:
+        with gateway.admission.admit_with_body(request.state.tenant) as entry:
             raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
             return await parse_off_loop(partial(parse, kind), raw_body)
 

@@ -82,7 +82,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def create_file(request: Request) -> Response:
         """Upload a file. Its bytes go to the storage as they arrive."""
         settings, tenant = gateway.settings, request.state.tenant
-        with gateway.admission.enter(tenant):
+        with gateway.admission.admit_with_body(tenant):
             state = await gateway.store.open()
             left = await bytes_left(gateway, state.files, tenant)
             async with state.files.writing(tenant) as draft:

@@ -119,7 +119,7 @@ def admitted(gateway: Gateway, answer: Callable[[Request], Awaitable[Response]])
     and the response's bytes, because these may be many."""
 
     async def serve(request: Request, send: Send) -> None:
-        with gateway.admission.admit(request.state.tenant) as entry:
+        with gateway.admission.admit_without_body(request.state.tenant) as entry:
             response = await answer(request)
             if not isinstance(response, StreamingResponse):
                 entry.hold(len(response.body))
@@ -142,7 +142,7 @@ async def generate(
     """
     caller: ApiKey = request.state.caller
     tenant: str = request.state.tenant
-    with gateway.admission.enter(tenant) as entry:
+    with gateway.admission.admit_with_body(tenant) as entry:
         parsed, body_hash = await _read(gateway, request, entry, read)
         gateway.limits.check(caller)  # before anything is loaded
         arrived_at = time.time()
@@ -159,9 +159,9 @@ async def generate(
                 submitted = await submitted.checked()
                 job = await parsed.truncate_prompt(gateway, submitted.job)
                 submitted = submitted._replace(job=job)
-                lane = parsed.body.job_class
+                job_class = parsed.body.job_class
                 responder = Responder(
-                    gateway, request, send, log, submitted, lane, grant, kept, entry
+                    gateway, request, send, log, submitted, job_class, grant, kept, entry
                 )
                 # The job is published soon after this, or another gateway takes it for lost.
                 async with nullcontext() if kept is None else kept.begin(log.request_id, grant):
@@ -223,7 +223,7 @@ async def _build_submission(
     ).limited(request.state.caller)
     if body.job_class == "interactive":
         num_in_flight = gateway.metrics.tenant_usage.num_interactive(tenant)
-        gateway.workers.admit(body.model, num_in_flight)
+        gateway.workers.require_short_wait(body.model, num_in_flight)
     request.state.ignored_tools = body.ignored_tools
     return submitted
 
@@ -263,8 +263,7 @@ class Responder:
     send: Send
     log: ReplyLog
     submitted: Submission
-    lane: JobClass
-    """The class of the job."""
+    job_class: JobClass
     grant: Grant
     kept: Keeping | None
     """How the response is stored; None if it is not."""
@@ -276,7 +275,7 @@ class Responder:
         """Publish the job and send the client ``background_answer`` instead of the result."""
         job = self.submitted.job
         async with self.gateway.relays.open(
-            self.log, job, self.submitted.facts, lane=self.lane
+            self.log, job, self.submitted.facts, lane=self.job_class
         ) as relay:
             self.grant.publish(has_ended=relay.has_ended)
             relay.close(Departure.LEFT)
@@ -288,7 +287,7 @@ class Responder:
     async def answer(self) -> None:
         """Publish the job and send its result, as a stream or whole."""
         job, state = self.submitted.job, self.request.scope["state"]
-        with Observation(self.gateway.metrics, job, self.lane, state) as observation:
+        with Observation(self.gateway.metrics, job, self.job_class, state) as observation:
             try:
                 await self._relay(observation)
             except ClientGone:
@@ -305,7 +304,7 @@ class Responder:
             self.submitted.job,
             facts,
             has_ids=is_stream and framer.is_numbered,
-            lane=self.lane,
+            lane=self.job_class,
         ) as relay:
             self.grant.publish(has_ended=relay.has_ended)
             observation.accepted(relay)

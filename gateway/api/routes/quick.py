@@ -124,7 +124,7 @@ _ENDPOINTS = (
 
 
 async def _serve(gateway: Gateway, kind: type[QuickRequest], request: Request, send: Send) -> None:
-    with gateway.admission.enter(request.state.tenant) as entry:
+    with gateway.admission.admit_with_body(request.state.tenant) as entry:
         raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
         body, ignored = await parse_off_loop(partial(parse_with_ignored, kind), raw_body)
         request.state.ignored_parameters = ignored
@@ -162,7 +162,7 @@ async def _answer(
     num_tokens = tokens_of_quick(job)
     entry.begin()
     served = await gateway.workers.find(model)
-    gateway.workers.admit(model)
+    gateway.workers.require_short_wait(model)
     body.check(served)
     if served is not None:
         draft = structs.replace(draft, tool_parser=served.tool_parser)

@@ -135,7 +135,7 @@ def router(gateway: Gateway) -> APIRouter:
 
         async def serve(request: Request, send: Send) -> None:
             tenant = request.state.tenant
-            with gateway.admission.admit(tenant) as entry:
+            with gateway.admission.admit_without_body(tenant) as entry:
                 items = await _input_items(
                     gateway, _checked(response_id), tenant, after, order, entry
                 )

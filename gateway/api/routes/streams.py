@@ -66,7 +66,7 @@ class ResumedStream(Response):
         self._framer = framer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._gateway.admission.admit(self._admitted_as):
+        with self._gateway.admission.admit_without_body(self._admitted_as):
             async with self._gateway.relays.resume(self._request_id, self._tenant) as relay:
                 self._gateway.metrics.resumed.inc()
                 try:

@@ -74,7 +74,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def create_upload(request: Request) -> Response:
         """Begin to upload a file in parts. The upload expires after an hour."""
         settings, tenant = gateway.settings, request.state.tenant
-        with gateway.admission.enter(tenant) as entry:
+        with gateway.admission.admit_with_body(tenant) as entry:
             raw_body = await read_body(request, settings.max_body_bytes, entry)
             body = await parse_off_loop(partial(parse, UploadOrder), raw_body)
             state = await gateway.store.open()
@@ -98,7 +98,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def add_part(request: Request, upload_id: str = _UPLOAD_ID) -> Response:
         """Add a part of up to 64 MiB. Its bytes go to the storage as they arrive."""
         tenant = request.state.tenant
-        with gateway.admission.enter(tenant):
+        with gateway.admission.admit_with_body(tenant):
             state = await gateway.store.open()
             left = await bytes_left(gateway, state.files, tenant)
             async with state.uploads.writing_part(tenant, upload_id) as draft:
@@ -118,7 +118,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def complete_upload(request: Request, upload_id: str = _UPLOAD_ID) -> Response:
         """Make a file of the parts, in the order of `part_ids`."""
         tenant = request.state.tenant
-        with gateway.admission.enter(tenant) as entry:
+        with gateway.admission.admit_with_body(tenant) as entry:
             raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
             body = await parse_off_loop(partial(parse, UploadCompletion), raw_body)
             state = await gateway.store.open()

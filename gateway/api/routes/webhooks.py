@@ -256,7 +256,7 @@ async def _stored(gateway: Gateway) -> Webhooks:
 
 
 async def _body_of(gateway: Gateway, request: Request, kind: type[_Body]) -> _Body:
-    with gateway.admission.enter(request.state.tenant) as entry:
+    with gateway.admission.admit_with_body(request.state.tenant) as entry:
         raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
         return await parse_off_loop(partial(parse, kind), raw_body)
 

@@ -83,14 +83,14 @@ async def busy(
 
 async def settled(backlog: Backlog, *workers: str) -> None:
     """Ask once, and let the depth be looked up."""
-    backlog.admit(MODEL, workers)
+    backlog.require_short_wait(MODEL, workers)
     await asyncio.sleep(0.01)
 
 
 async def test_the_wait_is_the_depth_over_the_rate_of_all_workers(clock: Clock) -> None:
     async with busy(clock, 200, "a", "b", max_wait_s=10) as backlog:
         with pytest.raises(Overloaded) as refused:
-            backlog.admit(MODEL, ["a", "b"])
+            backlog.require_short_wait(MODEL, ["a", "b"])
 
     num_a_second = 10
     assert refused.value.retry_after_s == pytest.approx(200 / num_a_second - 10, rel=0.2)
@@ -103,7 +103,7 @@ async def test_a_short_enough_queue_takes_more_until_those_it_took_make_it_too_l
         num_admitted = 0
         with suppress(Overloaded):
             for num_admitted in range(20):  # noqa: B007 - the last one before the error
-                backlog.admit(MODEL, ["a"])
+                backlog.require_short_wait(MODEL, ["a"])
 
     assert num_admitted == pytest.approx(5, abs=3)
 
@@ -111,16 +111,16 @@ async def test_a_short_enough_queue_takes_more_until_those_it_took_make_it_too_l
 async def test_the_client_is_never_sent_away_for_more_than_a_minute(clock: Clock) -> None:
     async with busy(clock, 2000, "a", max_wait_s=1) as backlog:
         with pytest.raises(Overloaded) as refused:
-            backlog.admit(MODEL, ["a"])
+            backlog.require_short_wait(MODEL, ["a"])
 
     assert refused.value.retry_after_s == 60
 
 
 async def test_jobs_that_were_set_aside_delay_only_who_has_many(clock: Clock) -> None:
     async with busy(clock, 1000, "a", max_wait_s=10, lane="overflow") as backlog:
-        backlog.admit(MODEL, ["a"], 63)
+        backlog.require_short_wait(MODEL, ["a"], 63)
         with pytest.raises(Overloaded):
-            backlog.admit(MODEL, ["a"], 64)
+            backlog.require_short_wait(MODEL, ["a"], 64)
 
 
 @pytest.mark.parametrize(
@@ -141,14 +141,14 @@ async def test_nobody_is_refused_by_a_guess(heard: list[Announcement], clock: Cl
         await settled(backlog, "a")
 
         for _ in range(100):
-            backlog.admit(MODEL, ["a"])
+            backlog.require_short_wait(MODEL, ["a"])
 
 
 async def test_one_worker_with_room_lets_all_in(clock: Clock) -> None:
     async with busy(clock, 1000, "a", max_wait_s=0.001) as backlog:
         backlog.hear(announcement("b", 0, 0))
 
-        backlog.admit(MODEL, ["a", "b"])
+        backlog.require_short_wait(MODEL, ["a", "b"])
 
 
 async def test_workers_that_answer_nothing_for_longer_than_the_wait_are_no_hope(
@@ -156,14 +156,14 @@ async def test_workers_that_answer_nothing_for_longer_than_the_wait_are_no_hope(
 ) -> None:
     async with busy(clock, 1, "a", max_wait_s=0.1, num_answered=0) as backlog:
         with pytest.raises(Overloaded):
-            backlog.admit(MODEL, ["a"])
+            backlog.require_short_wait(MODEL, ["a"])
 
 
 async def test_a_depth_that_is_old_refuses_nobody(clock: Clock) -> None:
     async with busy(clock, 1000, "a", max_wait_s=0.1) as backlog:
         clock.now += 1.1
 
-        backlog.admit(MODEL, ["a"])
+        backlog.require_short_wait(MODEL, ["a"])
 
 
 async def test_workers_that_die_without_a_word_are_forgotten(clock: Clock) -> None:

@@ -24,10 +24,14 @@ UNKNOWN = "0" * 32
 def test_one_more_than_there_are_places_is_refused() -> None:
     admission = Admission(1, 100)
 
-    with admission.admit(""), pytest.raises(Overloaded), admission.admit(""):
+    with (
+        admission.admit_without_body(""),
+        pytest.raises(Overloaded),
+        admission.admit_without_body(""),
+    ):
         pass
 
-    with admission.admit(""):
+    with admission.admit_without_body(""):
         assert admission.num_requests == 1
 
 
@@ -35,24 +39,24 @@ def test_nobody_enters_after_the_close() -> None:
     admission = Admission(1, 100)
     admission.close()
 
-    with pytest.raises(Unavailable), admission.admit(""):
+    with pytest.raises(Unavailable), admission.admit_without_body(""):
         pass
 
 
 def test_bodies_are_limited_together() -> None:
     admission = Admission(2, 100)
 
-    with admission.enter("") as one:
+    with admission.admit_with_body("") as one:
         one.hold(60)
-        with admission.enter("") as other, pytest.raises(Overloaded):
+        with admission.admit_with_body("") as other, pytest.raises(Overloaded):
             other.hold(60)
-    with admission.enter("") as one:
+    with admission.admit_with_body("") as one:
         one.hold(100)
 
 
 def hold(places: ExitStack, admission: Admission, tenant: str, num: int) -> None:
     for _ in range(num):
-        places.enter_context(admission.admit(tenant))
+        places.enter_context(admission.admit_without_body(tenant))
 
 
 def test_a_tenant_alone_has_seven_eighths() -> None:
@@ -100,7 +104,7 @@ def test_without_tenants_nothing_is_kept() -> None:
 def test_tenants_share_the_bytes_of_bodies() -> None:
     admission = Admission(64, 800)
 
-    with admission.enter("alice") as long, admission.enter("bob") as short:
+    with admission.admit_with_body("alice") as long, admission.admit_with_body("bob") as short:
         long.hold(650)
         with pytest.raises(Overloaded):
             long.hold(51)

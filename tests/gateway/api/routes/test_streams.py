@@ -420,13 +420,13 @@ async def test_a_client_with_a_token_takes_a_place_of_its_tenant(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     admitted: list[str] = []
-    admit = Admission.admit
+    admit = Admission.admit_without_body
 
     def noted(admission: Admission, tenant: str) -> AbstractContextManager[Entry]:
         admitted.append(tenant)
         return admit(admission, tenant)
 
-    monkeypatch.setattr(Admission, "admit", noted)
+    monkeypatch.setattr(Admission, "admit_without_body", noted)
     keys = KeyFile(tmp_path / "keys")
     headers = {"authorization": f"Bearer {keys.add('a')}"}
     async with live_gateway(broker, keys_file=keys.path) as gateway:
