@@ -118,9 +118,12 @@ def as_error(problem: ServerError | str) -> WarrenError:
     return from_code(code, problem.message, param)
 
 
-def asked(client: "httpx.Client", method: str, path: str, **more: Any) -> "httpx.Response":
-    """The gateway's response. Raises its error; `Unavailable` if it does not answer or cannot,
-    `StartupError` if it refuses the API key, and `RequestError` for what a proxy refuses."""
+def request(client: "httpx.Client", method: str, path: str, **more: Any) -> "httpx.Response":
+    """Send a request; returns the gateway's response.
+
+    Raises the gateway's error; `Unavailable` if it does not answer or cannot, `StartupError` if it
+    refuses the API key, and `RequestError` for what a proxy refuses.
+    """
     import httpx
 
     try:
@@ -145,10 +148,10 @@ def asked(client: "httpx.Client", method: str, path: str, **more: Any) -> "httpx
     raise error
 
 
-def asked_json(client: "httpx.Client", method: str, path: str, **more: Any) -> Any:
-    """The JSON of the gateway's response. Raises like `asked`, and `RequestError` for the page of
-    another server."""
-    response = asked(client, method, path, **more)
+def request_json(client: "httpx.Client", method: str, path: str, **more: Any) -> Any:
+    """Send a request; returns the JSON of the response. Raises like `request`, and `RequestError`
+    for the page of another server."""
+    response = request(client, method, path, **more)
     try:
         return response.json()
     except ValueError:
@@ -157,9 +160,9 @@ def asked_json(client: "httpx.Client", method: str, path: str, **more: Any) -> A
 
 def answer_of(gateway: GatewayAccess, method: str, path: str, **more: Any) -> Any:
     """The JSON with which a gateway answers a single request. Raises like `connect` and
-    `asked_json`."""
+    `request_json`."""
     with connect(*gateway) as client:
-        return asked_json(client, method, path, **more)
+        return request_json(client, method, path, **more)
 
 
 def lines_of(response: "httpx.Response") -> Iterator[bytes]:

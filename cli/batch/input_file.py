@@ -159,7 +159,7 @@ class BatchFile:
 
         def check(line: RequestLine) -> None:
             nonlocal model
-            job = submitted(line, "check", 0.0, served).checked_now().job
+            job = submitted(line, "check", 0.0, served).check_constraint_now().job
             model = model or job.model
             if job.model != model:
                 raise refused("model", f"{job.model!r}, but the first line has {model!r}.")
@@ -220,7 +220,7 @@ def job_of(
     """The job to publish for a checked line."""
     ready = submitted(line, request_id, created_at, served)
     if ready.wanted is not None and ready.wanted.drop_part is not None:
-        ready = ready.checked_now()
+        ready = ready.check_constraint_now()
     # Between two runs nothing reads the reply queue; the job must continue all the same.
     return msgspec.structs.replace(ready.job, is_detached=True)
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from cli.batch.input_file import RemoteFile, report, worded
 from cli.batch.journal import Journal, Remote
 from cli.batch.progress import BatchProgress, BatchSummary
-from cli.gateway_client import asked_json, is_passing, lines_of
+from cli.gateway_client import is_passing, lines_of, request_json
 from gateway.intake.signer import KEY_HEADER
 from shared.errors import InvalidRequest, NotFound, Overloaded, RequestError, Unavailable
 
@@ -79,7 +79,7 @@ class RemoteRun:
     def collect(self, window: str) -> str:
         """Return once the answers to all lines are in the journal; returns how the batch ended."""
         try:
-            batch = self._ended(self._batch_id(window))
+            batch = self._wait_ended(self._create_batch(window))
             ending: str = batch["status"]
             file_ids = [batch["output_file_id"], batch["error_file_id"]]
             if ending == "failed":
@@ -100,10 +100,11 @@ class RemoteRun:
             ) from None
         return ending
 
-    def _batch_id(self, window: str) -> str:
+    def _create_batch(self, window: str) -> str:
+        """Upload the file and create its batch, unless an earlier run has; returns its id."""
         journal = self._journal
         if not journal.remote.file_id:
-            journal.note(Remote(file_id=self._uploaded(), window=window))
+            journal.note(Remote(file_id=self._upload(), window=window))
         if not journal.remote.batch_id:
             remote = journal.remote
             order = {
@@ -112,15 +113,15 @@ class RemoteRun:
                 "completion_window": remote.window,
             }
             headers = {KEY_HEADER: f"warren-batch-{remote.file_id}"}
-            batch = self._asked("POST", "/v1/batches", json=order, headers=headers)
+            batch = self._request("POST", "/v1/batches", json=order, headers=headers)
             journal.note(replace(remote, batch_id=batch["id"]))
         return journal.remote.batch_id
 
-    def _uploaded(self) -> str:
+    def _upload(self) -> str:
         """Upload the file, or the rest of it; returns its id."""
         if self._journal.remote.upload_id:
             try:
-                return self._completed()
+                return self._complete_upload()
             except RequestError as error:
                 if error.param != "upload_id":
                     raise
@@ -131,18 +132,19 @@ class RemoteRun:
             "mime_type": "application/jsonl",
             "purpose": "batch",
         }
-        upload = self._asked("POST", "/v1/uploads", json=order)
+        upload = self._request("POST", "/v1/uploads", json=order)
         self._journal.note(Remote(upload_id=upload["id"]))
-        return self._completed()
+        return self._complete_upload()
 
-    def _completed(self) -> str:
+    def _complete_upload(self) -> str:
+        """Upload the parts that are missing, and make a file of all; returns its id."""
         journal = self._journal
         path = f"/v1/uploads/{journal.remote.upload_id}"
         for part in self._parts(len(journal.remote.part_ids) * _PART_BYTES):
-            answer = self._asked("POST", f"{path}/parts", files={"data": ("part", part)})
+            answer = self._request("POST", f"{path}/parts", files={"data": ("part", part)})
             part_ids = (*journal.remote.part_ids, answer["id"])
             journal.note(replace(journal.remote, part_ids=part_ids))
-        answer = self._asked(
+        answer = self._request(
             "POST",
             f"{path}/complete",
             json={"part_ids": journal.remote.part_ids},
@@ -156,10 +158,10 @@ class RemoteRun:
             while part := file.read(_PART_BYTES):
                 yield part
 
-    def _ended(self, batch_id: str) -> dict[str, Any]:
+    def _wait_ended(self, batch_id: str) -> dict[str, Any]:
         """Wait until the batch has ended, also while no gateway answers."""
         while True:
-            batch = self._asked("GET", f"/v1/batches/{batch_id}")
+            batch = self._request("GET", f"/v1/batches/{batch_id}")
             counts, status = batch["request_counts"], batch["status"]
             self._show(
                 counts["completed"] + counts["failed"],
@@ -195,13 +197,14 @@ class RemoteRun:
                     raise InvalidRequest(f"{file_id} cannot be read: HTTP {status}") from None
                 self._wait(f"HTTP {status}")
 
-    def _asked(self, method: str, path: str, **more: Any) -> dict[str, Any]:
-        """The gateway's answer, which is waited for unless it would be the first."""
+    def _request(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+        """Send a request until a gateway answers, or once if none has answered so far; returns the
+        answer."""
         if self._is_answered and not self._journal.remote.batch_id:
             self._show(0, 0, "uploading")
         while True:
             try:
-                answer: dict[str, Any] = asked_json(self._client, method, path, **more)
+                answer: dict[str, Any] = request_json(self._client, method, path, **more)
             except (Unavailable, Overloaded) as error:
                 if not self._is_answered:
                     raise

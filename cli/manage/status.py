@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from cli.gateway_client import answer_of, asked_json, connect
+from cli.gateway_client import answer_of, connect, request_json
 from cli.options import GatewayAccess, takes_gateway
 from cli.tables import Cell, Column, FittedTable, print_tables
 from cli.terminal import number_of, output, print_json
@@ -99,7 +99,7 @@ def top(
     warren top --url http://127.0.0.1:8000
     """
     with connect(*gateway) as client:
-        ask = partial(asked_json, client, "GET", _PATH, timeout=_TIMEOUT_S)
+        ask = partial(request_json, client, "GET", _PATH, timeout=_TIMEOUT_S)
         gateways = Gateways()
         # A wrong key or URL ends the command.
         seen: RenderableType = render(gateways.merged(ask()))

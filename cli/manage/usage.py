@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.gateway_client import answer_of, asked, connect
+from cli.gateway_client import answer_of, connect, request
 from cli.options import GatewayAccess, takes_gateway
 from cli.tables import Column, FittedTable, print_tables
 from cli.terminal import output
@@ -79,7 +79,7 @@ def usage(
         print_tables(_table(answer_of(gateway, "GET", path, params=params)))
         return
     with connect(*gateway) as client:
-        rows = asked(client, "GET", path, params=params).text
+        rows = request(client, "GET", path, params=params).text
     output.print(rows, end="", markup=False, soft_wrap=True)
 
 

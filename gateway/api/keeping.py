@@ -333,7 +333,7 @@ def _items_of(chain: Sequence[ResponseRecord]) -> list[StoredItem]:
 async def _write(gateway: Gateway, tenant: str, response: ResponseObject) -> None:
     outcome = "failed"
     try:
-        if not await _ended(gateway, tenant, response):
+        if not await _store_end(gateway, tenant, response):
             return
         outcome = "stored"
     except Unavailable as error:
@@ -344,7 +344,7 @@ async def _write(gateway: Gateway, tenant: str, response: ResponseObject) -> Non
     gateway.metrics.responses_stored.labels(outcome).inc()
 
 
-async def _ended(gateway: Gateway, tenant: str, response: ResponseObject) -> bool:
+async def _store_end(gateway: Gateway, tenant: str, response: ResponseObject) -> bool:
     """End a response in the database; False if it was deleted, or another gateway was faster.
     Raises `Unavailable` after some time."""
     output = [StoredItem(item["id"], msgspec.json.encode(item)) for item in response.output]

@@ -82,5 +82,5 @@ def check_alone(line: RequestLine) -> Request:
         with suppress(Unavailable):  # tools need a worker
             submission(
                 request.body, request_id="check", created_at=0.0, echoed=request.echoed
-            ).checked_now()
+            ).check_constraint_now()
     return request

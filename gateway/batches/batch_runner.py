@@ -176,7 +176,7 @@ class _BatchRun:
             while not self._answers.empty() and len(taken) < _ANSWERS_AT_ONCE:
                 taken.append(self._answers.get_nowait())
             answers = [answer for answer, _ in taken]
-            await _retried(partial(self._batches.record, self.batch.id, self.batch.fence, answers))
+            await _retry(partial(self._batches.record, self.batch.id, self.batch.fence, answers))
             for _, written in taken:
                 if not written.done():
                     written.set_result(None)
@@ -193,13 +193,13 @@ class _BatchRun:
             await self._answers.join()
         elif self.batch.status == "cancelling" and self.batch.fence > 1 and not self._is_quick:
             await self._stop_lines()
-        await _retried(partial(self._batches.begin_to_end, batch_id, fence))
+        await _retry(partial(self._batches.begin_to_end, batch_id, fence))
         await self._refresh()
-        await _retried(self._end)
+        await _retry(self._end)
 
     async def _refresh(self) -> None:
         get = partial(self._batches.get, self.batch.tenant, self.batch.id)
-        self.batch = await _retried(get)
+        self.batch = await _retry(get)
 
     async def _while_wanted(self, work: Coroutine[Any, Any, None]) -> None:
         """Run ``work`` until it is done, the batch is cancelled, or its window is over."""
@@ -220,7 +220,7 @@ class _BatchRun:
 
     async def _check(self) -> None:
         try:
-            checked = await _retried(self._checked)
+            checked = await _retry(self._checked)
         except FileNotFoundError:
             checked = Checked()
             message = f"The bytes of the file {self.batch.input_file_id} are missing."
@@ -238,7 +238,7 @@ class _BatchRun:
                 num_lines=checked.num_lines,
                 models=checked.models,
             )
-        await _retried(move)
+        await _retry(move)
         await self._refresh()
 
     async def _checked(self) -> Checked:
@@ -397,7 +397,7 @@ async def _sweep(state: StoredState, *, kept_s: float) -> None:
     await state.batches.sweep(time.time() - kept_s)
 
 
-async def _retried(call: Callable[[], Awaitable[_Result]]) -> _Result:
+async def _retry(call: Callable[[], Awaitable[_Result]]) -> _Result:
     """Call until database and storage are reachable."""
     while True:
         try:

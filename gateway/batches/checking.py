@@ -192,7 +192,7 @@ async def check_request(gateway: Gateway, key: ApiKey, request: Request) -> str:
             echoed=request.echoed,
         ).limited(key)
         require_possible(key, tokens_of(submitted.job))
-        await submitted.checked()
+        await submitted.check_constraint()
     return model
 
 

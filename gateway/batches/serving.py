@@ -193,7 +193,7 @@ class LineServer:
             echoed=request.echoed,
             is_detached=True,  # its job continues while no gateway runs the batch
         ).limited(key)
-        submitted = await submitted.checked()
+        submitted = await submitted.check_constraint()
         log = gateway.reply_queues.named(request_id, LOG_RETENTION_S, may_exist=True)
         if place.grant is None and not await self._is_begun(log):
             await place.take(tokens_of(submitted.job))

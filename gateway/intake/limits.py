@@ -130,7 +130,7 @@ class Limits:
             claim.detached = job.request_id, DetachedJob(job.tenant, job.deadline)
             claim.max_detached = key.max_detached or self._max_detached
         require_possible(key, num_tokens)
-        await self._decided(claim)
+        await self._wait_decided(claim)
         grant = Grant(self, claim)
         try:
             yield grant
@@ -223,8 +223,8 @@ class Limits:
                     await asyncio.sleep(_RETRY_PAUSE_S)
                     await self._bus.wait_connected()
 
-    async def _decided(self, claim: Claim) -> None:
-        """Return when the claim is admitted and counted."""
+    async def _wait_decided(self, claim: Claim) -> None:
+        """Wait until the claim is admitted and counted."""
         self._ledger.check(claim, *self._waiting)
         decided: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         try:

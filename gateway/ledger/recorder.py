@@ -124,7 +124,7 @@ class UsageRecorder:
                 break
             except Exception as error:  # noqa: BLE001 (a record must not be lost with any)
                 if refuses_values(error):
-                    return await self._refused(batch, error)
+                    return await self._write_singly(batch, error)
                 if not is_reported:
                     facts = {"records": len(batch), "reason": _reason(error)}
                     logger.warning("usage records not written, retrying", extra=facts)
@@ -136,7 +136,7 @@ class UsageRecorder:
             await held.delivery.ack()
         return None
 
-    async def _refused(self, batch: Sequence[_Held], error: Exception) -> None:
+    async def _write_singly(self, batch: Sequence[_Held], error: Exception) -> None:
         """Write each record on its own, so that one does not stop all others."""
         if len(batch) > 1:
             for held in batch:

@@ -161,7 +161,7 @@ class Webhooks:
     async def change(self, webhook_id: str, **values: Any) -> Webhook:
         """Change the name, the URL or the event types. Raises `NotFound`."""
         async with self._database.begin() as connection:
-            return await _changed(connection, webhook_id, **values)
+            return await _update(connection, webhook_id, **values)
 
     @uncancelled
     async def rotate(self, webhook_id: str, *, overlap_s: int) -> Webhook:
@@ -169,7 +169,7 @@ class Webhooks:
         does not. Raises `NotFound`."""
         async with self._database.begin() as connection:
             current = await _webhook(connection, webhook_id, is_locked=True)
-            return await _changed(
+            return await _update(
                 connection,
                 webhook_id,
                 secret=_new_secret(),
@@ -308,7 +308,7 @@ async def _webhook(
     return Webhook(**row._mapping)
 
 
-async def _changed(connection: AsyncConnection, webhook_id: str, **values: Any) -> Webhook:
+async def _update(connection: AsyncConnection, webhook_id: str, **values: Any) -> Webhook:
     values["updated_at"] = int(time.time())
     await connection.execute(update(WEBHOOKS).where(WEBHOOKS.c.id == webhook_id).values(values))
     return await _webhook(connection, webhook_id)

@@ -8,7 +8,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from cli.gateway_client import asked, asked_json, connect
+from cli.gateway_client import connect, request, request_json
 from cli.main import app
 from gateway.intake.keys.key_file import KeyFile
 from shared.errors import (
@@ -33,7 +33,7 @@ def error_of(status: int, body: str, api_key: str | None = None) -> WarrenError:
     """The error of a request that is answered with this body."""
     transport = httpx.MockTransport(lambda _: httpx.Response(status, text=body))
     with pytest.raises(WarrenError) as caught, connect("http://g", api_key, transport) as client:
-        asked(client, "GET", "/")
+        request(client, "GET", "/")
     return caught.value
 
 
@@ -96,7 +96,7 @@ def test_https_to_a_port_without_tls_is_named() -> None:
         connect(url.replace("http:", "https:")) as client,
         pytest.raises(Unavailable, match="does not speak TLS; try http:// instead"),
     ):
-        asked(client, "GET", "/live")
+        request(client, "GET", "/live")
 
 
 @pytest.mark.parametrize("error", ["no", {"message": "no"}, {"message": "no", "code": [4]}])
@@ -128,4 +128,4 @@ def test_the_page_of_another_server_is_an_error_of_its_address() -> None:
         connect("http://g", transport=transport) as client,
         pytest.raises(RequestError, match="http://g/x is not answered with JSON"),
     ):
-        asked_json(client, "GET", "/x")
+        request_json(client, "GET", "/x")

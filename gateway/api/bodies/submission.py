@@ -76,23 +76,23 @@ class Submission(NamedTuple):
         job = structs.replace(self.job, sampling=sampling, key_id=caller.key_id)
         return self._replace(job=job)
 
-    async def checked(self) -> "Submission":
+    async def check_constraint(self) -> "Submission":
         """Check that workers can compile the constraint, and drop the optional parts that they
         cannot. Raises `InvalidRequest` and `Overloaded`."""
         try:
             if self.wanted is not None:
                 await check(self.wanted, self.job.tenant)
         except InvalidRequest as error:
-            return await self._dropping_part(error).checked()
+            return await self._dropping_part(error).check_constraint()
         return self
 
-    def checked_now(self) -> "Submission":
-        """`checked` for callers outside an event loop; it blocks."""
+    def check_constraint_now(self) -> "Submission":
+        """`check_constraint` for callers outside an event loop; it blocks."""
         try:
             if self.wanted is not None:
                 check_now(self.wanted)
         except InvalidRequest as error:
-            return self._dropping_part(error).checked_now()
+            return self._dropping_part(error).check_constraint_now()
         return self
 
     def _dropping_part(self, error: InvalidRequest) -> "Submission":

@@ -156,7 +156,7 @@ async def generate(
             num_tokens = tokens_of(job) if caller.has_limits or detached else 0
             async with gateway.limits.admit(caller, num_tokens, detached) as grant:
                 # What takes long counts, even if the request is refused then.
-                submitted = await submitted.checked()
+                submitted = await submitted.check_constraint()
                 job = await parsed.truncate_prompt(gateway, submitted.job)
                 submitted = submitted._replace(job=job)
                 job_class = parsed.body.job_class

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cli.batch.journal import noted
-from cli.gateway_client import asked, connect
+from cli.gateway_client import connect, request
 from tests.support.gateway.serving import served
 from tests.support.network.deadly_proxy import DeadlyProxy
 from tests.support.workers.batch_files import chat_line, chat_text, read_lines, write_lines
@@ -73,7 +73,7 @@ def test_after_ctrl_c_the_same_command_waits_for_the_same_batch(tmp_path: Path) 
             may_end.set()
         again = started(str(source), str(results), f"--url={url}")
         again.communicate(timeout=60)
-        listed = asked(client, "GET", "/v1/batches").json()["data"]
+        listed = request(client, "GET", "/v1/batches").json()["data"]
 
     assert (command.returncode, again.returncode) == (130, 0)
     assert f"{batch_id} continues at the gateway" in " ".join(shown.split())
@@ -96,8 +96,8 @@ def test_wherever_the_command_is_killed_it_goes_on_with_the_same_batch(tmp_path:
             _, shown = command.communicate(timeout=120)
             if command.returncode != -signal.SIGKILL:
                 break
-        batches = asked(client, "GET", "/v1/batches").json()["data"]
-        files = asked(client, "GET", "/v1/files", params={"purpose": "batch"}).json()["data"]
+        batches = request(client, "GET", "/v1/batches").json()["data"]
+        files = request(client, "GET", "/v1/files", params={"purpose": "batch"}).json()["data"]
 
     assert command.returncode == 0, shown
     assert num_kills > 0

@@ -14,7 +14,7 @@ from cli.batch.input_file import RemoteFile
 from cli.batch.journal import Journal, Remote, noted
 from cli.batch.over_http import run_over_http
 from cli.batch.progress import BatchProgress
-from cli.gateway_client import asked, connect
+from cli.gateway_client import connect, request
 from cli.main import app
 from shared.errors import InvalidRequest, RequestError, Unavailable
 from tests.support.deployment.processes import free_port
@@ -93,13 +93,13 @@ def test_a_line_has_the_same_problem_here_and_at_the_gateway(url: str, tmp_path:
     with connect(url) as client, source.open("rb") as content:
         form = {"data": {"purpose": "batch"}, "files": {"file": content}}
         order = {
-            "input_file_id": asked(client, "POST", "/v1/files", **form).json()["id"],
+            "input_file_id": request(client, "POST", "/v1/files", **form).json()["id"],
             "endpoint": "/v1/chat/completions",
             "completion_window": "24h",
         }
-        batch = asked(client, "POST", "/v1/batches", json=order).json()
+        batch = request(client, "POST", "/v1/batches", json=order).json()
         while batch["errors"] is None:
-            batch = asked(client, "GET", f"/v1/batches/{batch['id']}").json()
+            batch = request(client, "GET", f"/v1/batches/{batch['id']}").json()
 
     (error,) = batch["errors"]["data"]
     assert here.value.message.splitlines()[1] == f"line 1: {error['message']}"
