@@ -166,7 +166,7 @@ class LineServer:
         request.check(await gateway.workers.find(request.model))
         grant = await place.take(tokens_of_quick(request.job(draft)))
         async with gateway.quick.spare_place(request.model):
-            grant.is_published = True
+            grant.note_published()
             deadline = time.time() + gateway.settings.request_timeout_s
             answer = await request.answer(gateway.quick, structs.replace(draft, deadline=deadline))
         if isinstance(answer, Embeddings):
@@ -204,7 +204,7 @@ class LineServer:
         with Observation(gateway.metrics, job, "batch", {}) as observation:
             async with gateway.relays.open(log, job, facts, lane="batch") as relay:
                 if grant is not None:
-                    grant.is_published = True
+                    grant.note_published()
                 observation.accepted(relay)
                 # Unless a departure is recorded, the relay ends the job and deletes the log.
                 try:

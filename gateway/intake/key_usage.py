@@ -23,6 +23,14 @@ claim waits, and than the clocks of gateways differ."""
 _BUSY_RETRY_S = 1.0
 
 
+class DetachedClaim(NamedTuple):
+    """A detached job that a request claims."""
+
+    request_id: str
+    job: DetachedJob
+    """What counts against its tenant."""
+
+
 @dataclass(slots=True, eq=False)
 class Claim:
     """What a request uses."""
@@ -32,8 +40,8 @@ class Claim:
     """When it came, a Unix time."""
     num_tokens: int = 0
     """An estimate, until the answer has ended."""
-    detached: tuple[str, DetachedJob] | None = None
-    """The request id of a detached job, and what counts against its tenant."""
+    detached: DetachedClaim | None = None
+    """None if the job is not detached."""
     max_detached: int = 0
 
     @property
@@ -134,8 +142,7 @@ class UsageLedger:
         tally.add(claim.second, 1, claim.num_tokens)
         tally.num_running += 1
         if claim.detached is not None:
-            request_id, job = claim.detached
-            self.detached.setdefault(request_id, job)
+            self.detached.setdefault(claim.detached.request_id, claim.detached.job)
 
     def settle(self, claim: Claim, num_tokens: int, now: float) -> None:
         """Replace the estimate of an admitted claim. What was not used is returned where it was
@@ -199,7 +206,7 @@ class UsageLedger:
 
     def _check_detached(self, claim: Claim, *before: Claim) -> None:
         assert claim.detached is not None
-        own_id, tenant = claim.detached[0], claim.detached[1].tenant
+        own_id, tenant = claim.detached.request_id, claim.detached.job.tenant
         self.forget_detached(claim.at)
         # A request that is sent again is the same job.
         detached = self.detached | dict(one.detached for one in before if one.detached)

@@ -16,7 +16,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 
-from gateway.intake.key_usage import Claim, KeyUse, UsageLedger
+from gateway.intake.key_usage import Claim, DetachedClaim, KeyUse, UsageLedger
 from gateway.intake.keys.api_key import ApiKey
 from shared import topology
 from shared.bus.base import Bus, Message
@@ -63,12 +63,12 @@ class Grant:
         self._limits = limits
         self._claim = claim
 
-    def publish(self, *, has_ended: bool) -> None:
+    def note_published(self, *, has_ended: bool = False) -> None:
         """Note that the job is published. If its log has ended already, because the client sent the
         request again, no worker reports the end of a detached job another time."""
         self.is_published = True
         if has_ended and self._claim is not None and self._claim.detached is not None:
-            self._limits.end(self._claim.detached[0])
+            self._limits.end(self._claim.detached.request_id)
 
     def settle(self, num_tokens: int) -> None:
         """Count the tokens that prompts and answers really have. Those of a detached job count when
@@ -127,7 +127,8 @@ class Limits:
         claim = Claim(key, self._clock(), num_tokens)
         if job is not None:
             assert job.deadline is not None
-            claim.detached = job.request_id, DetachedJob(job.tenant, job.deadline)
+            counted = DetachedJob(job.tenant, job.deadline)
+            claim.detached = DetachedClaim(job.request_id, counted)
             claim.max_detached = key.max_detached or self._max_detached
         require_possible(key, num_tokens)
         await self._wait_decided(claim)
@@ -261,11 +262,11 @@ class Limits:
                 self._retract(claim)
             else:
                 if claim.detached is not None:
-                    if claim.detached[0] in self._ledger.detached:
+                    if claim.detached.request_id in self._ledger.detached:
                         # The first claim of the job has its tokens, and hears of its end.
                         claim.num_tokens = 0
                     else:
-                        self._detached[claim.detached[0]] = claim
+                        self._detached[claim.detached.request_id] = claim
                 self._ledger.add(claim)
                 decided.set_result(True)
 
@@ -274,7 +275,7 @@ class Limits:
         claimed before, by the same request, goes on."""
         self._publish_usage_of(claim.key.key_id)
         if claim.detached is not None:
-            request_id = claim.detached[0]
+            request_id = claim.detached.request_id
             is_first = self._detached.get(request_id) is claim
             if is_first or request_id not in self._ledger.detached:
                 self.end(request_id)
@@ -339,7 +340,7 @@ class Limits:
         self._ends = {one: at for one, at in self._ends.items() if at > now - _MAX_LATE_S}
         self._ledger.forget_detached(now)
         for request_id, claim in list(self._detached.items()):
-            if claim.detached is not None and claim.detached[1].deadline < now:
+            if claim.detached is not None and claim.detached.job.deadline < now:
                 del self._detached[request_id]
 
 

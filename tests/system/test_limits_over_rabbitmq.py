@@ -30,7 +30,7 @@ async def gateway(broker: Broker) -> AsyncIterator[Limits]:
 async def is_admitted(limits: Limits) -> bool:
     try:
         async with limits.admit(KEY) as grant:
-            grant.is_published = True
+            grant.note_published()
     except RateLimited:
         return False
     return True

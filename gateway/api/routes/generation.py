@@ -277,7 +277,7 @@ class Responder:
         async with self.gateway.relays.open(
             self.log, job, self.submitted.facts, lane=self.job_class
         ) as relay:
-            self.grant.publish(has_ended=relay.has_ended)
+            self.grant.note_published(has_ended=relay.has_ended)
             relay.close(Departure.LEFT)
         requests.write_line("request accepted", job, {"detached": True})
         body = msgspec.json.encode(background_answer(self.submitted.rendering))
@@ -306,7 +306,7 @@ class Responder:
             has_ids=is_stream and framer.is_numbered,
             lane=self.job_class,
         ) as relay:
-            self.grant.publish(has_ended=relay.has_ended)
+            self.grant.note_published(has_ended=relay.has_ended)
             observation.accepted(relay)
             try:
                 if is_stream:

@@ -168,7 +168,7 @@ async def _answer(
         draft = structs.replace(draft, tool_parser=served.tool_parser)
     began = time.monotonic()
     async with gateway.limits.admit(caller, num_tokens) as grant:
-        grant.is_published = True
+        grant.note_published()
         try:
             async with until_disconnect(request.receive):
                 answered = await body.answer(gateway.quick, draft)

@@ -59,7 +59,7 @@ def ordered(file: KeyFile, **limited: int) -> BatchRecord:
 
 async def admitted(place: LinePlace, num_tokens: int, order: list[int]) -> None:
     grant = await place.take(num_tokens)
-    grant.is_published = True
+    grant.note_published()
     order.append(num_tokens)
 
 

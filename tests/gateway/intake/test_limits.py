@@ -136,7 +136,7 @@ async def use(limits: Limits, key: ApiKey, reserved: int, really: int) -> int:
     """Send a request; returns what it used, or -1 if it was refused."""
     try:
         async with limits.admit(key, reserved) as grant:
-            grant.is_published = True
+            grant.note_published()
             grant.settle(really)
     except RateLimited:
         return -1
@@ -202,7 +202,7 @@ async def test_a_gateway_that_begins_counts_what_the_others_have_admitted(clock:
         assert [await use(first, one, 0, 0) for _ in range(2)] == [0, 0]
         job = detached_job("req-0", clock)
         async with first.admit(key(max_detached=1), job=job) as grant:
-            grant.is_published = True
+            grant.note_published()
 
         second = await opened(stack, broker, clock, 1)
 
@@ -266,7 +266,7 @@ async def test_a_detached_job_counts_until_its_worker_says_that_it_has_ended(
     for number in range(2):
         job = detached_job(f"req-{number}", clock)
         async with first.admit(one, 400, job) as grant:
-            grant.is_published = True
+            grant.note_published()
             grant.settle(1)  # its worker knows better
         await heard()
     with pytest.raises(RateLimited, match="unfinished detached requests: Limit 2, Used 2"):
@@ -278,7 +278,7 @@ async def test_a_detached_job_counts_until_its_worker_says_that_it_has_ended(
     await heard()
 
     async with other.admit(one, 400, detached_job("req-3", clock)) as grant:
-        grant.is_published = True
+        grant.note_published()
 
 
 async def test_a_report_that_is_older_than_an_end_does_not_bring_its_job_back(
@@ -288,7 +288,7 @@ async def test_a_report_that_is_older_than_an_end_does_not_bring_its_job_back(
     one = key(max_detached=1)
     job = detached_job("req-0", clock)
     async with first.admit(one, job=job) as grant:
-        grant.publish(has_ended=False)
+        grant.note_published()
     await heard()
     assert job.deadline is not None
     late = UsageReport(
@@ -300,7 +300,7 @@ async def test_a_report_that_is_older_than_an_end_does_not_bring_its_job_back(
     other.hear(late)
 
     async with other.admit(one, job=detached_job("req-1", clock)) as grant:
-        grant.publish(has_ended=False)
+        grant.note_published()
 
 
 @pytest.mark.parametrize("is_published", [True, False])
@@ -310,11 +310,12 @@ async def test_a_detached_job_that_is_claimed_again_counts_once_and_does_not_end
 ) -> None:
     one = key(tokens_per_minute=1000, max_detached=1)
     async with gateways[0].admit(one, 400, detached_job("req-0", clock)) as grant:
-        grant.publish(has_ended=False)
+        grant.note_published()
     await heard()
 
     async with gateways[again].admit(one, 500, detached_job("req-0", clock)) as grant:
-        grant.is_published = is_published
+        if is_published:
+            grant.note_published()
     await heard()
 
     for limits in gateways:
@@ -334,7 +335,7 @@ async def test_a_claim_that_is_given_up_does_not_end_the_job_of_an_earlier_one(
     one = key(max_detached=1)
     async with DeafBus() as bus, running_limits(Limits(bus, 1, clock), bus) as limits:
         async with limits.admit(one, job=detached_job("req-0", clock)) as grant:
-            grant.publish(has_ended=False)
+            grant.note_published()
         await heard()
         bus.is_deaf = True
         admission = limits.admit(one, job=detached_job("req-0", clock))
@@ -353,7 +354,7 @@ async def test_a_detached_job_that_is_never_ended_counts_until_its_deadline(
 ) -> None:
     one = key(max_detached=1)
     async with gateways[0].admit(one, job=detached_job("req-0", clock)) as grant:
-        grant.is_published = True
+        grant.note_published()
 
     clock.now += 3601
 
@@ -368,7 +369,7 @@ async def test_a_gateway_without_a_quiet_moment_forgets_detached_jobs_at_their_d
     one = key(tokens_per_minute=1000)
     async with MemoryBus() as bus, running_limits(Limits(bus, 1, clock), bus) as limits:
         async with limits.admit(one, 400, detached_job("req-0", clock)) as grant:
-            grant.publish(has_ended=False)
+            grant.note_published()
         clock.now += 3601
         for _ in range(20):
             limits.end("another")
@@ -430,7 +431,7 @@ async def test_the_end_of_a_long_request_is_heard_though_its_announcement_fails(
         first = await opened_over(stack, bus, clock)
         second = await opened(stack, broker, clock, 1)
         async with first.admit(one, 10) as grant:
-            grant.publish(has_ended=False)
+            grant.note_published()
             grant.settle(5)
             assert await use(second, one, 0, 0) == -1
             for _ in range(2):
@@ -451,7 +452,7 @@ async def test_a_gateway_that_begins_hears_of_detached_jobs_though_the_first_ans
     async with AsyncExitStack() as stack:
         first = await opened_over(stack, bus, clock)
         async with first.admit(one, job=detached_job("req-0", clock)) as grant:
-            grant.publish(has_ended=False)
+            grant.note_published()
         await heard()
         bus.num_unroutable = 1
         second = await opened(stack, broker, clock, 1)
