@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from gateway import errors
-from gateway.api.collecting import Collector
+from gateway.api.abandoned_responses import Collector
 from gateway.api.openapi import IGNORED_PARAMETERS_HEADER, IGNORED_TOOLS_HEADER, DocumentedAPI
 from gateway.api.routes import (
     admin,

@@ -1,8 +1,8 @@
 """The lines of a batch's output file, in the format of OpenAI's Batch API."""
 
 from gateway.api.render import whole_answer
+from gateway.api.render.answer_builder import AnswerBuilder
 from gateway.api.render.formats import rendering_of
-from gateway.api.render.gathering import Gathering
 from gateway.batches.lines import LineOutcome
 from shared.errors import InternalError, from_code
 from shared.messages import Completed, Failed, GenerationJob
@@ -21,6 +21,6 @@ def _body(job: GenerationJob, answer: Completed | Failed) -> object:
         return from_code(answer.code, answer.message, answer.param)
     if len(answer.choices) != job.total_choices:
         return InternalError("Choices are missing.")
-    gathering = Gathering(rendering_of(job.context))
-    gathering.take(answer)
-    return whole_answer(gathering)
+    builder = AnswerBuilder(rendering_of(job.context))
+    builder.take(answer)
+    return whole_answer(builder)

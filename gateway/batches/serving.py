@@ -15,7 +15,7 @@ from opentelemetry.trace import SpanKind
 from gateway.api.bodies.quick import EmbeddingRequest, Embeddings, QuickDraft
 from gateway.api.bodies.submission import submission
 from gateway.api.observation import Observation
-from gateway.api.routes.generation import ParsedRequest, gather
+from gateway.api.routes.generation import ParsedRequest, read_answer
 from gateway.batches.key_limits import LineLimits, LinePlace
 from gateway.batches.lines import (
     ENDPOINTS,
@@ -208,7 +208,7 @@ class LineServer:
                 observation.accepted(relay)
                 # Unless a departure is recorded, the relay ends the job and deletes the log.
                 try:
-                    answer = await gather(relay, submitted, observation)
+                    answer = await read_answer(relay, submitted, observation)
                 except asyncio.CancelledError:
                     if not self.ends_jobs:
                         relay.close(Departure.LEFT)

@@ -7,6 +7,7 @@ from functools import partial
 
 from msgspec import UNSET
 
+from gateway.api.render.answer_builder import AnswerBuilder, AnswerChoice, Call
 from gateway.api.render.choice_reader import ChoiceReader
 from gateway.api.render.formats import (
     DONE,
@@ -35,7 +36,6 @@ from gateway.api.render.formats import (
     or_unset,
     system_fingerprint,
 )
-from gateway.api.render.gathering import Call, GatheredChoice, Gathering
 from gateway.api.render.logprobs import (
     ChatLogprobs,
     TextLogprobs,
@@ -300,23 +300,23 @@ class ChunkEncoder:
         return obfuscation(said, len(said) - len(empty))
 
 
-def whole_chat(gathering: Gathering) -> ChatCompletion:
+def whole_chat(builder: AnswerBuilder) -> ChatCompletion:
     """The answer to a request that does not stream."""
-    rendering = gathering.rendering
-    scores = gathering.prompt_scores[0]
+    rendering = builder.rendering
+    scores = builder.prompt_scores[0]
     return ChatCompletion(
         id=rendering.request_id,
         created=rendering.created,
         model=rendering.model,
-        choices=[_chat_choice(rendering, k, choice) for k, choice in enumerate(gathering.choices)],
-        usage=gathering.usage,
+        choices=[_chat_choice(rendering, k, choice) for k, choice in enumerate(builder.choices)],
+        usage=builder.usage,
         service_tier=rendering.service_tier or UNSET,
-        system_fingerprint=gathering.system_fingerprint or UNSET,
+        system_fingerprint=builder.system_fingerprint or UNSET,
         prompt_logprobs=UNSET if rendering.prompt_logprobs is None else prompt_logprobs(scores),
     )
 
 
-def _chat_choice(rendering: Rendering, index: int, choice: GatheredChoice) -> ChatChoice:
+def _chat_choice(rendering: Rendering, index: int, choice: AnswerChoice) -> ChatChoice:
     return ChatChoice(
         index=index,
         message=_message(rendering, choice),
@@ -328,7 +328,7 @@ def _chat_choice(rendering: Rendering, index: int, choice: GatheredChoice) -> Ch
     )
 
 
-def _message(rendering: Rendering, choice: GatheredChoice) -> ChatCompletionMessage:
+def _message(rendering: Rendering, choice: AnswerChoice) -> ChatCompletionMessage:
     if rendering.has_functions and choice.calls:
         call = choice.calls[0]
         return ChatCompletionMessage(
@@ -361,44 +361,44 @@ def _chat_logprobs(rendering: Rendering, tokens: Sequence[TokenLogprobs]) -> Cha
     return chat_logprobs(tokens, as_ids=rendering.tokens_as_ids) if tokens else None
 
 
-def whole_completion(gathering: Gathering) -> Completion:
+def whole_completion(builder: AnswerBuilder) -> Completion:
     """The answer to a request that does not stream."""
-    rendering = gathering.rendering
+    rendering = builder.rendering
     return Completion(
         id=rendering.request_id,
         created=rendering.created,
         model=rendering.model,
-        choices=[_text_choice(gathering, k, choice) for k, choice in enumerate(gathering.choices)],
-        usage=gathering.usage,
-        system_fingerprint=gathering.system_fingerprint or UNSET,
+        choices=[_text_choice(builder, k, choice) for k, choice in enumerate(builder.choices)],
+        usage=builder.usage,
+        system_fingerprint=builder.system_fingerprint or UNSET,
     )
 
 
-def _text_choice(gathering: Gathering, index: int, choice: GatheredChoice) -> TextChoice:
-    rendering = gathering.rendering
+def _text_choice(builder: AnswerBuilder, index: int, choice: AnswerChoice) -> TextChoice:
+    rendering = builder.rendering
     prompt = choice.index // rendering.num_drawn
-    echo = gathering.prompt_texts[prompt] if rendering.echo else ""
+    echo = builder.prompt_texts[prompt] if rendering.echo else ""
     return TextChoice(
         index=index,
         text=echo + choice.text,
         logprobs=None
         if rendering.logprobs is None
-        else _text_logprobs(gathering, choice, prompt, echo),
+        else _text_logprobs(builder, choice, prompt, echo),
         finish_reason=choice.finish_reason,
         stop_reason=or_unset(choice.stop_reason),
         prompt_logprobs=(
             UNSET
             if rendering.prompt_logprobs is None
-            else prompt_logprobs(gathering.prompt_scores[prompt])
+            else prompt_logprobs(builder.prompt_scores[prompt])
         ),
     )
 
 
 def _text_logprobs(
-    gathering: Gathering, choice: GatheredChoice, prompt: int, echo: str
+    builder: AnswerBuilder, choice: AnswerChoice, prompt: int, echo: str
 ) -> TextLogprobs:
-    scale = TextScale(as_ids=gathering.rendering.tokens_as_ids)
-    if not gathering.rendering.echo:
+    scale = TextScale(as_ids=builder.rendering.tokens_as_ids)
+    if not builder.rendering.echo:
         return scale.read(choice.logprobs)
-    echoed = scale.echo(echo, gathering.prompt_ids[prompt], gathering.prompt_scores[prompt])
+    echoed = scale.echo(echo, builder.prompt_ids[prompt], builder.prompt_scores[prompt])
     return joined(echoed, scale.read(choice.logprobs))

@@ -8,6 +8,7 @@ import msgspec
 import pydantic_core
 from msgspec import UNSET, Raw, Struct, UnsetType
 
+from gateway.api.render.answer_builder import AnswerBuilder
 from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.api.render.formats import (
     ENCODER,
@@ -18,7 +19,6 @@ from gateway.api.render.formats import (
     error_of,
     system_fingerprint,
 )
-from gateway.api.render.gathering import Gathering
 from gateway.errors import messages_error_body
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import Payload
@@ -76,11 +76,11 @@ class AnswerMessage(Struct, frozen=True, kw_only=True, tag_field="type", tag="me
     """Of a message that has ended: as in chats. An extension of Warren."""
 
 
-def whole_message(gathering: Gathering) -> AnswerMessage:
+def whole_message(builder: AnswerBuilder) -> AnswerMessage:
     """The answer to a request that does not stream."""
-    rendering, choice = gathering.rendering, gathering.choices[0]
+    rendering, choice = builder.rendering, builder.choices[0]
     assert choice.finish_reason is not None
-    usage = gathering.usage
+    usage = builder.usage
     pieces = [piece for pieces, _ in choice.parts for piece in pieces]
     reason, sequence = _stop(
         choice.finish_reason, choice.stop_reason, rendering, usage, choice.reader
@@ -92,7 +92,7 @@ def whole_message(gathering: Gathering) -> AnswerMessage:
         stop_reason=reason,
         stop_sequence=sequence,
         usage=_usage(usage),
-        system_fingerprint=gathering.system_fingerprint or UNSET,
+        system_fingerprint=builder.system_fingerprint or UNSET,
     )
 
 

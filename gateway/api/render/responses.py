@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType, field
 
+from gateway.api.render.answer_builder import AnswerBuilder
 from gateway.api.render.choice_reader import ChoiceReader
 from gateway.api.render.formats import (
     ENCODER,
@@ -18,7 +19,6 @@ from gateway.api.render.formats import (
     obfuscation,
     system_fingerprint,
 )
-from gateway.api.render.gathering import Gathering
 from gateway.api.render.output_items import Event, ItemWriter
 from gateway.errors import status_of
 from gateway.log.cursor import LogEvent
@@ -124,12 +124,12 @@ def response_object(
     )
 
 
-def gathered_response(
-    gathering: Gathering, *, error: WarrenError | None = None, is_cancelled: bool = False
+def build_response(
+    builder: AnswerBuilder, *, error: WarrenError | None = None, is_cancelled: bool = False
 ) -> ResponseObject:
     """The response in its current state, or as it ends with ``error`` or the cancellation."""
-    rendering, choice = gathering.rendering, gathering.choices[0]
-    usage, fingerprint = gathering.usage, gathering.system_fingerprint
+    rendering, choice = builder.rendering, builder.choices[0]
+    usage, fingerprint = builder.usage, builder.system_fingerprint
     writer = ItemWriter(rendering)
     for part in choice.parts:
         writer.write([part])
@@ -138,7 +138,7 @@ def gathered_response(
         status: Status = "cancelled" if is_cancelled else "failed"
         return response_object(rendering, status, writer.items, usage, error, fingerprint)
     if choice.finish_reason is None:
-        status = "in_progress" if gathering.has_started else "queued"
+        status = "in_progress" if builder.has_started else "queued"
         return response_object(rendering, status, writer.items)
     status = _status(choice.finish_reason)
     writer.close(is_complete=status == "completed" and not choice.reader.has_open_call)

@@ -14,7 +14,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from gateway.api import keeping
+from gateway.api import response_storage
 from gateway.api.bodies.parsing import parse_with_ignored
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
 from gateway.api.bodies.submission import GenerationBody, Submission, submission
@@ -28,13 +28,13 @@ from gateway.api.event_stream import (
     send_last,
     until_disconnect,
 )
-from gateway.api.keeping import Keeping
 from gateway.api.observation import Observation
 from gateway.api.openapi import documented
 from gateway.api.render import whole_answer
+from gateway.api.render.answer_builder import AnswerBuilder
 from gateway.api.render.formats import ChatCompletion, Completion, Rendering
-from gateway.api.render.gathering import Gathering
 from gateway.api.render.responses import ResponseObject
+from gateway.api.response_storage import ResponseStorage
 from gateway.intake.admission import Entry, parse_off_loop, read_body
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Grant, tokens_of
@@ -91,7 +91,7 @@ class ParsedRequest(NamedTuple):
 
     async def load_history(
         self, gateway: Gateway, tenant: str, entry: Entry
-    ) -> tuple["ParsedRequest", Keeping | None]:
+    ) -> tuple["ParsedRequest", ResponseStorage | None]:
         """The request with the items that it continues, and how its response is stored, if it is.
         ``entry`` holds what is added until the request ends."""
         return self, None
@@ -146,10 +146,10 @@ async def generate(
         parsed, body_hash = await _read(gateway, request, entry, read)
         gateway.limits.check(caller)  # before anything is loaded
         arrived_at = time.time()
-        parsed, kept = await parsed.load_history(gateway, tenant, entry)
+        parsed, storage = await parsed.load_history(gateway, tenant, entry)
         with _log_for(gateway, request, prefix, is_detached=parsed.body.detach) as log:
             submitted = await _build_submission(
-                gateway, request, parsed, log, arrived_at, body_hash, is_stored=kept is not None
+                gateway, request, parsed, log, arrived_at, body_hash, is_stored=storage is not None
             )
             job = submitted.job
             detached = job if job.is_detached else None
@@ -161,10 +161,12 @@ async def generate(
                 submitted = submitted._replace(job=job)
                 job_class = parsed.body.job_class
                 responder = Responder(
-                    gateway, request, send, log, submitted, job_class, grant, kept, entry
+                    gateway, request, send, log, submitted, job_class, grant, storage, entry
                 )
                 # The job is published soon after this, or another gateway takes it for lost.
-                async with nullcontext() if kept is None else kept.begin(log.request_id, grant):
+                async with (
+                    nullcontext() if storage is None else storage.begin(log.request_id, grant)
+                ):
                     # Not before: the spare log of a refused request becomes another one's.
                     request.state.request_id = log.request_id
                     if parsed.background_answer is not None:
@@ -265,7 +267,7 @@ class Responder:
     submitted: Submission
     job_class: JobClass
     grant: Grant
-    kept: Keeping | None
+    storage: ResponseStorage | None
     """How the response is stored; None if it is not."""
     entry: Entry
     has_begun: bool = False
@@ -334,14 +336,14 @@ class Responder:
             # Otherwise more tokens are generated, and the estimate stands.
             self.grant.settle(observation.num_prompt_tokens + observation.num_tokens)
         is_answered = departure is Departure.SERVED and relay.is_ended
-        if self.kept is not None and not is_answered and relay.fate is Fate.ENDS:
-            await self.kept.discard()
+        if self.storage is not None and not is_answered and relay.fate is Fate.ENDS:
+            await self.storage.discard()
 
     async def _send_whole(self, relay: LogRelay, observation: Observation) -> None:
         async with until_disconnect(self.request.receive):
-            answer = await gather(relay, self.submitted, observation, self.entry.hold)
+            answer = await read_answer(relay, self.submitted, observation, self.entry.hold)
         if isinstance(answer, ResponseObject) and answer.store and relay.facts is not None:
-            await keeping.finish(self.gateway, relay.facts.tenant, answer)
+            await response_storage.finish(self.gateway, relay.facts.tenant, answer)
         body = msgspec.json.encode(answer)
         headers = [*_WHOLE_HEADERS, (b"content-length", b"%d" % len(body))]
         await self.send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -352,7 +354,7 @@ class Responder:
             relay,
             self.gateway.settings,
             framer,
-            partial(keeping.finish, self.gateway),
+            partial(response_storage.finish, self.gateway),
             observation,
             self.submitted,
         )
@@ -383,7 +385,7 @@ class Responder:
             yield header, token.encode()
 
 
-async def gather(
+async def read_answer(
     relay: LogRelay,
     submitted: Submission,
     observation: Observation,
@@ -391,26 +393,26 @@ async def gather(
 ) -> object:
     """Read the whole answer of a log. ``hold`` counts the memory of its logprobs, which may be
     many times that of the request. Raises the error with which the job failed."""
-    gathering: Gathering | None = None
+    builder: AnswerBuilder | None = None
     num_held = 0
     while not relay.is_ended:
         items = await relay.take()
         raise_failure(items)
         observation.read(items)
         for item in items:
-            if gathering is None or isinstance(item, Restarted):
+            if builder is None or isinstance(item, Restarted):
                 facts = relay.facts or submitted.facts
-                gathering = Gathering(rendering_in(facts, submitted))
+                builder = AnswerBuilder(rendering_in(facts, submitted))
             if not isinstance(item, Restarted):
-                gathering.read(item)
-        num_logprobs = 0 if gathering is None else gathering.num_logprobs
+                builder.read(item)
+        num_logprobs = 0 if builder is None else builder.num_logprobs
         if num_logprobs > num_held:
             hold((num_logprobs - num_held) * _BYTES_OF_LOGPROB)
             num_held = num_logprobs
-    assert gathering is not None
-    if gathering.num_logprobs < _MANY_LOGPROBS:
-        return whole_answer(gathering)
-    return await asyncio.to_thread(whole_answer, gathering)  # other requests go on
+    assert builder is not None
+    if builder.num_logprobs < _MANY_LOGPROBS:
+        return whole_answer(builder)
+    return await asyncio.to_thread(whole_answer, builder)  # other requests go on
 
 
 def router(gateway: Gateway) -> APIRouter:

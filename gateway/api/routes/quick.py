@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 from msgspec import structs
 from starlette.types import Send
 
-from gateway.api import keeping
+from gateway.api import response_storage
 from gateway.api.bodies.counting import (
     MessageTokens,
     MessageTokensRequest,
@@ -134,7 +134,7 @@ async def _serve(gateway: Gateway, kind: type[QuickRequest], request: Request, s
         caller.require_model(model)
         gateway.limits.check(caller)  # before anything is loaded
         if isinstance(body, ResponseTokensRequest):
-            body = await keeping.continued(gateway, body, request.state.tenant, entry)
+            body = await response_storage.continued(gateway, body, request.state.tenant, entry)
         await _answer(gateway, entry, caller, model, body, request, send)
 
 

@@ -11,13 +11,13 @@ import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.api import keeping
+from gateway.api import response_storage
+from gateway.api.abandoned_responses import LoggedResponse, current_response
 from gateway.api.bodies.parsing import MAX_DEPTH, check_json, is_unused, parse_with_ignored
 from gateway.api.bodies.responses import ResponsesRequest, with_response_errors
-from gateway.api.collecting import LoggedResponse, current_response
-from gateway.api.keeping import Keeping
 from gateway.api.openapi import answered, documented
 from gateway.api.render.responses import Echo, ResponseObject, response_object
+from gateway.api.response_storage import ResponseStorage
 from gateway.api.routes import json_response
 from gateway.api.routes.conversations import AFTER, LIMIT, ORDER, ItemList, item_list
 from gateway.api.routes.generation import LiveResponse, ParsedRequest, admitted, generate
@@ -46,10 +46,10 @@ class ParsedResponsesRequest(ParsedRequest):
 
     async def load_history(
         self, gateway: Gateway, tenant: str, entry: Entry
-    ) -> tuple[ParsedRequest, Keeping | None]:
+    ) -> tuple[ParsedRequest, ResponseStorage | None]:
         assert isinstance(self.body, ResponsesRequest)
-        body, kept = await keeping.prepare(gateway, self.body, tenant, entry)
-        return self._replace(body=body), kept
+        body, storage = await response_storage.prepare(gateway, self.body, tenant, entry)
+        return self._replace(body=body), storage
 
     async def truncate_prompt(self, gateway: Gateway, job: GenerationJob) -> GenerationJob:
         assert isinstance(self.body, ResponsesRequest)
@@ -231,7 +231,7 @@ async def _current(gateway: Gateway, response_id: str, tenant: str) -> msgspec.R
             raise not_found(response_id) from None
         return msgspec.Raw(record.body)
     if record is not None and not _is_unended(current.response):
-        await keeping.finish(gateway, tenant, current.response)
+        await response_storage.finish(gateway, tenant, current.response)
     return current
 
 
@@ -253,7 +253,7 @@ async def _input_items(
     record = await _stored(gateway, response_id, tenant)
     if record is None:
         raise not_found(response_id)
-    items = await keeping.input_items(gateway, tenant, record, entry)
+    items = await response_storage.input_items(gateway, tenant, record, entry)
     if order == "desc":
         items.reverse()
     ids = [item.id for item in items]
@@ -274,7 +274,7 @@ async def _cancel(gateway: Gateway, response_id: str, tenant: str) -> ResponseOb
     if isinstance(current, LoggedResponse) and _is_unended(response):
         await gateway.cancel(response_id, tenant)
         response = current.cancelled
-        await keeping.finish(gateway, tenant, response)
+        await response_storage.finish(gateway, tenant, response)
     return response
 
 

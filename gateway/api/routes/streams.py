@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
-from gateway.api import keeping
+from gateway.api import response_storage
 from gateway.api.event_stream import (
     STREAM_HEADERS,
     ClientGone,
@@ -79,7 +79,7 @@ class ResumedStream(Response):
                     raise
 
     async def _stream(self, relay: LogRelay, receive: Receive, send: Send) -> None:
-        finish = partial(keeping.finish, self._gateway)
+        finish = partial(response_storage.finish, self._gateway)
         stream = EventStream(relay, self._gateway.settings, self._framer, finish)
         async with until_disconnect(receive):
             data = await self._first(relay, stream)

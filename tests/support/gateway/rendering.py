@@ -10,8 +10,8 @@ import msgspec
 
 from gateway.api.event_stream import encoder_for
 from gateway.api.render import whole_answer
+from gateway.api.render.answer_builder import AnswerBuilder
 from gateway.api.render.formats import Rendering
-from gateway.api.render.gathering import Gathering
 from gateway.log.cursor import LogEvent
 from gateway.log.framing import EventId, Framer
 from shared.log import LogReader, LogWriter, Relay
@@ -162,10 +162,10 @@ class Log:
 
     def whole(self) -> dict[str, Any]:
         """The response without streaming."""
-        gathering = Gathering(self.rendering)
+        builder = AnswerBuilder(self.rendering)
         for event in self.events:
-            gathering.read(event)
-        body = whole_answer(gathering)
+            builder.read(event)
+        body = whole_answer(builder)
         answer: dict[str, Any] = json.loads(msgspec.json.encode(body))
         return answer
 

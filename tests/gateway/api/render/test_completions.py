@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gateway.api.render import whole_answer
-from gateway.api.render.gathering import Gathering
+from gateway.api.render.answer_builder import AnswerBuilder
 from shared.messages import Choice, Completed
 from tests.support.gateway.rendering import END, Log, context_of, told_as
 
@@ -128,9 +128,9 @@ def test_the_likeliest_of_the_best_are_told() -> None:
         for text, num_tokens in (("none", 0), ("one", 1), ("two", 2))
     )
 
-    gathering = Gathering(rendering)
-    gathering.take(Completed(request_id="r", choices=choices))
-    answer: Any = whole_answer(gathering)
+    builder = AnswerBuilder(rendering)
+    builder.take(Completed(request_id="r", choices=choices))
+    answer: Any = whole_answer(builder)
 
     assert [(choice.index, choice.text) for choice in answer.choices] == [(0, "one"), (1, "two")]
     assert answer.choices[0].logprobs is None

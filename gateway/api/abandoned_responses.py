@@ -15,10 +15,10 @@ from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from gateway.api import keeping
+from gateway.api import response_storage
+from gateway.api.render.answer_builder import AnswerBuilder
 from gateway.api.render.formats import decode_rendering, error_of
-from gateway.api.render.gathering import Gathering
-from gateway.api.render.responses import ResponseObject, gathered_response
+from gateway.api.render.responses import ResponseObject, build_response
 from gateway.log.cursor import Departure, Item, LogEvent, LogFacts, Restarted
 from gateway.log.relay import LogRelay
 from gateway.store.history.responses import PendingResponse
@@ -45,18 +45,18 @@ _MAX_IN_PAGE = 1000
 class LoggedResponse(NamedTuple):
     """A response as far as its log was read."""
 
-    gathering: Gathering
+    builder: AnswerBuilder
     error: WarrenError | None
     """With which it failed."""
 
     @property
     def response(self) -> ResponseObject:
-        return gathered_response(self.gathering, error=self.error)
+        return build_response(self.builder, error=self.error)
 
     @property
     def cancelled(self) -> ResponseObject:
         """The response if it is cancelled now."""
-        return gathered_response(self.gathering, is_cancelled=True)
+        return build_response(self.builder, is_cancelled=True)
 
 
 async def current_response(gateway: Gateway, response_id: str, tenant: str) -> LoggedResponse:
@@ -113,7 +113,7 @@ class Collector:
                 are_there[response.owner] = await self._is_there(response.owner)
             if are_there[response.owner]:
                 continue
-            num_readers = await keeping.num_readers(self._gateway, response_id)
+            num_readers = await response_storage.num_readers(self._gateway, response_id)
             if num_readers:
                 continue
             unread[response_id] = self._unread_since.get(response_id, now)
@@ -158,7 +158,7 @@ class Collector:
             return
         if relay.facts is not None:  # otherwise no worker has started on it, and its log expires
             logged = _logged(relay.facts, items)
-            await keeping.finish(self._gateway, response.tenant, logged.response)
+            await response_storage.finish(self._gateway, response.tenant, logged.response)
 
 
 async def _sweep(state: StoredState) -> None:
@@ -182,13 +182,13 @@ def _logged(facts: LogFacts, items: Sequence[Item]) -> LoggedResponse:
             events.clear()
         else:
             events.append(item)
-    gathering = Gathering(decode_rendering(facts))
+    builder = AnswerBuilder(decode_rendering(facts))
     error = None
     for event in events:
-        gathering.read(event)
+        builder.read(event)
         if isinstance(event, Failed):
             error = error_of(event)
-    return LoggedResponse(gathering, error)
+    return LoggedResponse(builder, error)
 
 
 async def _read_all(relay: LogRelay) -> list[Item]:

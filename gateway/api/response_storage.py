@@ -2,7 +2,7 @@
 
 A response is stored before its job is published, and once more before the client is sent the end of
 the answer, so that the client can continue it at once. What ends without its gateway is completed
-by `gateway.api.collecting`.
+by `gateway.api.abandoned_responses`.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class _Predecessor:
 
 
 @dataclass(slots=True)
-class Keeping:
+class ResponseStorage:
     """The storing of one response, from its beginning to its end."""
 
     gateway: Gateway
@@ -138,7 +138,7 @@ class Keeping:
 
 async def prepare(
     gateway: Gateway, request: ResponsesRequest, tenant: str, entry: Entry
-) -> tuple[ResponsesRequest, Keeping | None]:
+) -> tuple[ResponsesRequest, ResponseStorage | None]:
     """The request with the items before it and those that it refers to, and how to store its
     response, if it is to be stored. ``entry`` holds the items until the request ends.
 
@@ -165,7 +165,7 @@ async def prepare(
         return request, None
     before = replace(before, items=())  # an answer may take minutes
     own_input = msgspec.json.encode(own)
-    return request, Keeping(gateway, tenant, before, own_input, request.background)
+    return request, ResponseStorage(gateway, tenant, before, own_input, request.background)
 
 
 async def continued(gateway: Gateway, request: _Request, tenant: str, entry: Entry) -> _Request:

@@ -28,7 +28,7 @@ class Call:
 
 
 @dataclass(slots=True)
-class GatheredChoice:
+class AnswerChoice:
     """The current state of one choice."""
 
     index: int
@@ -79,7 +79,7 @@ class GatheredChoice:
                     self.calls[index].arguments += text
 
 
-class Gathering:
+class AnswerBuilder:
     """The whole answer to one request."""
 
     def __init__(self, rendering: Rendering) -> None:
@@ -92,7 +92,7 @@ class Gathering:
         ]
         keeps_order = rendering.endpoint in ("responses", "messages")
         self._drawn = [
-            GatheredChoice(k, ChoiceReader(rendering), keeps_order)
+            AnswerChoice(k, ChoiceReader(rendering), keeps_order)
             for k in range(rendering.total_drawn)
         ]
         self._counts = TokenCounts(rendering.num_drawn)
@@ -136,7 +136,7 @@ class Gathering:
         return system_fingerprint(self.rendering, self._counts)
 
     @property
-    def choices(self) -> list[GatheredChoice]:
+    def choices(self) -> list[AnswerChoice]:
         """The choices to return: the most likely ones of each prompt, if more were generated."""
         wanted, drawn = self.rendering.num_choices, self.rendering.num_drawn
         if wanted == drawn:
