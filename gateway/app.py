@@ -200,14 +200,14 @@ async def _drain(gateway: Gateway) -> None:
     admission, grace_s = gateway.admission, gateway.settings.drain_grace_s
     admission.close()
     began = time.monotonic()
-    facts: dict[str, object] = {"requests": admission.num_requests}
-    logger.info("draining", extra={**facts, "at_most_s": grace_s})
+    fields: dict[str, object] = {"requests": admission.num_requests}
+    logger.info("draining", extra={**fields, "at_most_s": grace_s})
     try:
         async with asyncio.timeout(grace_s):
             while not await _is_idle(gateway):
                 left_s = round(began + grace_s - time.monotonic())
-                facts = {"requests": admission.num_requests, "at_most_s": left_s}
-                logger.info("still draining", extra=facts)
+                fields = {"requests": admission.num_requests, "at_most_s": left_s}
+                logger.info("still draining", extra=fields)
     except TimeoutError:
         gateway.relays.fail_all(ShuttingDown("The gateway is shutting down."))
         await _at_most(_LAST_WORDS_S, admission.wait_idle(), "clients are not reading")

@@ -76,8 +76,8 @@ class Connections:
     def refuse(self, error: HTTPException, limit: str = "") -> bytes:
         """The response to a request or connection that is refused, which it counts. ``limit`` is
         the setting of the limit that was reached, if any."""
-        facts = {"reason": error.detail, "limit": limit} if limit else {"reason": error.detail}
-        logger.debug("connection refused", extra=facts)
+        fields = {"reason": error.detail, "limit": limit} if limit else {"reason": error.detail}
+        logger.debug("connection refused", extra=fields)
         response = http_error_response(error, self._metrics, limit=limit)
         lines = [b"HTTP/1.1 %d %s" % (error.status_code, _phrase(error.status_code))]
         lines += [b"%s: %s" % header for header in response.raw_headers]

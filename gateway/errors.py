@@ -184,7 +184,7 @@ def report(metrics: Metrics, scope: Scope | None, code: str, status: int, limit:
     metrics.refused.labels(limit or code).inc()
     if scope is None:
         return
-    facts = {
+    fields = {
         "request_id": state.get("request_id"),
         "model": state.get("model") or None,
         "tenant": state.get("tenant") or None,
@@ -195,7 +195,7 @@ def report(metrics: Metrics, scope: Scope | None, code: str, status: int, limit:
         "code": code,
         "limit": limit or None,
     }
-    requests.write_line("request refused", None, facts, is_warning=status in SERVICE_FAILURES)
+    requests.write_line("request refused", None, fields, is_warning=status in SERVICE_FAILURES)
 
 
 def http_error_response(
@@ -220,8 +220,8 @@ def install(app: FastAPI, metrics: Metrics) -> None:
     async def on_warren_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, WarrenError)
         if isinstance(error, BusError):
-            facts = {"path": request.url.path, "code": error.code, "reason": error.message}
-            logger.warning("request failed by the broker", extra=facts)
+            fields = {"path": request.url.path, "code": error.code, "reason": error.message}
+            logger.warning("request failed by the broker", extra=fields)
         limit = error.limit if isinstance(error, Overloaded) else ""
         report(metrics, request.scope, error.code, status_of(error).code, limit)
         return error_response(error, request.scope)

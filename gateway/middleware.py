@@ -125,9 +125,9 @@ class Traces:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         path, headers = scope["path"], Headers(scope=scope)
-        facts = {"http.request.method": scope["method"], "url.path": path[:_MAX_PATH_CHARS]}
+        attributes = {"http.request.method": scope["method"], "url.path": path[:_MAX_PATH_CHARS]}
         with requests.request_span(
-            "gateway.request", SpanKind.SERVER, facts, headers, is_exported=path not in _POLLED
+            "gateway.request", SpanKind.SERVER, attributes, headers, is_exported=path not in _POLLED
         ) as span:
 
             async def send_observed(message: Message) -> None:
@@ -258,7 +258,7 @@ class Authentication:
             tenant="" if named is None else named.tenant,
             key_id="" if named is None else named.key_id,
             reason=error.message,
-            **_facts_of(scope),
+            **_fields_of(scope),
         )
 
     def _with_limits(self, caller: ApiKey, send: Send) -> Send:
@@ -289,14 +289,14 @@ def _recorded(caller: ApiKey, scope: Scope, send: Send) -> Send:
 
     async def send_recorded(message: Message) -> None:
         if message["type"] == "http.response.start":
-            facts = {**_facts_of(scope), "status": message["status"]}
-            audit.record("operator's request", tenant=caller.tenant, key_id=caller.key_id, **facts)
+            fields = {**_fields_of(scope), "status": message["status"]}
+            audit.record("operator's request", tenant=caller.tenant, key_id=caller.key_id, **fields)
         await send(message)
 
     return send_recorded
 
 
-def _facts_of(scope: Scope) -> dict[str, object]:
+def _fields_of(scope: Scope) -> dict[str, object]:
     """The audit log's fields of a request. The query is omitted, because it may contain tokens."""
     client = scope.get("client")
     return {
@@ -329,9 +329,9 @@ class ErrorBoundary:
         except Exception as error:
             if scope["type"] != "http":
                 raise
-            facts = {"request_id": scope["state"]["request_id"]}
-            incidents.report("request", "request failed", error, **facts)
+            fields = {"request_id": scope["state"]["request_id"]}
+            incidents.report("request", "request failed", error, **fields)
             if not is_started:
                 report(self._metrics, scope, InternalError.code, 500)
-                with incidents.survived("request", "error not answered", **facts):
+                with incidents.survived("request", "error not answered", **fields):
                     await internal_error_response(scope)(scope, receive, send)

@@ -225,8 +225,8 @@ class Gateway:
         """Apply a command that another gateway sent to all gateways."""
         command = decode_command(message.body)
         if not self.publishers.may_command(message.user_id, command):
-            facts = {"command": type(command).__name__, "user": message.user_id}
-            logger.warning("unauthorized command dropped", extra=facts)
+            fields = {"command": type(command).__name__, "user": message.user_id}
+            logger.warning("unauthorized command dropped", extra=fields)
         elif isinstance(command, Release | Withheld):
             if command.request_id.startswith(BATCH_PREFIX):
                 self.batches_changed.set()

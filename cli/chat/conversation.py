@@ -191,7 +191,7 @@ class ModelServer:
         raise error
 
 
-class Piece(NamedTuple):
+class AnswerText(NamedTuple):
     """Text of an answer, or of the model's thoughts before it."""
 
     text: str
@@ -225,7 +225,7 @@ class Conversation:
         system = [{"role": "system", "content": self.system}] if self.system else []
         return [*system, *self.messages]
 
-    def ask(self, question: str) -> Generator[Piece, None, None]:
+    def ask(self, question: str) -> Generator[AnswerText, None, None]:
         """Stream the answer piece by piece; closing the generator cancels the request.
 
         A truncated answer stays in the conversation; thoughts, and a question without any answer,
@@ -248,10 +248,10 @@ class Conversation:
                     for choice in chunk.choices:
                         self.finish_reason = choice.finish_reason or self.finish_reason
                         if thought := choice.delta.reasoning_content:
-                            yield Piece(thought, is_thought=True)
+                            yield AnswerText(thought, is_thought=True)
                         if text := choice.delta.content:
                             answer += text
-                            yield Piece(text, is_thought=False)
+                            yield AnswerText(text, is_thought=False)
         finally:
             if answer:
                 self.messages.append({"role": "assistant", "content": answer})

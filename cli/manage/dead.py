@@ -145,12 +145,12 @@ async def _print_list(_: Bus, letters: list[DeadLetter]) -> None:
 
 def _row(letter: DeadLetter) -> tuple[str, ...]:
     can_retry = "yes" if letter.can_retry else "no"
-    facts = (letter.request_id, letter.reason, letter.queue, _tenant(letter))
-    return (*facts, can_retry, _age(letter))
+    cells = (letter.request_id, letter.reason, letter.queue, _tenant(letter))
+    return (*cells, can_retry, _age(letter))
 
 
 def _print_letter(letter: DeadLetter, *, with_body: bool) -> None:
-    facts = {
+    fields = {
         "id": letter.request_id,
         "reason": letter.reason,
         "queue": letter.queue,
@@ -163,7 +163,7 @@ def _print_letter(letter: DeadLetter, *, with_body: bool) -> None:
         "retry": f"no: {letter.obstacle}" if letter.obstacle else "yes",
         "bytes": len(letter.message.body),
     }
-    for name, value in facts.items():
+    for name, value in fields.items():
         _print(f"{name:9}{value}")
     if with_body:
         for line in _body(letter).split("\n"):
@@ -182,8 +182,8 @@ def _chosen(letters: list[DeadLetter], request_ids: list[str]) -> list[DeadLette
 
 
 def _record(act: audit.Act, letter: DeadLetter, bus: Bus) -> None:
-    facts = {"request_id": letter.request_id, "broker_user": bus.user, "by": user_name()}
-    audit.record(act, tenant=letter.tenant, **facts)
+    fields = {"request_id": letter.request_id, "broker_user": bus.user, "by": user_name()}
+    audit.record(act, tenant=letter.tenant, **fields)
 
 
 def _at_letters(act: Act, options: dict[str, Any], limit: int = MAX_LETTERS) -> None:

@@ -153,8 +153,8 @@ class Collector:
                 while not relay.is_ended:
                     items += await relay.take()
         except WarrenError as error:
-            facts = {"request_id": response.id, "reason": error.code}
-            logger.debug("response is looked at again", extra=facts)
+            fields = {"request_id": response.id, "reason": error.code}
+            logger.debug("response is looked at again", extra=fields)
             return
         if relay.facts is not None:  # otherwise no worker has started on it, and its log expires
             logged = _logged(relay.facts, items)

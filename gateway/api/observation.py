@@ -97,8 +97,8 @@ class Observation:
         """The job was published, or an earlier one with its Idempotency-Key is relayed."""
         self._relay = relay
         self._state[ACCEPTED] = True
-        facts = {"repeats_earlier": True} if relay.repeats_earlier else {}
-        requests.write_line("request accepted", self._job, facts)
+        fields = {"repeats_earlier": True} if relay.repeats_earlier else {}
+        requests.write_line("request accepted", self._job, fields)
 
     def read(self, items: Iterable[Item]) -> None:
         """Count the events that were just read. Repeated tokens are not counted again."""
@@ -131,12 +131,12 @@ class Observation:
         self._taken_over.add(replaced.ticket)
         reason = replaced.reason.replace(" ", "_")
         self._metrics.takeovers.labels(self._job.model, reason).inc()
-        facts: dict[str, object] = {
+        fields: dict[str, object] = {
             "from_worker": replaced.worker,
             "at_token": self.num_tokens,
             "reason": replaced.reason,
         }
-        self._write("request taken over", facts, is_warning=not replaced.is_planned)
+        self._write("request taken over", fields, is_warning=not replaced.is_planned)
 
     def _count_tokens(self, event: TokenDelta | Finished, now: float) -> None:
         seen = self._seen[event.choice]
@@ -174,7 +174,7 @@ class Observation:
             error_code=code,
         )
         first_s = self._first_token_s
-        facts: dict[str, object] = {
+        fields: dict[str, object] = {
             "status": self.status,
             "code": code,
             "prompt_tokens": self.num_prompt_tokens,
@@ -183,7 +183,7 @@ class Observation:
             "first_token_s": None if first_s is None else round(first_s, 4),
             "duration_s": round(duration_s, 4),
         }
-        self._write("request ended", facts, is_warning=self.status in SERVICE_FAILURES)
+        self._write("request ended", fields, is_warning=self.status in SERVICE_FAILURES)
 
     @property
     def _outcome(self) -> str | None:
@@ -196,9 +196,9 @@ class Observation:
         return None if self.status < 500 else "internal_error"
 
     def _write(
-        self, step: requests.Step, facts: dict[str, object], *, is_warning: bool = False
+        self, step: requests.Step, fields: dict[str, object], *, is_warning: bool = False
     ) -> None:
         reader = None if self._relay is None else self._relay.cursor.reader
         if reader is not None:
-            facts = {"worker": reader.worker, "attempt": reader.attempt or None, **facts}
-        requests.write_line(step, self._job, facts, is_warning=is_warning)
+            fields = {"worker": reader.worker, "attempt": reader.attempt or None, **fields}
+        requests.write_line(step, self._job, fields, is_warning=is_warning)

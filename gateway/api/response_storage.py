@@ -337,8 +337,8 @@ async def _write(gateway: Gateway, tenant: str, response: ResponseObject) -> Non
             return
         outcome = "stored"
     except Unavailable as error:
-        facts = {"request_id": response.id, "reason": error.message}
-        logger.error("response not stored", extra=facts)  # noqa: TRY400 (no bug)
+        fields = {"request_id": response.id, "reason": error.message}
+        logger.error("response not stored", extra=fields)  # noqa: TRY400 (no bug)
     except Exception as error:  # noqa: BLE001 (the client has its answer)
         incidents.report("request", "response not stored", error, request_id=response.id)
     gateway.metrics.responses_stored.labels(outcome).inc()

@@ -47,8 +47,8 @@ async def truncated(lane: QuickLane, job: GenerationJob, deadline: float) -> Gen
         else:
             low = middle + 1
     left = beginning_at(starts[low], messages)
-    facts = {"request_id": job.request_id, "num_messages_left_out": len(messages) - len(left)}
-    logger.info("conversation truncated", extra=facts)
+    fields = {"request_id": job.request_id, "num_messages_left_out": len(messages) - len(left)}
+    logger.info("conversation truncated", extra=fields)
     return structs.replace(job, prompts=(structs.replace(prompt, messages=left),))
 
 

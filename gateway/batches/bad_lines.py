@@ -42,9 +42,9 @@ def read_line(text: bytes) -> RequestLine:
         raise BadInput(error.code, error.message) from None
     except msgspec.ValidationError as error:
         message = with_choices(str(error), RequestLine)
-        reason, _, place = message.partition(" - at `$")
+        reason, _, path = message.partition(" - at `$")
         missing = reason.partition("missing required field `")[2].rstrip("`")
-        param = missing or place.rstrip("`").lstrip(".") or None
+        param = missing or path.rstrip("`").lstrip(".") or None
         raise BadInput("invalid_line", message, param) from None
     except UNREADABLE as error:
         raise BadInput("invalid_json_line", f"The line is not valid JSON: {error}") from None

@@ -37,7 +37,7 @@ _MAX_RUNNING_BYTES = 64 << 20
 """What the running lines of all batches may take in memory together, besides one large line of each
 batch. Each batch also holds the text of the line of each model that is next."""
 _MAX_EMBEDDINGS = 1
-"""Embeddings wait for the one place that `QuickLane` has for them."""
+"""Embeddings wait for the one slot that `QuickLane` has for them."""
 _LINES_AT_ONCE = 1000
 _ANSWERS_AT_ONCE = 100
 _ANSWER_BYTES_AT_ONCE = 8 << 20
@@ -146,11 +146,11 @@ class _BatchRun:
         except* LeaseLost:  # or the batch has just ended here
             pass
         await self._refresh()
-        facts = {"batch": self.batch.id, "status": self.batch.status}
+        fields = {"batch": self.batch.id, "status": self.batch.status}
         if self.batch.fence == fence:
-            logger.info("batch ended", extra=facts)
+            logger.info("batch ended", extra=fields)
         else:
-            logger.warning("batch claimed by another gateway", extra=facts)
+            logger.warning("batch claimed by another gateway", extra=fields)
         with suppress(Unavailable):  # a sweep makes up for it
             await self._batches.forget_answers()
 
@@ -227,8 +227,8 @@ class _BatchRun:
             checked.add(BadInput("missing_file", message, "input_file_id"))
         batch_id, fence = self.batch.id, self.batch.fence
         if checked.errors:
-            facts = {"batch": batch_id, "num_errors": checked.num_errors}
-            logger.info("input of a batch is not valid", extra=facts)
+            fields = {"batch": batch_id, "num_errors": checked.num_errors}
+            logger.info("input of a batch is not valid", extra=fields)
             move = partial(self._batches.fail, batch_id, fence, checked.errors)
         else:
             move = partial(
@@ -317,8 +317,8 @@ class _BatchRun:
             except Unavailable:
                 await asyncio.sleep(_RETRY_PAUSE_S)
             except FileNotFoundError:
-                facts = {"batch": self.batch.id, "file": self.batch.input_file_id}
-                logger.error("input of a batch is missing", extra=facts)  # noqa: TRY400
+                fields = {"batch": self.batch.id, "file": self.batch.input_file_id}
+                logger.error("input of a batch is missing", extra=fields)  # noqa: TRY400
                 return
             else:
                 return

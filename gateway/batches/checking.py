@@ -59,8 +59,8 @@ class Checked:
 
     def add(self, problem: BadInput, line: int | None = None) -> None:
         text = " ".join(problem.message.split())[:_MAX_MESSAGE_CHARS]
-        place = None if problem.param is None else problem.param[:_MAX_PARAM_CHARS]
-        error = {"code": problem.code, "line": line, "message": text, "param": place}
+        path = None if problem.param is None else problem.param[:_MAX_PARAM_CHARS]
+        error = {"code": problem.code, "line": line, "message": text, "param": path}
         self.num_errors += 1
         self.num_error_bytes += len(json.dumps(error))
         if self.num_errors <= _MAX_ERRORS and self.num_error_bytes <= _MAX_ERROR_BYTES:

@@ -15,7 +15,7 @@ from shared.errors import RateLimited
 logger = logging.getLogger(__name__)
 
 _MAX_PAUSE_S = 0.1
-"""A place may become free at any time: answers have fewer tokens than estimated, and end."""
+"""A slot may become free at any time: answers have fewer tokens than estimated, and end."""
 
 
 def key_of(batch: BatchRecord, keys: Keys) -> ApiKey:
@@ -29,8 +29,8 @@ def key_of(batch: BatchRecord, keys: Keys) -> ApiKey:
     return ApiKey(batch.key_id, batch.tenant, "", "", models=models, **limits)
 
 
-class LinePlace:
-    """The place of one line within the limits. The line has it from its admission until it is
+class LineSlot:
+    """The slot of one line within the limits. The line has it from its admission until it is
     answered, however often it is tried."""
 
     def __init__(self, lines: "LineLimits", stack: AsyncExitStack) -> None:
@@ -66,10 +66,10 @@ class LineLimits:
         return key_of(self._batch, self._keys)
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[LinePlace]:
-        """A place for one line, which is returned when the context ends."""
+    async def slot(self) -> AsyncIterator[LineSlot]:
+        """A slot for one line, which is returned when the context ends."""
         async with AsyncExitStack() as stack:
-            yield LinePlace(self, stack)
+            yield LineSlot(self, stack)
 
     async def admit(self, stack: AsyncExitStack, num_tokens: int) -> Grant:
         async with self._turn:
@@ -85,5 +85,5 @@ class LineLimits:
     def _report(self, error: RateLimited) -> None:
         if not self._has_waited:
             self._has_waited = True
-            facts = {"batch": self._batch.id, "key": self._batch.key_id, "reason": error.message}
-            logger.info("batch waits for the limits of its API key", extra=facts)
+            fields = {"batch": self._batch.id, "key": self._batch.key_id, "reason": error.message}
+            logger.info("batch waits for the limits of its API key", extra=fields)

@@ -16,7 +16,7 @@ from gateway.api.bodies.quick import EmbeddingRequest, Embeddings, QuickDraft
 from gateway.api.bodies.submission import submission
 from gateway.api.observation import Observation
 from gateway.api.routes.generation import ParsedRequest, read_answer
-from gateway.batches.key_limits import LineLimits, LinePlace
+from gateway.batches.key_limits import LineLimits, LineSlot
 from gateway.batches.lines import (
     ENDPOINTS,
     LINE_DECODER,
@@ -82,15 +82,15 @@ class LineServer:
         """Answer a line and ``record`` its outcome, which may be an error. The job's log is deleted
         only after that."""
         request_id = self.request_id(line.number)
-        facts: dict[str, str | int] = {
+        attributes: dict[str, str | int] = {
             "warren.request_id": request_id,
             "warren.batch": self.batch.id,
             "warren.line": line.number,
         }
         # A line has no parent: the request that created its batch may have been days ago.
-        with requests.request_span("gateway.batch_line", SpanKind.INTERNAL, facts, {}):
-            async with self._limits.place() as place:
-                await self._answer(request_id, line, place, record)
+        with requests.request_span("gateway.batch_line", SpanKind.INTERNAL, attributes, {}):
+            async with self._limits.slot() as slot:
+                await self._answer(request_id, line, slot, record)
 
     async def stop(self, request_id: str) -> None:
         """End the job of a line, if a gateway has published one, and delete its log."""
@@ -99,30 +99,30 @@ class LineServer:
         except StreamExpired:
             pass
         except WarrenError as error:  # it goes on to its end
-            facts = {"batch": self.batch.id, "request_id": request_id, "code": error.code}
-            logger.warning("job of a batch line not stopped", extra=facts)
+            fields = {"batch": self.batch.id, "request_id": request_id, "code": error.code}
+            logger.warning("job of a batch line not stopped", extra=fields)
 
     def request_id(self, number: int) -> str:
         return request_id_of(self.batch.id, number, ENDPOINTS[self.batch.endpoint].id_prefix)
 
     async def _answer(
-        self, request_id: str, line: InputLine, place: LinePlace, record: Record
+        self, request_id: str, line: InputLine, slot: LineSlot, record: Record
     ) -> None:
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                async with self._answered(request_id, line, place) as answer:
+                async with self._answered(request_id, line, slot) as answer:
                     return await record(LineOutcome(request_id, answer))
             except MessageTooLarge as error:
                 return await record(LineOutcome(request_id, error))
             except _PASSING as error:
-                facts = {"batch": self.batch.id, "line": line.number, "code": error.code}
-                logger.debug("batch line retried", extra=facts)
+                fields = {"batch": self.batch.id, "line": line.number, "code": error.code}
+                logger.debug("batch line retried", extra=fields)
             except WarrenError as error:
                 return await record(LineOutcome(request_id, error))
             except Exception as error:  # noqa: BLE001 (one line's bug is one line's failure)
-                facts = {"batch": self.batch.id, "line": line.number}
-                incidents.report("request", "batch line failed", error, **facts)
+                fields = {"batch": self.batch.id, "line": line.number}
+                incidents.report("request", "batch line failed", error, **fields)
                 failure = InternalError("The gateway failed on this request.")
                 return await record(LineOutcome(request_id, failure))
             await asyncio.sleep(pause_s * secrets.SystemRandom().uniform(0.5, 1.0))
@@ -130,16 +130,16 @@ class LineServer:
 
     @asynccontextmanager
     async def _answered(
-        self, request_id: str, line: InputLine, place: LinePlace
+        self, request_id: str, line: InputLine, slot: LineSlot
     ) -> AsyncIterator[object]:
         request, body_hash = await self._read(line)
         body = request if isinstance(request, EmbeddingRequest) else request.body
         trace.get_current_span().set_attribute("model", body.model or "")
         if isinstance(request, EmbeddingRequest):
-            yield await self._embeddings(request_id, request, place)
+            yield await self._embeddings(request_id, request, slot)
             return
         with request.translate_errors():
-            async with self._generation(request_id, request, body_hash, place) as answer:
+            async with self._generation(request_id, request, body_hash, slot) as answer:
                 yield answer
 
     async def _read(self, line: InputLine) -> tuple[Request, str]:
@@ -150,7 +150,7 @@ class LineServer:
         return request, hash_body(raw_body)
 
     async def _embeddings(
-        self, request_id: str, request: EmbeddingRequest, place: LinePlace
+        self, request_id: str, request: EmbeddingRequest, slot: LineSlot
     ) -> object:
         gateway, batch, key = self.gateway, self.batch, self._limits.key
         assert request.model is not None
@@ -164,8 +164,8 @@ class LineServer:
             trace=requests.inject(),
         )
         request.check(await gateway.workers.find(request.model))
-        grant = await place.take(tokens_of_quick(request.job(draft)))
-        async with gateway.quick.spare_place(request.model):
+        grant = await slot.take(tokens_of_quick(request.job(draft)))
+        async with gateway.quick.spare_slot(request.model):
             grant.note_published()
             deadline = time.time() + gateway.settings.request_timeout_s
             answer = await request.answer(gateway.quick, structs.replace(draft, deadline=deadline))
@@ -175,7 +175,7 @@ class LineServer:
 
     @asynccontextmanager
     async def _generation(
-        self, request_id: str, request: ParsedRequest, body_hash: str, place: LinePlace
+        self, request_id: str, request: ParsedRequest, body_hash: str, slot: LineSlot
     ) -> AsyncIterator[object]:
         gateway, batch, body, key = self.gateway, self.batch, request.body, self._limits.key
         key.require_model(body.model)
@@ -195,12 +195,12 @@ class LineServer:
         ).limited(key)
         submitted = await submitted.check_constraint()
         log = gateway.reply_queues.named(request_id, LOG_RETENTION_S, may_exist=True)
-        if place.grant is None and not await self._is_begun(log):
-            await place.take(tokens_of(submitted.job))
+        if slot.grant is None and not await self._is_begun(log):
+            await slot.take(tokens_of(submitted.job))
             # The worker measures the time in the queue from here.
             job = structs.replace(submitted.job, created_at=time.time())
             submitted = submitted._replace(job=job)
-        job, facts, grant = submitted.job, submitted.facts, place.grant
+        job, facts, grant = submitted.job, submitted.facts, slot.grant
         with Observation(gateway.metrics, job, "batch", {}) as observation:
             async with gateway.relays.open(log, job, facts, lane="batch") as relay:
                 if grant is not None:

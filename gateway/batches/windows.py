@@ -3,7 +3,7 @@ the lines of all batches take.
 
 No batch waits for the lines of another one, which may run until the end of their batch if their
 model has no workers: however many of them there are, they leave some memory to those that come, and
-each batch has a place for one line of any size.
+each batch has a slot for one line of any size.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ class Window:
         self._num_lines = self._num_bytes = 0
 
     async def enter(self, num_bytes: int) -> Callable[[object], None]:
-        """Wait until there is a place for a line that takes about ``num_bytes``. The line leaves
+        """Wait until there is a slot for a line that takes about ``num_bytes``. The line leaves
         when the result is called, with any argument."""
         memory = self._memory
         while True:

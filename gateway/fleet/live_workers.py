@@ -337,8 +337,8 @@ class LiveWorkers:
             return
         self._missed.add(job.model)
         left_s = seconds_left(job)
-        facts = {"model": job.model, "deadline_s": None if left_s is None else round(left_s)}
-        logger.warning("no live worker; requests wait until their deadlines", extra=facts)
+        fields = {"model": job.model, "deadline_s": None if left_s is None else round(left_s)}
+        logger.warning("no live worker; requests wait until their deadlines", extra=fields)
 
     def _favourite(self, job: GenerationJob) -> Announcement | None:
         """The worker to prefer. None for a job that is published again, because it may have been

@@ -2,7 +2,7 @@
 
 Embeddings of batches are quick jobs, too, without a class of their own. A gateway therefore asks
 for one of each model at a time, once no other job of the model is without an answer: see
-`QuickLane.spare_place`.
+`QuickLane.spare_slot`.
 
 All replies to one gateway arrive on one queue, which lives as long as its connection. After a lost
 connection each pending job is published again; answering a job twice is harmless.
@@ -55,7 +55,7 @@ class QuickLane:
         self._is_listening = asyncio.Event()
         self._lost: asyncio.Future[None] | None = None
         """Of the latest attachment to the queue; done once answers may have been lost."""
-        self._spare_places: dict[str, asyncio.Lock] = {}
+        self._spare_slots: dict[str, asyncio.Lock] = {}
         """By model."""
 
     async def ask(self, job: QuickJob, kind: type[_Answer]) -> _Answer:
@@ -81,11 +81,11 @@ class QuickLane:
         return answer
 
     @asynccontextmanager
-    async def spare_place(self, model: str, patience_s: float = _PATIENCE_S) -> AsyncIterator[None]:
-        """The one place for jobs of ``model`` that no client waits for. It is free once no other
+    async def spare_slot(self, model: str, patience_s: float = _PATIENCE_S) -> AsyncIterator[None]:
+        """The one slot for jobs of ``model`` that no client waits for. It is free once no other
         job of the model is without an answer here, or after ``patience_s``."""
-        place = self._spare_places.setdefault(model, asyncio.Lock())
-        async with place:
+        slot = self._spare_slots.setdefault(model, asyncio.Lock())
+        async with slot:
             await self._until_idle(model, patience_s)
             yield
 

@@ -54,7 +54,7 @@ _HEARTBEAT_S = 2.0
 
 
 class Grant:
-    """The place of one admitted request."""
+    """The slot of one admitted request."""
 
     def __init__(self, limits: "Limits", claim: Claim | None = None) -> None:
         """``claim``: what is counted; None if nothing is."""
@@ -115,7 +115,7 @@ class Limits:
     async def admit(
         self, key: ApiKey, num_tokens: int = 0, job: GenerationJob | None = None
     ) -> AsyncIterator[Grant]:
-        """Hold the place of a request of about ``num_tokens``. ``job`` is a detached job, which
+        """Hold the slot of a request of about ``num_tokens``. ``job`` is a detached job, which
         counts until it has ended.
 
         Raises `RateLimited`, `InvalidRequest` if the request exceeds a limit by itself, and

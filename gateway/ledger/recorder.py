@@ -126,8 +126,8 @@ class UsageRecorder:
                 if refuses_values(error):
                     return await self._write_singly(batch, error)
                 if not is_reported:
-                    facts = {"records": len(batch), "reason": _reason(error)}
-                    logger.warning("usage records not written, retrying", extra=facts)
+                    fields = {"records": len(batch), "reason": _reason(error)}
+                    logger.warning("usage records not written, retrying", extra=fields)
                 is_reported = True
                 await asyncio.sleep(_RETRY_PAUSE_S)
         self._records.labels("written").inc(num_new)
@@ -149,8 +149,8 @@ class UsageRecorder:
         await self._drop(held.delivery, type(error).__name__)
 
     async def _drop(self, delivery: Delivery, reason: str) -> None:
-        facts = {"request_id": delivery.message.correlation_id, "reason": reason}
-        logger.error("usage record dropped", extra=facts)
+        fields = {"request_id": delivery.message.correlation_id, "reason": reason}
+        logger.error("usage record dropped", extra=fields)
         self._records.labels("dropped").inc()
         await delivery.reject()
 

@@ -213,12 +213,12 @@ class Batches:
     async def page(self, tenant: str, *, after: str | None, limit: int) -> list[BatchRecord]:
         """At most ``limit`` batches, newest first, from after the one with the id ``after``. Raises
         `NotFound`."""
-        place = tuple_(BATCHES.c.created_at, BATCHES.c.id)
+        position = tuple_(BATCHES.c.created_at, BATCHES.c.id)
         query = select(BATCHES).where(BATCHES.c.tenant == tenant).limit(limit)
         query = query.order_by(BATCHES.c.created_at.desc(), BATCHES.c.id.desc())
         if after is not None:
             last = await self.get(tenant, after)
-            query = query.where(place < tuple_(last.created_at, last.id))
+            query = query.where(position < tuple_(last.created_at, last.id))
         async with self._database.read() as connection:
             return [_record(row) for row in await connection.execute(query)]
 

@@ -297,8 +297,8 @@ def _upgrade(connection: Connection) -> None:
     current = MigrationContext.configure(connection).get_current_heads()
     if not known.issuperset(current):
         # Migrations only add, so that gateways of two versions can share a database.
-        facts = {"revisions": sorted(set(current) - known)}
-        logger.warning("a newer version has migrated the database", extra=facts)
+        fields = {"revisions": sorted(set(current) - known)}
+        logger.warning("a newer version has migrated the database", extra=fields)
         return
     command.upgrade(config, "head")
 

@@ -94,11 +94,11 @@ class Deliverer:
             tasks.create_task(self._try(webhooks, delivery))
 
     async def _try(self, webhooks: Webhooks, delivery: WebhookDelivery) -> None:
-        facts = _facts(delivery)
+        fields = _fields(delivery)
         try:
-            await self._deliver(webhooks, delivery, facts)
+            await self._deliver(webhooks, delivery, fields)
         except Unavailable:  # the try's outcome was not written
-            logger.warning("webhook is tried again", extra={**facts, "reason": "database"})
+            logger.warning("webhook is tried again", extra={**fields, "reason": "database"})
         finally:
             self._running[delivery.webhook.id] -= 1
             if not self._running[delivery.webhook.id]:
@@ -106,29 +106,29 @@ class Deliverer:
             self._has_room.set()
 
     async def _deliver(
-        self, webhooks: Webhooks, delivery: WebhookDelivery, facts: dict[str, object]
+        self, webhooks: Webhooks, delivery: WebhookDelivery, fields: dict[str, object]
     ) -> None:
-        reason = await self._send(delivery, facts)
+        reason = await self._send(delivery, fields)
         if reason is None:
             await webhooks.delivered(delivery)
             self._metrics.webhooks.labels("delivered").inc()
-            logger.info("webhook delivered", extra=facts)
+            logger.info("webhook delivered", extra=fields)
             return
         is_dead = delivery.num_tries >= self._max_tries
         retry_at = time.time() + pause_s(delivery.num_tries, self._first_pause_s)
         await webhooks.failed(delivery, reason, None if is_dead else retry_at)
         self._metrics.webhooks.labels("dead" if is_dead else "retried").inc()
         event = "webhook dead" if is_dead else "webhook is tried again"
-        logger.warning(event, extra={**facts, "reason": reason})
+        logger.warning(event, extra={**fields, "reason": reason})
 
-    async def _send(self, delivery: WebhookDelivery, facts: dict[str, object]) -> str | None:
+    async def _send(self, delivery: WebhookDelivery, fields: dict[str, object]) -> str | None:
         """Returns why the endpoint has not accepted the delivery."""
         try:
             status = await self.sender.send(delivery)
         except NotSent as error:
             return str(error)
         except Exception as error:  # noqa: BLE001 (one event's bug is one event's failure)
-            incidents.report("task", "webhook not sent", error, **facts)
+            incidents.report("task", "webhook not sent", error, **fields)
             return "the gateway failed"
         return None if is_success(status) else f"status {status}"
 
@@ -139,7 +139,7 @@ def pause_s(num_tries: int, first_pause_s: float) -> float:
     return longest_s * secrets.SystemRandom().uniform(0.5, 1.0)
 
 
-def _facts(delivery: WebhookDelivery) -> dict[str, object]:
+def _fields(delivery: WebhookDelivery) -> dict[str, object]:
     return {
         "delivery": delivery.id,
         "webhook": delivery.webhook.id,

@@ -115,10 +115,10 @@ class OfferedTools(NamedTuple):
     """The tools of a body."""
 
     functions: tuple[Tool, ...]
-    places: tuple[str, ...]
+    paths: tuple[str, ...]
     """Where the body has the schema of each function."""
     others: Mapping[str, str]
-    """The types of the tools that are left out, by the place of the type."""
+    """The types of the tools that are left out, by the path of the type."""
     custom: frozenset[str] = frozenset()
     """The names of those functions that are custom tools."""
 
@@ -147,20 +147,20 @@ def offered_tools(
     tools: Iterable[tuple[str, FunctionDefinition | CustomDefinition | None, str]],
     schema_name: str = "parameters",
 ) -> OfferedTools:
-    """Of each tool its type, its definition and the definition's place; ``schema_name`` is what the
-    API calls the schema of a function. Raises `InvalidRequest`."""
+    """Of each tool its type, its definition and the definition's path in the body; ``schema_name``
+    is what the API calls the schema of a function. Raises `InvalidRequest`."""
     functions: dict[str, Tool] = {}
     others: dict[str, str] = {}
     custom: set[str] = set()
-    for k, (kind, definition, place) in enumerate(tools):
+    for k, (kind, definition, path) in enumerate(tools):
         if kind not in CALLABLE:
             others[f"tools[{k}].type"] = kind
         elif definition is None:
-            raise refused(place, "required, but missing.")
+            raise refused(path, "required, but missing.")
         else:
             is_custom = isinstance(definition, CustomDefinition)
-            schema_place = f"{place}.{'format' if is_custom else schema_name}"
-            functions[schema_place] = definition.tool(schema_place)
+            schema_path = f"{path}.{'format' if is_custom else schema_name}"
+            functions[schema_path] = definition.tool(schema_path)
             custom |= {definition.name} if is_custom else set()
     return OfferedTools(tuple(functions.values()), tuple(functions), others, frozenset(custom))
 

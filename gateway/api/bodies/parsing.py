@@ -107,13 +107,13 @@ QUICK_NEUTRAL: Mapping[str, tuple[object, ...]] = {
 _MAX_IGNORED = 16
 
 
-def read(value: Any, kind: type[_T], place: str = "") -> _T:
-    """Convert ``value``, which is at ``place`` in the body. Raises `InvalidRequest`, which names
+def read(value: Any, kind: type[_T], path: str = "") -> _T:
+    """Convert ``value``, which is at ``path`` in the body. Raises `InvalidRequest`, which names
     the invalid part."""
     try:
         return msgspec.convert(value, kind, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _misfit(with_choices(str(error), kind), place) from None
+        raise _misfit(with_choices(str(error), kind), path) from None
 
 
 def with_choices(complaint: str, kind: Any) -> str:
@@ -174,16 +174,16 @@ def check_length(num_chars: int, param: str) -> None:
         raise refused(param, f"longer than {MAX_TEXT_CHARS} characters.")
 
 
-def _misfit(complaint: str, place: str) -> InvalidRequest:
+def _misfit(complaint: str, prefix: str) -> InvalidRequest:
     """Turn msgspec's "Expected `int` - at `$.seed`" into "seed: expected `int`"."""
     reason, _, path = complaint.rpartition(" - at `") if "`$" in complaint else (complaint, "", "")
-    path = place + path.removeprefix("key` in `").removeprefix("$").removesuffix("`")
+    path = prefix + path.removeprefix("key` in `").removeprefix("$").removesuffix("`")
     missing = _MISSING.match(reason)
     if missing and not path.startswith(".messages["):
         reason, path = "required, but missing", f"{path}.{missing[1]}"
     path = path.removeprefix(".")
     head = re.split(r"[.\[]", path, maxsplit=1)[0]
-    param = path if place or head in _WITH_PARTS else head
+    param = path if prefix or head in _WITH_PARTS else head
     return refused(param, f"{reason[0].lower()}{reason[1:]}")
 
 

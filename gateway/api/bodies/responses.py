@@ -68,12 +68,12 @@ class ResponseTool(Struct, frozen=True, kw_only=True):
     format: AnyInput | BoundInput | None = None
     """Of the input of a custom tool."""
 
-    def definition(self, place: str) -> FunctionDefinition | CustomDefinition | None:
+    def definition(self, path: str) -> FunctionDefinition | CustomDefinition | None:
         """None: the tool is left out. Raises `InvalidRequest`."""
         if self.type not in CALLABLE:
             return None
         if self.name is None:
-            raise refused(f"{place}.name", "required, but missing.")
+            raise refused(f"{path}.name", "required, but missing.")
         if self.type == "custom":
             return CustomDefinition(
                 name=self.name, description=self.description, format=self.format
@@ -256,10 +256,10 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
 
     def offered(self) -> OfferedTools:
         """Raises `InvalidRequest`."""
-        places = [f"tools[{k}]" for k in range(len(self.tools))]
+        paths = [f"tools[{k}]" for k in range(len(self.tools))]
         return offered_tools(
-            (tool.type, tool.definition(place), place)
-            for tool, place in zip(self.tools, places, strict=True)
+            (tool.type, tool.definition(path), path)
+            for tool, path in zip(self.tools, paths, strict=True)
         )
 
     @property

@@ -55,7 +55,7 @@ class Scores(
 
 class Ranked(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     index: int
-    """The place of the document in the request."""
+    """The position of the document in the request."""
     relevance_score: float
     document: DocumentText | None = None
 

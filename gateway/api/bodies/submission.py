@@ -240,10 +240,10 @@ def _constraint_after_tag(
     if bound is None:
         return None
 
-    def drop_part(place: str) -> RequestedConstraint | None:
-        if place not in calls.callable or not max_dropped:
+    def drop_part(path: str) -> RequestedConstraint | None:
+        if path not in calls.callable or not max_dropped:
             return None
-        return _constraint_after_tag(calls.with_any_arguments(place), parser, max_dropped - 1)
+        return _constraint_after_tag(calls.with_any_arguments(path), parser, max_dropped - 1)
 
     parts: tuple[RequestedConstraint, ...] = ()
     with suppress(InvalidRequest):  # a schema may be too long with its descriptions

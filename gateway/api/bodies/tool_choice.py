@@ -87,7 +87,7 @@ class ToolUse(NamedTuple):
     is_required: bool
     """Whether the model has to call."""
     callable: Mapping[str, Tool]
-    """The tools of which it may call any, by the place of their schemas in the body."""
+    """The tools of which it may call any, by the path of their schemas in the body."""
     custom: tuple[str, ...] = ()
     """The names of those that are custom tools."""
 
@@ -97,14 +97,14 @@ class ToolUse(NamedTuple):
             return None
         return {tool.name: text_parameters(tool) for tool in self.callable.values()}
 
-    def with_any_arguments(self, place: str) -> "ToolUse":
-        """The same with any object as the arguments of the tool whose schema is at ``place``."""
-        tool = structs.replace(self.callable[place], parameters={"type": "object"})
-        return self._replace(callable={**self.callable, place: tool})
+    def with_any_arguments(self, path: str) -> "ToolUse":
+        """The same with any object as the arguments of the tool whose schema is at ``path``."""
+        tool = structs.replace(self.callable[path], parameters={"type": "object"})
+        return self._replace(callable={**self.callable, path: tool})
 
     def schemas(self) -> tuple[RequestedConstraint, ...]:
         """What the arguments of each of these have to match. Raises `InvalidRequest`."""
-        return tuple(_schema(tool, place) for place, tool in self.callable.items())
+        return tuple(_schema(tool, path) for path, tool in self.callable.items())
 
     def constraint(
         self, reasoning_parser: str | None, answer: Constraint | None = None
@@ -199,16 +199,16 @@ def function_use(
 
 
 def callable_tools(choice: ChatToolChoice | None, offered: OfferedTools) -> Mapping[str, Tool]:
-    """The tools that may be called, by the place of their schemas. Raises `InvalidRequest`."""
-    tools = dict(zip(offered.places, offered.functions, strict=True))
+    """The tools that may be called, by the path of their schemas. Raises `InvalidRequest`."""
+    tools = dict(zip(offered.paths, offered.functions, strict=True))
     names = _names(choice)
     if names is not None:
-        tools = {place: tool for place, tool in tools.items() if tool.name in names}
+        tools = {path: tool for path, tool in tools.items() if tool.name in names}
         if names - {tool.name for tool in tools.values()}:
             raise refused("tool_choice", "no such tool.")
     if _mode(choice) == "required":
-        for place, kind in offered.others.items() if names is None else ():
-            raise refused(place, f"'{kind[:64]}' is not supported.")
+        for path, kind in offered.others.items() if names is None else ():
+            raise refused(path, f"'{kind[:64]}' is not supported.")
         if not tools:
             raise refused("tool_choice", "there are no tools.")
     return {} if choice == "none" else tools

@@ -181,12 +181,12 @@ async def _answer(
             grant.settle(answered.usage.total_tokens)
     response = Response(msgspec.json.encode(answered), media_type="application/json")
     await response(request.scope, request.receive, send)
-    facts = {
+    fields = {
         "kind": type(body).__name__,
         "status": 200,
         "duration_s": round(time.monotonic() - began, 4),
     }
-    requests.write_line("request ended", job, facts)
+    requests.write_line("request ended", job, fields)
 
 
 def router(gateway: Gateway) -> APIRouter:

@@ -57,7 +57,7 @@ class ResumedStream(Response):
         admitted_as: str = "",
     ) -> None:
         """``tenant`` must be that of the request; None if the right to the stream is already
-        proved, and the client takes its place as ``admitted_as``."""
+        proved, and the client takes its slot as ``admitted_as``."""
         super().__init__()
         self._gateway = gateway
         self._request_id = request_id
@@ -83,7 +83,7 @@ class ResumedStream(Response):
         stream = EventStream(relay, self._gateway.settings, self._framer, finish)
         async with until_disconnect(receive):
             data = await self._first(relay, stream)
-            requests.write_line("stream resumed", None, self._facts_of(relay))
+            requests.write_line("stream resumed", None, self._fields_of(relay))
             status = 200
             if not relay.is_ended:
                 await send({**_START, "status": 200, "headers": STREAM_HEADERS})
@@ -104,7 +104,7 @@ class ResumedStream(Response):
         if isinstance(failure, _CONTINUED_ELSEWHERE):
             return
         reader = relay.cursor.reader
-        facts = {
+        fields = {
             "resumed": True,
             "status": status,
             "code": None if failure is None else failure.code,
@@ -112,18 +112,18 @@ class ResumedStream(Response):
             "worker": reader.worker,
             "attempt": reader.attempt or None,
         }
-        requests.write_line("request ended", None, self._facts_of(relay) | facts)
+        requests.write_line("request ended", None, self._fields_of(relay) | fields)
 
-    def _facts_of(self, relay: LogRelay) -> dict[str, object]:
+    def _fields_of(self, relay: LogRelay) -> dict[str, object]:
         """What the log says of the request, if it was read by now."""
-        facts: dict[str, object] = {"request_id": self._request_id, "tenant": self._tenant or None}
+        fields: dict[str, object] = {"request_id": self._request_id, "tenant": self._tenant or None}
         if relay.facts is not None:
-            facts |= {
+            fields |= {
                 "model": decode_rendering(relay.facts).model,
                 "tenant": relay.facts.tenant or None,
                 "trace_id": relay.facts.trace_id or None,
             }
-        return facts
+        return fields
 
     async def _first(self, relay: LogRelay, stream: EventStream) -> bytes:
         """What the client has not received yet, or a ping if that takes too long; empty if the log
@@ -152,10 +152,10 @@ def router(gateway: Gateway) -> APIRouter:
             if tag is not None:
                 return None, gateway.tenant_of(tag)
         if token is not None or tenant is None:
-            facts = {"reason": f"token not valid to {verb}", "path": request.url.path[:256]}
+            fields = {"reason": f"token not valid to {verb}", "path": request.url.path[:256]}
             caller: ApiKey | None = request.state.caller
             key_id = "" if caller is None else caller.key_id
-            gateway.refusals.record("login refused", tenant=tenant or "", key_id=key_id, **facts)
+            gateway.refusals.record("login refused", tenant=tenant or "", key_id=key_id, **fields)
             raise InvalidApiKey(
                 f"This token does not permit you to {verb} this stream, or it has expired.",
                 param="token",
@@ -180,10 +180,10 @@ def router(gateway: Gateway) -> APIRouter:
     ) -> Response:
         """Continue a stream, at any gateway. The status is 204 if there is nothing more, and 410 if
         the stream is no longer kept."""
-        place = EventId.parse(last_event_id or after)
+        position = EventId.parse(last_event_id or after)
         tenant, client = right_to("read", stream_id, request, token)
         request.state.request_id = checked_id(stream_id)
-        return ResumedStream(gateway, stream_id, tenant, Framer(place), admitted_as=client)
+        return ResumedStream(gateway, stream_id, tenant, Framer(position), admitted_as=client)
 
     @routes.delete("/v1/streams/{stream_id}")
     async def cancel_stream(

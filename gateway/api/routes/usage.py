@@ -151,8 +151,8 @@ def router(gateway: Gateway) -> APIRouter:
         state = await gateway.store.open()
         erased = Erased(tenant=tenant, num_records=await state.usage.erase(tenant))
         caller: ApiKey = request.state.caller
-        facts = {"erased_tenant": tenant, "num_records": erased.num_records}
-        audit.record("usage records erased", tenant=caller.tenant, key_id=caller.key_id, **facts)
+        fields = {"erased_tenant": tenant, "num_records": erased.num_records}
+        audit.record("usage records erased", tenant=caller.tenant, key_id=caller.key_id, **fields)
         return json_response(erased)
 
     return routes

@@ -266,14 +266,14 @@ def _document(kind: type[Body], example: Mapping[str, Any], answer: type[Struct]
 
 
 def _described(webhook: Webhook) -> WebhookStatus:
-    return WebhookStatus(**_facts(webhook))
+    return WebhookStatus(**_fields(webhook))
 
 
 def _with_secret(webhook: Webhook) -> WebhookWithSecret:
-    return WebhookWithSecret(**_facts(webhook), signing_secret=webhook.secret)
+    return WebhookWithSecret(**_fields(webhook), signing_secret=webhook.secret)
 
 
-def _facts(webhook: Webhook) -> dict[str, Any]:
+def _fields(webhook: Webhook) -> dict[str, Any]:
     same = {name: getattr(webhook, name) for name in _SAME}
     return {**same, "signing_secret_hint": f"…{webhook.secret[-_HINT_CHARS:]}"}
 

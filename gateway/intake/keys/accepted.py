@@ -162,8 +162,8 @@ class Keys:
         revoked = sorted(self._keys.keys() - self._mentioned()) if keys else []
         left = {one: key for one, key in self._keys.items() if one not in revoked}
         self._replace(left)
-        facts = {"reason": faults[0], "num_faults": len(faults), "revoked": revoked}
-        logger.error("API keys not reloaded, the last good ones stay in force", extra=facts)
+        fields = {"reason": faults[0], "num_faults": len(faults), "revoked": revoked}
+        logger.error("API keys not reloaded, the last good ones stay in force", extra=fields)
 
     def _replace(self, keys: dict[str, ApiKey]) -> None:
         self._record_change(keys)

@@ -160,7 +160,7 @@ class Files:
         self, tenant: str, *, purpose: str | None, after: str | None, limit: int, newest_first: bool
     ) -> list[FileRecord]:
         """At most ``limit`` files, from after the one with the id ``after``. Raises `NotFound`."""
-        place = tuple_(FILES.c.created_at, FILES.c.id)
+        position = tuple_(FILES.c.created_at, FILES.c.id)
         order = (FILES.c.created_at, FILES.c.id)
         query = select(*_COLUMNS).where(_visible(tenant)).limit(limit)
         query = query.order_by(*(column.desc() for column in order) if newest_first else order)
@@ -169,7 +169,7 @@ class Files:
         if after is not None:
             last = await self.get(tenant, after)
             bound = tuple_(last.created_at, last.id)
-            query = query.where(place < bound if newest_first else place > bound)
+            query = query.where(position < bound if newest_first else position > bound)
         async with self._database.read() as connection:
             return [_record(row) for row in await connection.execute(query)]
 
@@ -225,8 +225,8 @@ class Files:
                     num_left, reason = num_left + 1, error.message
             last = file_ids[-1]
         if num_left:
-            facts = {"files": num_left, "reason": reason}
-            logger.warning("files not removed, retrying later", extra=facts)
+            fields = {"files": num_left, "reason": reason}
+            logger.warning("files not removed, retrying later", extra=fields)
 
     @uncancelled
     async def discard(self, file_id: str) -> None:

@@ -235,8 +235,8 @@ class Responses:
             .limit(limit)
         )
         if after is not None:
-            place = tuple_(RESPONSES.c.created_at, RESPONSES.c.id)
-            query = query.where(place > tuple_(after.created_at, after.id))
+            position = tuple_(RESPONSES.c.created_at, RESPONSES.c.id)
+            query = query.where(position > tuple_(after.created_at, after.id))
         async with self._database.read() as connection:
             return [PendingResponse(*row) for row in await connection.execute(query)]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.batches.key_limits import LineLimits, LinePlace, key_of
+from gateway.batches.key_limits import LineLimits, LineSlot, key_of
 from gateway.intake.keys.accepted import Keys
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.keys.key_file import KeyFile, read_keys
@@ -57,8 +57,8 @@ def ordered(file: KeyFile, **limited: int) -> BatchRecord:
     return batch_of(key)
 
 
-async def admitted(place: LinePlace, num_tokens: int, order: list[int]) -> None:
-    grant = await place.take(num_tokens)
+async def admitted(slot: LineSlot, num_tokens: int, order: list[int]) -> None:
+    grant = await slot.take(num_tokens)
     grant.note_published()
     order.append(num_tokens)
 
@@ -69,10 +69,8 @@ async def test_a_minute_admits_as_many_lines_as_the_key_has(
     lines = LineLimits(ordered(file, requests_per_minute=2), Keys(file.path), limits)
     order: list[int] = []
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-        places = [await stack.enter_async_context(lines.place()) for _ in range(5)]
-        waiting = [
-            tasks.create_task(admitted(place, k, order)) for k, place in enumerate(places, 1)
-        ]
+        slots = [await stack.enter_async_context(lines.slot()) for _ in range(5)]
+        waiting = [tasks.create_task(admitted(slot, k, order)) for k, slot in enumerate(slots, 1)]
         for minute in range(3):
             for task in waiting[2 * minute : 2 * minute + 2]:
                 await task
@@ -86,10 +84,10 @@ async def test_small_lines_do_not_overtake_a_large_one(
     lines = LineLimits(ordered(file, tokens_per_minute=100), Keys(file.path), limits)
     order: list[int] = []
     async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
-        places = [await stack.enter_async_context(lines.place()) for _ in range(3)]
-        await admitted(places[0], 60, order)
-        large = tasks.create_task(admitted(places[1], 90, order))
-        small = tasks.create_task(admitted(places[2], 10, order))
+        slots = [await stack.enter_async_context(lines.slot()) for _ in range(3)]
+        await admitted(slots[0], 60, order)
+        large = tasks.create_task(admitted(slots[1], 90, order))
+        small = tasks.create_task(admitted(slots[2], 10, order))
         clock.now += 61
         await asyncio.gather(large, small)
 
@@ -99,19 +97,19 @@ async def test_small_lines_do_not_overtake_a_large_one(
 async def test_a_line_that_is_tried_again_keeps_its_place(limits: Limits, file: KeyFile) -> None:
     lines = LineLimits(ordered(file, max_concurrent=1), Keys(file.path), limits)
 
-    async with lines.place() as place:
-        first = await place.take(10)
-        assert await place.take(10) is first
-    async with lines.place() as place:
-        await place.take(10)
+    async with lines.slot() as slot:
+        first = await slot.take(10)
+        assert await slot.take(10) is first
+    async with lines.slot() as slot:
+        await slot.take(10)
 
 
 async def test_a_line_beyond_the_limit_is_refused(limits: Limits, file: KeyFile) -> None:
     lines = LineLimits(ordered(file, tokens_per_minute=100), Keys(file.path), limits)
 
-    async with lines.place() as place:
+    async with lines.slot() as slot:
         with pytest.raises(InvalidRequest):
-            await place.take(101)
+            await slot.take(101)
 
 
 def test_changed_limits_are_in_force_at_once(file: KeyFile) -> None:

@@ -162,7 +162,7 @@ async def test_a_batch_waits_for_the_jobs_of_clients(
     order: list[str] = []
 
     async def embed() -> None:
-        async with lane.spare_place(MODEL):
+        async with lane.spare_slot(MODEL):
             order.append("batch")
 
     embedding = asyncio.create_task(embed())
@@ -178,14 +178,14 @@ async def test_a_batch_waits_for_the_jobs_of_clients(
 async def test_a_batch_does_not_wait_for_clients_of_another_model(
     lane: QuickLane, asking: "asyncio.Task[Any]"
 ) -> None:
-    async with asyncio.timeout(30), lane.spare_place("another"):
+    async with asyncio.timeout(30), lane.spare_slot("another"):
         assert not asking.done()
 
 
 async def test_clients_that_never_stop_do_not_starve_a_batch(
     lane: QuickLane, asking: "asyncio.Task[Any]"
 ) -> None:
-    async with asyncio.timeout(30), lane.spare_place(MODEL, patience_s=0.01):
+    async with asyncio.timeout(30), lane.spare_slot(MODEL, patience_s=0.01):
         assert not asking.done()
 
 
@@ -194,7 +194,7 @@ async def test_there_is_one_place_for_each_model(lane: QuickLane) -> None:
 
     async def embed() -> None:
         nonlocal num_inside, most_inside
-        async with lane.spare_place(MODEL):
+        async with lane.spare_slot(MODEL):
             num_inside += 1
             most_inside = max(most_inside, num_inside)
             await run_what_is_ready()
