@@ -78,7 +78,7 @@ def test_servers_end_with_a_bench_that_fails() -> None:
     assert not any(map(psutil.Process.is_running, tree))
 
 
-def test_servers_end_with_a_bench_that_is_told_to_in_the_background() -> None:
+def test_servers_end_with_a_bench_that_is_terminated_in_the_background() -> None:
     def ignore_sigint() -> None:  # as a shell does for its background jobs
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 

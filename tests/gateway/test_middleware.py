@@ -30,7 +30,7 @@ class HaywireBus(MemoryBus):
         await super().declare(*resources)
 
 
-async def test_every_response_bears_an_id_of_its_own(gateway: LiveGateway) -> None:
+async def test_every_response_has_an_id_of_its_own(gateway: LiveGateway) -> None:
     paths = ("/live", "/health", "/v1/models", "/nowhere", "/live")
 
     ids = [(await gateway.http.get(path)).headers["x-request-id"] for path in paths]
@@ -157,7 +157,7 @@ async def test_allowed_origins_are_served_errors_included(
     assert "access-control-allow-origin" not in other.headers
 
 
-async def test_what_nobody_expected_tells_the_client_nothing_and_the_log_everything(
+async def test_an_unexpected_error_is_in_the_log_and_shows_the_client_nothing(
     broker: MemoryBroker, worker: ScriptedWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with HaywireBus(broker) as bus, live_gateway(bus) as gateway:

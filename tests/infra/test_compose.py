@@ -96,7 +96,7 @@ def test_every_service_that_others_wait_for_says_when_it_is_well() -> None:
             assert "healthcheck" in SERVICES[name] or condition == "service_completed_successfully"
 
 
-def test_only_this_machine_reaches_the_ports_unless_it_is_told_otherwise() -> None:
+def test_only_this_machine_reaches_the_ports_by_default() -> None:
     ports = [port for service in RAW["services"].values() for port in service.get("ports", [])]
 
     assert len(ports) >= 5

@@ -60,7 +60,7 @@ def test_refusals_that_warren_lives_by_are_no_errors_of_the_broker() -> None:
     assert [error.split()[-1] for error in lines.errors] == ["channel_error"]
 
 
-def test_memory_that_grows_is_told_from_memory_that_goes_up_and_down() -> None:
+def test_memory_that_grows_is_distinguished_from_memory_that_goes_up_and_down() -> None:
     times = range(0, DURATION_S, 5)
     restless = Course([Sample(at, BUSY_BYTES * (1 + at % 3)) for at in times])
     warming_up = Course([Sample(at, BUSY_BYTES * min(at, 300)) for at in times])

@@ -141,7 +141,7 @@ async def test_answers_that_cannot_be_kept_stay_at_the_broker(
     assert worker.num_answers.total() == NUM_LINES
 
 
-async def test_a_run_goes_on_with_what_the_first_one_was_told(
+async def test_a_run_continues_with_the_announcement_that_the_first_one_received(
     bus: MemoryBus, theirs: MemoryBus, source: Path, tmp_path: Path
 ) -> None:
     """Answers to the first run's jobs may arrive in the second, when no worker announces itself."""

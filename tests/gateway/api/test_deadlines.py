@@ -64,7 +64,7 @@ async def test_the_job_knows_its_deadline(
     assert job.deadline - job.created_at == pytest.approx(expected_s)
 
 
-async def test_during_an_outage_of_the_broker_new_requests_are_told_to_come_back(
+async def test_during_an_outage_of_the_broker_new_requests_are_asked_to_come_back(
     broker: MemoryBroker, worker: ScriptedWorker
 ) -> None:
     async with MemoryBus(broker) as bus, live_gateway(bus) as gateway:

@@ -163,7 +163,7 @@ async def test_what_is_too_long_to_be_counted_is_shortened(
     assert sent_to(worker) == ["q", "a", "last"]
 
 
-async def test_the_id_of_a_log_is_not_told_to_a_client_whose_request_does_not_use_it(
+async def test_the_id_of_a_log_is_not_sent_to_a_client_whose_request_does_not_use_it(
     gateway: LiveGateway, worker: ScriptedWorker
 ) -> None:
     worker.quick_script = lambda job: Failed(code="rate_limit_exceeded", message="Busy.")

@@ -198,7 +198,7 @@ async def test_reading_what_is_stored_takes_a_slot(bus: MemoryBus, path: str) ->
     assert response.status_code == 429
 
 
-async def test_a_request_that_would_wait_too_long_is_told_when_to_come_back(
+async def test_a_request_that_would_wait_too_long_is_refused_with_the_time_to_come_back(
     gateway: LiveGateway, worker_bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.fleet.live_workers._STALE_AFTER_S", 30.0)

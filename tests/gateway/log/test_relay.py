@@ -144,7 +144,7 @@ async def test_a_takeover_does_not_wait_for_a_worker_that_is_gone(
     assert text_of(body) == "one two three four"
 
 
-async def test_a_worker_that_takes_a_job_again_is_told_where_to_go_on(
+async def test_a_worker_that_takes_a_job_again_receives_the_position_to_continue_from(
     gateway: LiveGateway, worker: ScriptedWorker, worker_bus: MemoryBus
 ) -> None:
     worker.script = dying_once(worker_bus)

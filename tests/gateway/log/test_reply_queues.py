@@ -33,7 +33,7 @@ async def num_readers(bus: MemoryBus, request_id: str) -> int | None:
     return None if state is None else state.num_consumers
 
 
-async def test_an_id_tells_its_kind_and_is_given_out_once() -> None:
+async def test_an_id_shows_its_kind_and_is_given_out_once() -> None:
     async with MemoryBus() as bus, kept(bus, retention_s=60) as queues:
         first = taken(queues).request_id
         await asyncio.sleep(0.3)

@@ -287,7 +287,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("parser", "text", "pieces"), CASES)
-def test_calls_are_told_from_content(parser: str, text: str, pieces: list[Piece]) -> None:
+def test_calls_are_separated_from_content(parser: str, text: str, pieces: list[Piece]) -> None:
     assert pieces_of([text], parser) == pieces
 
 
@@ -339,7 +339,7 @@ def test_what_calls_no_declared_function_is_text(
         *(("harmony", *HARMONIES[k]) for k in (0, 3, 4, 5, 6, 9)),
     ],
 )
-def test_thought_is_told_from_content(parser: str, text: str, pieces: list[Piece]) -> None:
+def test_thought_is_separated_from_content(parser: str, text: str, pieces: list[Piece]) -> None:
     assert pieces_of([text], None, parser) == pieces
 
 
@@ -562,7 +562,7 @@ fragments = st.lists(
 def test_pieces_do_not_depend_on_how_the_text_is_cut(
     text: str, cuts: list[int], parser: str | None, reasoning: str | None, is_forced: bool
 ) -> None:
-    """OPENAI.md 5: streamed calls are those of the whole answer, with dense indexes from 0."""
+    """Streamed calls are those of the whole answer, with dense indexes from 0."""
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     parts = [text[a:b] for a, b in pairwise(places)]
 

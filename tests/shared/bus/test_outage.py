@@ -23,7 +23,7 @@ def num_reconnects() -> float:
     return value
 
 
-def test_an_outage_is_told_at_its_start_every_ten_seconds_and_at_its_end(
+def test_an_outage_is_logged_at_its_start_every_ten_seconds_and_at_its_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)

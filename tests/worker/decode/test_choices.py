@@ -191,7 +191,7 @@ async def test_a_prompt_may_be_scored_alone(length: int) -> None:
     assert (ends(log)[0].finish_reason, log.token_ids) == ("length", [])
 
 
-async def test_final_mode_tells_the_same() -> None:
+async def test_final_mode_says_the_same() -> None:
     asked: dict[str, Any] = {"num_choices": 2, "logprobs": 1, "prompt_logprobs": 1}
     streamed = await answer(job(**asked))
     wants_text = msgspec.structs.replace(job(**asked, mode="final"), wants_prompt_text=True)

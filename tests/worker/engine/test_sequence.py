@@ -36,7 +36,7 @@ def test_a_decode_whose_token_is_on_its_way_names_its_row() -> None:
     assert (decode.previous_row, decode.start, decode.num_tokens) == (3, 5, 1)
 
 
-def test_a_decode_whose_token_is_known_bears_it() -> None:
+def test_a_decode_whose_token_is_known_has_it() -> None:
     sequence = new_sequence(new_submit(num_prompt=5))
     sequence.take(5, row=3, block_size=4)
     sequence.append(11)

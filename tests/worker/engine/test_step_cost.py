@@ -36,7 +36,7 @@ def mean_error(cost: StepCost, seconds: Callable[[StepWork], float]) -> float:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_it_foretells_steps_that_it_has_not_seen(seed: int) -> None:
+def test_it_predicts_steps_that_it_has_not_seen(seed: int) -> None:
     rng = random.Random(seed)
 
     cost = learned(rng, lambda work: two_cores(work) * rng.lognormvariate(0, 0.1), 150, StepCost())
@@ -101,7 +101,7 @@ def test_what_one_step_does_not_tell_apart_is_the_prompts_cost() -> None:
     assert cost.num_prompt_tokens(start=0, seconds=0.064) == pytest.approx(64, rel=0.05)
 
 
-def test_nothing_is_foretold_before_the_first_step() -> None:
+def test_nothing_is_predicted_before_the_first_step() -> None:
     assert StepCost().num_prompt_tokens(start=0, seconds=1.0) == 0
 
 

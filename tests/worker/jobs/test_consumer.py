@@ -143,7 +143,7 @@ async def test_a_consumer_that_has_room_takes_jobs_but_begins_none_early_beside_
 
 
 @pytest.mark.parametrize("is_detached", [False, True])
-async def test_the_end_of_a_detached_job_is_told_to_all_gateways(is_detached: bool) -> None:
+async def test_the_end_of_a_detached_job_is_sent_to_all_gateways(is_detached: bool) -> None:
     broker, told = MemoryBroker(), topology.usage_queue("g")
     job = msgspec.structs.replace(new_job("echo"), is_detached=is_detached)
     async with MemoryBus(broker) as bus, echo_worker(broker):
@@ -185,7 +185,7 @@ async def test_a_run_that_a_newer_one_replaces_does_not_end_a_detached_job(
     assert (num_told, (ended.num_tokens or 0) > 100) == (1, True)
 
 
-async def test_the_end_of_a_gateways_job_that_cannot_be_decoded_is_told_to_all_gateways() -> None:
+async def test_the_end_of_a_gateways_job_that_cannot_be_decoded_is_sent_to_all_gateways() -> None:
     broker, told = MemoryBroker(), topology.usage_queue("g")
     async with MemoryBus(broker, user="gateway") as bus, echo_worker(broker):
         await bus.declare(told)

@@ -145,7 +145,7 @@ async def test_a_job_that_waits_leaves_its_queue_before_the_broker_gives_it_up(
     assert (moved, log.is_ended) == ([waiting.request_id], False)
 
 
-async def test_the_third_crash_buries_a_job_and_tells_its_reader() -> None:
+async def test_the_third_crash_buries_a_job_and_fails_its_log() -> None:
     job, broker = new_job("echo", sampling=CRASHING), MemoryBroker()
     async with (
         MemoryBus(broker) as bus,

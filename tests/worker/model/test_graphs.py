@@ -130,7 +130,7 @@ def test_the_ladder_holds_small_sizes_and_the_largest() -> None:
         assert sizes[-1] == most
 
 
-def test_the_largest_graph_is_recorded_first_and_progress_is_told(
+def test_the_largest_graph_is_recorded_first_and_progress_is_reported(
     decoder: NativeDecoder, cache: KVCache
 ) -> None:
     told: list[tuple[int, int]] = []

@@ -131,7 +131,7 @@ def test_launch_returns_before_the_step_is_computed(
     assert (first.result(), second.result()) == ([6], [7])
 
 
-def test_a_result_is_told_while_the_next_step_computes(
+def test_a_result_is_sent_while_the_next_step_computes(
     gated: TorchRunner, decoder: GatedDecoder
 ) -> None:
     first = gated.launch(batch(share([5], [0])))

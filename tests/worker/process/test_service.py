@@ -200,7 +200,7 @@ async def test_a_body_that_is_no_job_goes_to_the_dead_letters_and_harms_nobody(
     assert "secret" not in str(rejected)
 
 
-async def test_the_publisher_of_what_is_no_job_is_told() -> None:
+async def test_the_publisher_of_what_is_no_job_is_answered() -> None:
     job = new_job("echo")
     async with MemoryBus() as bus, echo_worker(bus), reading(bus, job) as consumer:
         message = Message(SECRET_ROLE, reply_to=f"reply.{job.request_id}", correlation_id="mine")
@@ -427,7 +427,7 @@ async def test_started_repeats_what_readers_need_of_the_job() -> None:
     assert (started.prompt_texts[0], len(started.prompt_texts)) == ("Once", 2)
 
 
-async def test_the_health_port_tells_of_life_health_and_load() -> None:
+async def test_the_health_port_shows_life_health_and_load() -> None:
     port = free_port()
 
     async with MemoryBus() as bus, echo_worker(bus, health_port=port):

@@ -329,7 +329,7 @@ def test_a_developer_is_left_to_a_template_that_knows_the_role() -> None:
     assert template.render(ChatPrompt(messages=(ChatMessage(role="developer"),))) == "True"
 
 
-def test_a_message_bears_its_name() -> None:
+def test_a_message_has_its_name() -> None:
     template = ChatTemplate("{% for m in messages %}{{ m.name is defined }},{% endfor %}", {})
 
     messages = ChatMessage(role="user", name="ada"), ChatMessage(role="user", content="x")

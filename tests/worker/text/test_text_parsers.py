@@ -67,7 +67,7 @@ def load(directory: Path, template: str, *entries: str) -> Tokenizer:
         "none",
     ],
 )
-def test_the_form_of_calls_is_told_from_template_and_vocabulary(
+def test_the_form_of_calls_is_inferred_from_template_and_vocabulary(
     template: str, entries: list[str], parser: str | None, tmp_path: Path
 ) -> None:
     assert tool_parser(load(tmp_path, template, *entries)) == parser
@@ -96,7 +96,7 @@ def test_the_form_of_calls_is_told_from_template_and_vocabulary(
         "none",
     ],
 )
-def test_the_form_of_thoughts_is_told_from_template_and_vocabulary(
+def test_the_form_of_thoughts_is_inferred_from_template_and_vocabulary(
     template: str, entries: list[str], parser: str | None, tmp_path: Path
 ) -> None:
     assert reasoning_parser(load(tmp_path, template, *entries)) == parser

@@ -40,7 +40,7 @@ def test_a_conversation_is_rendered_as_transformers_renders_it(label: str, smoll
     assert verdicts["joining"] == "equal"
 
 
-def test_what_transformers_renders_differently_is_told_from_what_it_cannot() -> None:
+def test_what_transformers_renders_differently_is_distinguished_from_what_it_cannot() -> None:
     parts = CONVERSATIONS["parts"]
 
     assert verdict(JOINING, parts) == "equal"

@@ -136,7 +136,7 @@ def test_what_asks_for_nothing_is_tolerated() -> None:
         ({"tools": [{**TOOL, "description": "x" * MAX_CONTEXT_BYTES}]}, "tools"),
     ],
 )
-async def test_a_bad_value_bears_the_name_that_its_client_knows(
+async def test_an_error_names_the_parameter_as_its_client_sent_it(
     gateway: LiveGateway, body: dict[str, Any], param: str
 ) -> None:
     await hears_a_worker(gateway)
@@ -149,7 +149,7 @@ async def test_a_bad_value_bears_the_name_that_its_client_knows(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_what_only_the_worker_sees_bears_that_name_too(
+async def test_an_error_of_the_worker_names_the_parameter_as_its_client_sent_it(
     gateway: LiveGateway, worker: ScriptedWorker, stream: bool
 ) -> None:
     async def refuse(job: ScriptedJob) -> None:

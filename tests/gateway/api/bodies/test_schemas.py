@@ -238,7 +238,7 @@ def test_prompts_come_in_four_shapes(prompt: Any, prompts: tuple[object, ...]) -
     assert job_of(CompletionRequest, prompt=prompt).prompts == prompts
 
 
-def test_text_parts_are_joined_and_can_be_told_apart() -> None:
+def test_text_parts_are_joined_and_can_be_distinguished() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}]
 
     job = chat_job({"role": "user", "content": parts})

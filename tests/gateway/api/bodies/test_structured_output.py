@@ -128,7 +128,7 @@ def test_one_grammar_may_have_two_names() -> None:
     ],
 )
 def test_what_no_worker_could_obey_is_refused(body: dict[str, Any], param: str) -> None:
-    """OPENAI.md 3: a bad schema or regular expression is a 400 before queueing."""
+    """A bad schema or regular expression is a 400 before queueing."""
     with pytest.raises(InvalidRequest) as caught:
         constraint_of(**body)
 

@@ -99,7 +99,7 @@ async def test_an_answer_whose_page_is_reloaded_goes_on_and_is_equal(
     await expect(page.locator(".notes")).to_be_hidden()
 
 
-async def test_a_takeover_during_a_reload_is_told_once(page: Page, broker: MemoryBroker) -> None:
+async def test_a_takeover_during_a_reload_is_shown_once(page: Page, broker: MemoryBroker) -> None:
     async with live_gateway(broker) as gateway:
         expected = await undisturbed(page, gateway, broker)
         async with doomed_worker(broker, step_s=STEP_S):

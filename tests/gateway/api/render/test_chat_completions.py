@@ -1,4 +1,4 @@
-"""How a chat's log is worded, streamed and whole. Numbers are those of OPENAI.md's sections."""
+"""How a chat's log is worded, streamed and whole."""
 
 import json
 import random
@@ -18,7 +18,7 @@ CALLS = (
 
 
 def calls_of(chunks: list[Any]) -> list[dict[str, Any]]:
-    """The calls, as the official client puts them together (section 5)."""
+    """The calls, as the official client puts them together."""
     calls: list[dict[str, Any]] = []
     for chunk in chunks:
         for delta in chunk["choices"][0]["delta"].get("tool_calls", ()):
@@ -34,7 +34,7 @@ def calls_of(chunks: list[Any]) -> list[dict[str, Any]]:
 
 
 def test_each_choice_has_its_own_role_and_end() -> None:
-    """Section 2: n > 1, chunks interleave."""
+    """The chunks of several choices interleave."""
     log = Log(context_of(num_choices=2)).say("x").say("y", choice=1).say("z")
     chunks = log.finish("!", choice=1).finish("?", "length").chunks()
 
@@ -58,8 +58,8 @@ def test_a_stop_string_within_a_call_does_not_finish_it() -> None:
         assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "Rome")
 
 
-def test_the_chunk_that_ends_a_choice_bears_no_text() -> None:
-    """Section 2: vllm#35705."""
+def test_the_chunk_that_ends_a_choice_has_no_text() -> None:
+    """Text beside a finish reason confuses some clients."""
     *_, last = Log(context_of()).say("a").finish("b", "length").chunks()
 
     assert last["choices"][0]["delta"] == {}
@@ -75,7 +75,7 @@ def test_all_choices_are_there_when_the_answer_is_whole() -> None:
 
 
 def test_logprobs_stand_beside_each_token() -> None:
-    """Section 4: chat's shape."""
+    """A list of tokens, unlike the parallel lists of completions."""
     rendering = context_of(logprobs=2)
     log = Log(rendering).say("é", " b").finish("!")
 
@@ -135,7 +135,7 @@ def test_tokens_without_text_keep_their_logprobs() -> None:
     ]
 
 
-def test_tokens_may_be_told_as_ids() -> None:
+def test_tokens_may_be_shown_as_ids() -> None:
     rendering = context_of(logprobs=0, tokens_as_ids=True)
 
     (choice,) = Log(rendering).finish("ab").whole()["choices"]
@@ -143,15 +143,16 @@ def test_tokens_may_be_told_as_ids() -> None:
     assert choice["logprobs"]["content"][0]["token"] == "token_id:2"
 
 
-def test_an_impossible_token_is_told_in_json() -> None:
-    """Section 4: -9999.0; JSON has no infinity."""
+def test_an_impossible_token_has_a_logprob_in_json() -> None:
+    """JSON has no infinity; OpenAI's API says -9999.0."""
     told = TokenLogprobs(Logprob(1, float("-inf"), b"a"))
 
     assert chat_logprobs([told], as_ids=False).content[0].logprob == -9999.0
 
 
 def test_calls_come_in_deltas_with_dense_indexes() -> None:
-    """Section 5: sgl#4700, lmd#3412, openai/codex#7517."""
+    """Clients collect calls in a list by their indexes, and an id or a name that is repeated breaks
+    those that use them as keys."""
     log = Log(context_of(tool_parser="hermes")).say(*CALLS).finish()
 
     chunks, (whole,) = log.chunks(), log.whole()["choices"]
@@ -167,7 +168,7 @@ def test_calls_come_in_deltas_with_dense_indexes() -> None:
 
 
 def test_calls_end_with_tool_calls_streamed_and_whole() -> None:
-    """Section 5: googleapis/python-genai#2868."""
+    """Another reason in the stream would end the loops of agents before their calls are made."""
     log = Log(context_of(tool_parser="hermes")).say(*CALLS).finish()
 
     assert log.chunks()[-1]["choices"][0]["finish_reason"] == "tool_calls"
@@ -224,7 +225,7 @@ def test_reasoning_tokens_are_counted_in_events_of_any_size() -> None:
         assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] == 5
 
 
-def test_usage_is_told_with_each_chunk_where_that_is_wanted() -> None:
+def test_usage_is_sent_with_each_chunk_if_it_is_requested() -> None:
     rendering = context_of(include_usage=True, continuous_usage=True)
 
     chunks = Log(rendering).say("a", "b").finish("c").chunks()
@@ -243,7 +244,7 @@ def test_usage_counts_a_prompt_once() -> None:
 
 
 def test_the_fingerprint_comes_with_the_end() -> None:
-    """Section 2: as vLLM, on the final chunks alone."""
+    """Only the final chunks have it, as vLLM's do."""
     log = Log(context_of(fingerprint="f1", include_usage=True)).say("a").finish("b")
 
     assert [chunk.get("system_fingerprint") for chunk in log.chunks()] == [
@@ -254,15 +255,16 @@ def test_the_fingerprint_comes_with_the_end() -> None:
     assert log.whole()["system_fingerprint"] == "f1"
 
 
-def test_a_stop_token_is_told_beside_the_reason() -> None:
-    """Section 2: details go into a side field."""
+def test_a_stop_token_is_sent_with_the_finish_reason() -> None:
+    """Typed clients do not accept other values of ``finish_reason``, so details have a field of
+    their own."""
     (choice,) = Log(context_of()).finish("a", stop_reason=0).whole()["choices"]
 
     assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", 0)
 
 
 def test_a_second_attempt_begins_nothing_anew() -> None:
-    """Section 2: after a migration the role is not repeated, and the prompt counts once."""
+    """After a migration the role is not repeated, and the prompt counts once."""
     log = Log(context_of(include_usage=True)).say("a")
     log.events.append(log.events[0])
     *chunks, usage = log.finish("b").chunks()
@@ -272,7 +274,8 @@ def test_a_second_attempt_begins_nothing_anew() -> None:
 
 
 def test_an_error_is_the_last_payload() -> None:
-    """Section 1: an event with a truthy ``error``, and no ``[DONE]``."""
+    """OpenAI's client raises an exception for an event with a truthy ``error``. If the stream just
+    ended, the answer would look complete."""
     log = Log(context_of()).say("a").fail("worker_lost")
 
     *_, last = log.chunks()

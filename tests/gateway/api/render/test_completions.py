@@ -1,4 +1,4 @@
-"""How a completion's log is worded, streamed and whole. Sections are those of OPENAI.md."""
+"""How a completion's log is worded, streamed and whole."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def streamed_logprobs(log: Log, choice: int = 0) -> dict[str, list[Any]]:
 
 
 def test_logprobs_are_parallel_lists() -> None:
-    """Section 4: completions' shape, not chat's (vllm#3179)."""
+    """The shape of completions differs from that of chats."""
     log = completion(logprobs=1).say("é", " b").finish("!")
 
     (choice,) = log.whole()["choices"]
@@ -46,8 +46,8 @@ def test_logprobs_are_parallel_lists() -> None:
     assert streamed_logprobs(log) == choice["logprobs"]
 
 
-def test_no_alternatives_still_tell_the_tokens() -> None:
-    """Section 4: vllm#3707, ``logprobs=0``."""
+def test_without_alternatives_the_tokens_have_logprobs() -> None:
+    """``logprobs=0`` returns the logprob of each token alone."""
     (choice,) = completion(logprobs=0).finish("a").whole()["choices"]
 
     assert choice["logprobs"]["token_logprobs"] == [-2.0]
@@ -55,7 +55,7 @@ def test_no_alternatives_still_tell_the_tokens() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 1024])
 def test_an_echo_has_the_prompts_logprobs_the_first_of_them_null(size: int) -> None:
-    """Section 4: lcpp#27174; what lm-eval's scores rest on."""
+    """Without the logprobs of the prompt, lm-eval's scores are those of chance."""
     log = completion(logprobs=1, echo=True).score(size).say(" d").finish(".")
 
     (choice,) = log.whole()["choices"]
@@ -74,7 +74,7 @@ def test_an_echo_has_the_prompts_logprobs_the_first_of_them_null(size: int) -> N
 
 
 def test_a_prompt_is_scored_without_output() -> None:
-    """Section 3: ``max_tokens=0`` with echo."""
+    """``max_tokens=0`` with ``echo``."""
     log = completion(logprobs=0, echo=True).score().finish("", "length")
 
     (choice,) = log.whole()["choices"]
@@ -115,7 +115,7 @@ def test_each_choice_echoes_its_own_prompt() -> None:
     assert [streamed_logprobs(log, k) for k in range(4)] == [c["logprobs"] for c in choices]
 
 
-def test_the_likeliest_of_the_best_are_told() -> None:
+def test_the_most_likely_choices_are_returned() -> None:
     rendering = context_of(endpoint="completions", best_of=3, num_choices=2, is_stream=False)
     choices = tuple(
         Choice(

@@ -17,7 +17,7 @@ FINGERPRINT = re.compile(r'"system_fingerprint": "([^"]*)"')
     ("numerics", "fingerprint"),
     [(("a", "a"), "f1"), (("a", "b"), "f1-mixed"), (("", "b"), "f1")],
 )
-def test_the_fingerprint_tells_that_numerics_have_changed_within_the_answer(
+def test_the_fingerprint_shows_that_numerics_have_changed_within_the_answer(
     endpoint: str, numerics: tuple[str, str], fingerprint: str
 ) -> None:
     log = Log(context_of(endpoint=endpoint, fingerprint="f1")).say("a").finish("b")

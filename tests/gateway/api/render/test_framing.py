@@ -137,7 +137,7 @@ def test_the_opening_of_an_item_is_not_repeated_if_a_token_without_text_came_alo
 
 
 @pytest.mark.parametrize("last", [".", ""])
-def test_who_has_not_seen_a_failure_is_told_of_it_and_nobody_is_told_twice(last: str) -> None:
+def test_a_failure_is_sent_to_those_who_have_not_seen_it_and_to_nobody_twice(last: str) -> None:
     *_, (last_id, _) = Log(context_of()).say("Once").finish(last).frames()
     again = Log(context_of()).say("Once", last).fail("worker_lost")
 

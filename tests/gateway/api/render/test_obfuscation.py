@@ -28,7 +28,7 @@ def text_of(data: bytes) -> str:
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
-def test_short_texts_cannot_be_told_by_the_sizes_of_their_chunks(endpoint: str) -> None:
+def test_short_texts_cannot_be_guessed_from_the_sizes_of_their_chunks(endpoint: str) -> None:
     padded = payloads(endpoint, is_obfuscated=True)
 
     assert [text_of(data) for data in padded] == WORDS

@@ -88,7 +88,7 @@ async def test_usage_is_the_same_streamed_and_whole(gateway: LiveGateway) -> Non
     assert (await gateway.chat()).json()["usage"] == usage["usage"]
 
 
-async def test_ids_count_what_was_told(gateway: LiveGateway) -> None:
+async def test_ids_count_what_was_sent(gateway: LiveGateway) -> None:
     gateway.http.headers["accept"] = "text/event-stream"
     body = (await gateway.chat(stream=True)).text
 
@@ -97,7 +97,7 @@ async def test_ids_count_what_was_told(gateway: LiveGateway) -> None:
 
 
 async def test_frames_are_data_alone_for_who_does_not_ask_for_more(gateway: LiveGateway) -> None:
-    """Section 2; ``vllm bench serve`` takes a frame without ``data: `` for JSON."""
+    """``vllm bench serve`` takes a frame without ``data: `` for JSON."""
     body = (await gateway.chat(stream=True)).text
 
     *frames, end = body.split("\n\n")
@@ -123,7 +123,7 @@ async def test_tokens_without_text_are_counted_and_not_shown(
     assert usage["usage"]["completion_tokens"] == 2
 
 
-async def test_the_stop_string_that_was_met_is_told_beside_the_reason(
+async def test_the_stop_string_that_was_found_is_sent_with_the_finish_reason(
     gateway: LiveGateway, worker: ScriptedWorker
 ) -> None:
     async def stop_at_a_string(job: ScriptedJob) -> None:
@@ -148,7 +148,7 @@ async def test_parameters_reach_the_worker(gateway: LiveGateway, worker: Scripte
     assert sampling.ignore_eos
 
 
-async def test_a_job_bears_a_deadline_and_the_id_of_its_answer(
+async def test_a_job_has_a_deadline_and_the_id_of_its_answer(
     gateway: LiveGateway, worker: ScriptedWorker
 ) -> None:
     response = await gateway.chat()

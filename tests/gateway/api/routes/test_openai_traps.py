@@ -1,4 +1,4 @@
-"""What clients trip on and no other file holds; the numbers are OPENAI.md's sections."""
+"""Properties of the API on which clients depend and that no other module tests."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from tests.support.gateway.http import LiveGateway, chat_body, events, hears_a_w
 from tests.support.workers.scripted_worker import MODEL, ScriptedWorker
 
 
-async def test_1_a_bad_query_has_the_shape_of_all_errors(gateway: LiveGateway) -> None:
+async def test_a_bad_query_has_the_shape_of_all_errors(gateway: LiveGateway) -> None:
     """FastAPI's own 422 list is rewritten."""
     path = f"/v1/responses/resp_{'0' * 32}"
 
@@ -19,7 +19,7 @@ async def test_1_a_bad_query_has_the_shape_of_all_errors(gateway: LiveGateway) -
     assert response.json()["error"]["param"] == "starting_after"
 
 
-async def test_2_chunks_are_padded_if_this_is_asked_for(gateway: LiveGateway) -> None:
+async def test_chunks_are_padded_if_this_is_asked_for(gateway: LiveGateway) -> None:
     padded, plain = [
         await gateway.chat(stream=True, stream_options={"include_obfuscation": is_wanted})
         for is_wanted in (True, False)
@@ -31,7 +31,7 @@ async def test_2_chunks_are_padded_if_this_is_asked_for(gateway: LiveGateway) ->
     assert text_of(padded.text) == text_of(plain.text)
 
 
-async def test_2_several_answers_each_have_their_index(gateway: LiveGateway) -> None:
+async def test_several_answers_each_have_their_index(gateway: LiveGateway) -> None:
     whole = (await gateway.chat(n=3)).json()
     *chunks, done = events((await gateway.chat(n=3, stream=True)).text)
 
@@ -41,7 +41,7 @@ async def test_2_several_answers_each_have_their_index(gateway: LiveGateway) -> 
     assert (sorted(ended), done) == ([0, 1, 2], "[DONE]")
 
 
-async def test_2_no_comments_come_unasked(gateway: LiveGateway) -> None:
+async def test_no_comments_come_unasked(gateway: LiveGateway) -> None:
     body = (await gateway.chat(stream=True)).text
 
     assert not [line for line in body.splitlines() if line.startswith(":")]
@@ -56,7 +56,7 @@ async def test_2_no_comments_come_unasked(gateway: LiveGateway) -> None:
         {"logit_bias": {"1000000": 1}},
     ],
 )
-async def test_3_what_would_fail_in_a_worker_reaches_no_queue(
+async def test_what_would_fail_in_a_worker_reaches_no_queue(
     gateway: LiveGateway, worker: ScriptedWorker, body: dict[str, Any]
 ) -> None:
     await hears_a_worker(gateway)
@@ -67,7 +67,7 @@ async def test_3_what_would_fail_in_a_worker_reaches_no_queue(
     assert not worker.jobs
 
 
-async def test_3_a_constraint_reaches_the_worker(
+async def test_a_constraint_reaches_the_worker(
     gateway: LiveGateway, worker: ScriptedWorker
 ) -> None:
     await gateway.chat(response_format={"type": "json_object"})
@@ -77,9 +77,7 @@ async def test_3_a_constraint_reaches_the_worker(
     assert (constraint.kind, constraint.source) == ("json_schema", '{"type":"object"}')
 
 
-async def test_3_a_prompt_is_echoed_and_scored(
-    gateway: LiveGateway, worker: ScriptedWorker
-) -> None:
+async def test_a_prompt_is_echoed_and_scored(gateway: LiveGateway, worker: ScriptedWorker) -> None:
     body = {"model": MODEL, "prompt": "one two", "echo": True, "max_tokens": 0, "logprobs": 1}
 
     answer = (await gateway.post("/v1/completions", **body)).json()
@@ -94,10 +92,10 @@ async def test_3_a_prompt_is_echoed_and_scored(
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
-async def test_3_what_wrappers_send_for_what_they_do_not_use_is_nothing(
+async def test_what_wrappers_send_for_what_they_do_not_use_is_nothing(
     gateway: LiveGateway,
 ) -> None:
-    """vllm#1045."""
+    """Wrappers of SDKs send empty values for parameters that they do not use."""
     names = ["tools", "tool_choice", "logit_bias", "response_format", "stop", "n", "logprobs"]
     nothing: tuple[object, ...] = ({}, [], None)
     for unused in nothing:

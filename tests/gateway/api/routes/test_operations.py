@@ -188,7 +188,7 @@ async def test_a_draining_gateway_finishes_its_streams_and_takes_no_more(
     assert events(body)[-1] == "[DONE]"
 
 
-async def test_a_stream_that_outlasts_the_grace_ends_with_an_error_that_tells_where_it_goes_on(
+async def test_a_stream_that_outlasts_the_grace_ends_with_an_error_that_says_where_it_continues(
     bus: MemoryBus, worker: ScriptedWorker
 ) -> None:
     worker.script = start_only

@@ -1,4 +1,4 @@
-"""The Responses API, through the official client. Section 7 of OPENAI.md."""
+"""The Responses API, through the official client."""
 
 import asyncio
 from typing import Any
@@ -141,7 +141,7 @@ async def test_allowed_tools_are_the_only_ones_that_are_called(
 async def test_a_background_response_goes_on_alone(
     gateway: LiveGateway, worker: ScriptedWorker
 ) -> None:
-    """Section 7: queued, in progress, completed; read as often as one likes."""
+    """It is queued, in progress and completed, and can be read at any time."""
     may_end = asyncio.Event()
 
     async def wait_in_the_middle(job: ScriptedJob) -> None:
@@ -200,7 +200,7 @@ async def test_a_response_that_failed_is_there_as_long_as_one_that_did_not(
 
 
 async def test_a_stored_stream_is_read_again_behind_what_was_seen(gateway: LiveGateway) -> None:
-    """Section 7: ``starting_after``."""
+    """``starting_after`` is the number of the last event that was received."""
     stream = await gateway.openai.responses.create(
         model=MODEL, input="one two three", store=True, stream=True
     )

@@ -576,7 +576,7 @@ async def go_on(job: ScriptedJob) -> None:
 
 
 @pytest.mark.parametrize("how", ["worker_lost", "handed_over"])
-async def test_a_client_with_event_ids_is_told_that_another_worker_goes_on(
+async def test_a_client_with_event_ids_is_informed_that_another_worker_continues(
     broker: MemoryBroker, bus: MemoryBus, worker: ScriptedWorker, how: str
 ) -> None:
     worker.script = say_and_wait

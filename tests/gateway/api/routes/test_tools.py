@@ -1,4 +1,4 @@
-"""Tools over HTTP, through the official client. Section 5 of OPENAI.md."""
+"""Tools over HTTP, through the official client."""
 
 from typing import Any
 

@@ -67,7 +67,9 @@ def test_nothing_else_is_let_in(file: KeyFile, wrong: "type[str]") -> None:
     ("header", "message"),
     [("", "API key is required"), ("Bearer wk-0-x", "Incorrect API key provided")],
 )
-def test_a_missing_key_is_told_from_a_wrong_one(file: KeyFile, header: str, message: str) -> None:
+def test_a_missing_key_is_distinguished_from_a_wrong_one(
+    file: KeyFile, header: str, message: str
+) -> None:
     file.add("alice")
 
     with pytest.raises(InvalidApiKey, match=message):
