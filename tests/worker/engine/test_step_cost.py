@@ -91,7 +91,7 @@ def test_prices_of_prompts_outlast_any_number_of_decodes() -> None:
     assert cost.seconds(prompt) == pytest.approx(before, rel=0.3)
 
 
-def test_what_one_step_does_not_tell_apart_is_the_prompts_cost() -> None:
+def test_what_one_step_does_not_distinguish_is_the_prompts_cost() -> None:
     cost = StepCost()
     work = StepWork()
     work.add(0, 128)
