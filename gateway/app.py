@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
 from gateway import errors
-from gateway.api.abandoned_responses import Collector
+from gateway.api.abandoned_responses import ResponseCompleter
 from gateway.api.openapi import IGNORED_PARAMETERS_HEADER, IGNORED_TOOLS_HEADER, DocumentedAPI
 from gateway.api.routes import (
     admin,
@@ -125,7 +125,11 @@ async def _using_store(gateway: Gateway) -> AsyncIterator[None]:
             await gateway.store.open_as_set()
     running = [
         asyncio.create_task(incidents.keep_running(work))
-        for work in (BatchRunner(gateway).run, gateway.deliverer.run, Collector(gateway).run)
+        for work in (
+            BatchRunner(gateway).run,
+            gateway.deliverer.run,
+            ResponseCompleter(gateway).run,
+        )
     ]
     try:
         yield

@@ -72,7 +72,7 @@ async def current_response(gateway: Gateway, response_id: str, tenant: str) -> L
     return _logged(relay.facts, items)
 
 
-class Collector:
+class ResponseCompleter:
     """Completes the responses that no gateway relays, and deletes those that have expired."""
 
     def __init__(self, gateway: Gateway) -> None:
