@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.native.library import Library, library
 from kernels.native.paged_attention import attend
 from kernels.providers import Ops, Provider, load_ops
-from tests.support.models.interpreter import quick_interpreter
+from tests.kernels.interpreter import quick_interpreter
 from tests.support.models.native import variants
 
 __all__ = ["quick_interpreter"]

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kernels.providers import Provider, load_ops
+from tests.kernels.interpreter import quick_interpreter
 from tests.support.models.batches import batch, share
-from tests.support.models.interpreter import quick_interpreter
 from tests.support.models.numerics import assert_close
 from tests.support.models.tiny import VOCAB_SIZE, write_tiny_model
 from worker.checkpoints.checkpoint import Checkpoint
