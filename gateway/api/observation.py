@@ -93,6 +93,11 @@ class Observation:
         if self._relay is not None or not isinstance(error, WarrenError):
             self._end()
 
+    @property
+    def total_tokens(self) -> int:
+        """The tokens of prompts and answers so far, which are what a key's limits count."""
+        return self.num_prompt_tokens + self.num_tokens
+
     def accepted(self, relay: LogRelay) -> None:
         """The job was published, or an earlier one with its Idempotency-Key is relayed."""
         self._relay = relay

@@ -215,7 +215,7 @@ class LineServer:
                     raise
                 finally:
                     if grant is not None and relay.has_ended:
-                        grant.settle(observation.num_prompt_tokens + observation.num_tokens)
+                        grant.settle(observation.total_tokens)
                 try:
                     yield answer
                 except BaseException:  # it was not recorded

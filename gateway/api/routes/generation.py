@@ -334,7 +334,7 @@ class Responder:
         relay.close(departure)
         if departure is Departure.SERVED or relay.has_ended or relay.fate is Fate.ENDS:
             # Otherwise more tokens are generated, and the estimate stands.
-            self.grant.settle(observation.num_prompt_tokens + observation.num_tokens)
+            self.grant.settle(observation.total_tokens)
         is_answered = departure is Departure.SERVED and relay.is_ended
         if self.storage is not None and not is_answered and relay.fate is Fate.ENDS:
             await self.storage.discard()
