@@ -12,6 +12,9 @@ from kernels.native.library import Library
 
 _PIECE_BYTES = 2 << 20
 _AHEAD_BYTES = 4 * _PIECE_BYTES
+_NICENESS = 5
+"""The computing threads come first. With the lowest priority, the thread could keep the
+interpreter's lock while other processes use the cores."""
 
 
 def allocate(num_bytes: int) -> Tensor:
@@ -32,8 +35,8 @@ class CommittedAhead:
     """Tensors [num_layers, ...] whose memory is committed shortly before it is used.
 
     The first write to a page waits until the system has cleared it, which takes 0.1 s for a step
-    that starts new pages in every layer. Threads therefore commit memory ahead of its use while the
-    processor is idle, but no more than will soon be needed.
+    that starts new pages in every layer. Threads of lower priority therefore commit memory ahead of
+    its use, but no more than will soon be needed.
     """
 
     def __init__(self, library: Library, *caches: Tensor) -> None:
@@ -57,7 +60,7 @@ class CommittedAhead:
 
     def _commit(self, start: int, end: int) -> None:
         """Commit the range piece by piece in all layers, because they fill up at the same rate."""
-        os.sched_setscheduler(threading.get_native_id(), os.SCHED_IDLE, os.sched_param(0))
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         for piece in range(start, end, _PIECE_BYTES):
             num_bytes = min(_PIECE_BYTES, end - piece)
             for layer in self._layers:

@@ -16,10 +16,8 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from shared.grammars.trials import LIMITS, grammar_source
 from shared.messages import Constraint
+from shared.turns import NICENESS
 
-_NICENESS = 10
-"""Engine and event loop come first. With the lowest priority, a good constraint could take too
-long beside a busy engine."""
 _MAX_CPU_S = 1.0
 """Seconds. The largest schema that a request may contain, of 2,000 properties, takes 0.5 s (AMD
 EPYC Milan)."""
@@ -66,7 +64,7 @@ def problem(constraint: Constraint) -> str:
 
 def main() -> None:
     """Process constraints until the input ends."""
-    os.nice(_NICENESS)
+    os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_STACK, (_MAX_STACK_BYTES, _MAX_STACK_BYTES))

@@ -2,8 +2,8 @@
 
 import functools
 import json
+import logging
 import re
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -19,6 +19,8 @@ from shared.grammars import CALL_CAPTURE, ENTRY_RULE, LIMITS, TRIALS, grammar_so
 from shared.messages import Constraint
 from shared.turns import TenantThreads
 from worker.text import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 _MAX_COMPILED = 64
 """The number of compiled grammars that are kept; the largest take a few MB."""
@@ -165,16 +167,18 @@ class Constraints:
     loop."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
+        """Takes up to a second, in which no other thread runs: to be called before the model
+        serves."""
         self._tokenizer = tokenizer
-        self._vocabulary: LLTokenizer | None = None
-        self._vocabulary_lock = threading.Lock()
+        self._vocabulary = _new_vocabulary(tokenizer)
         self._grammars: OrderedDict[Constraint, Grammar] = OrderedDict()
         self._compilers = TenantThreads(_NUM_COMPILERS, "grammars")
 
     async def compile(self, constraint: Constraint, tenant: str = "") -> Grammar:
         """Compile a constraint in the tenant's turn, or return it from the cache.
 
-        Raises `InvalidRequest` if it is invalid or takes too much time or memory, and `Overloaded`.
+        Raises `InvalidRequest` if it is invalid, takes too much time or memory, or if the tokenizer
+        does not support constraints, and `Overloaded`.
         """
         grammar = self._grammars.get(constraint)
         if grammar is None:
@@ -193,23 +197,15 @@ class Constraints:
         return self._grammars.get(constraint) or self._compile(constraint)
 
     def _compile(self, constraint: Constraint) -> Grammar:
+        if self._vocabulary is None:
+            raise _refusal("the tokenizer of the model does not support constraints")
         source = grammar_source(self._with_token_ids(constraint))
-        matcher = LLMatcher(self._shared_vocabulary(), source, log_level=0, limits=LIMITS)
+        matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise _refusal(matcher.get_error())
         grammar = Grammar(matcher, self._tokenizer)
         grammar.matcher((), None).mask()  # the first mask is the slowest
         return grammar
-
-    def _shared_vocabulary(self) -> LLTokenizer:
-        with self._vocabulary_lock:
-            if self._vocabulary is None:
-                self._vocabulary = LLTokenizer(
-                    self._tokenizer.source,
-                    n_vocab=max(self._tokenizer.vocab_size, self._tokenizer.num_entries),
-                    eos_token=sorted(self._tokenizer.eos_ids) or None,
-                )
-            return self._vocabulary
 
     def _with_token_ids(self, constraint: Constraint) -> Constraint:
         if constraint.kind != "lark":
@@ -223,6 +219,18 @@ class Constraints:
         except ValueError:  # a client's rule, with an escape that JSON lacks
             return rule[0]
         return rule[0] if token_id is None else f"{rule['name']}: <[{token_id}]>"
+
+
+def _new_vocabulary(tokenizer: Tokenizer) -> LLTokenizer | None:
+    try:
+        return LLTokenizer(
+            tokenizer.source,
+            n_vocab=max(tokenizer.vocab_size, tokenizer.num_entries),
+            eos_token=sorted(tokenizer.eos_ids) or None,
+        )
+    except ValueError as error:  # it reads byte-level tokenizers, and those with a byte fallback
+        logger.info("constraints are not supported", extra={"reason": str(error)})
+        return None
 
 
 def token_mask(token_ids: Iterable[int], num_bytes: int) -> bytes:

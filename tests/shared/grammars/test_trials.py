@@ -15,6 +15,7 @@ import pytest
 from shared.errors import Overloaded
 from shared.grammars import TOO_COSTLY, Trials
 from shared.messages import Constraint
+from shared.turns import NICENESS
 
 _MAX_S = 20.0
 """A second of CPU time on shared cores; a trial that does not end itself takes 30."""
@@ -192,4 +193,4 @@ async def test_processes_yield_to_the_engine_but_not_to_everything() -> None:
     assert not await trials.problem(constraint("regex", "third"))
 
     (process,) = set(psutil.Process().children()) - others
-    assert process.nice() == min(psutil.Process().nice() + 10, 19)
+    assert process.nice() == min(psutil.Process().nice() + NICENESS, 19)

@@ -8,7 +8,9 @@ from copy import copy
 from pathlib import Path
 
 import pytest
+import tokenizers
 from tokenizers import AddedToken
+from tokenizers.models import WordLevel
 
 from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.text.pieces import CallArguments, CallStart
@@ -121,6 +123,16 @@ async def test_a_tenants_bombs_do_not_hold_up_the_jobs_of_another(tokenizer: Tok
     bombs[1].cancel()
     with pytest.raises(InvalidRequest):
         await bombs[0]
+
+
+async def test_a_model_whose_tokenizer_llguidance_cannot_read_has_no_constraints(
+    tmp_path: Path,
+) -> None:
+    words = tokenizers.Tokenizer(WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
+    constraints = Constraints(Tokenizer.load(save_tokenizer(words, tmp_path)))
+
+    with pytest.raises(InvalidRequest, match="tokenizer of the model does not support"):
+        await constraints.compile(Constraint(kind="regex", source="a+"))
 
 
 async def test_a_constraint_that_names_unknown_tokens_is_refused(tokenizer: Tokenizer) -> None:

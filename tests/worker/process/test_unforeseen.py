@@ -12,6 +12,7 @@ import pytest
 from shared import topology
 from shared.bus.base import Binding, Bus, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.grammars import trials
 from shared.messages import (
     Announcement,
     Completed,
@@ -63,6 +64,8 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer, "_RETRY_PAUSE_S", 0.01)
     monkeypatch.setattr(quarantine, "_ARRIVAL_S", 0.01)
     monkeypatch.setattr(incidents, "_MIN_RESTART_PAUSE_S", 0.01)
+    # On a busy machine the last of a tenant's many constraints would be refused.
+    monkeypatch.setattr(trials, "_MAX_WAIT_S", 60)
 
 
 def jobs(num_jobs: int, mode: str = "stream") -> list[GenerationJob]:

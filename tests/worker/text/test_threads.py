@@ -47,10 +47,13 @@ async def test_long_texts_of_one_tenant_do_not_hold_up_another() -> None:
     await asyncio.gather(*long_texts)
 
 
-async def test_the_engine_comes_first() -> None:
+async def test_the_engine_comes_first_but_other_processes_do_not_stop_the_worker() -> None:
+    """A thread of very low priority would wait for them, and might hold the interpreter's lock."""
     before = _niceness()
 
-    assert await TextThreads().run("", _niceness) > before
+    niceness = await TextThreads().run("", _niceness)
+
+    assert before < niceness <= before + 5
     assert _niceness() == before
 
 
