@@ -26,7 +26,7 @@ class LogReader:
         self.attempt = 0
         self.run: dict[str, Any] | None = None  # the `Started` of the current attempt
         self.replaced: set[str] = set()
-        self.handed_over: set[str] = set()
+        self.excused: set[str] = set()  # runs that handed the job over, or generated tokens
 
     def read(self, event: dict[str, Any]) -> bool:
         """Print what counts. Returns whether the log has ended."""
@@ -34,11 +34,12 @@ class LogReader:
             case "started":
                 self.start(event)
             case "handed_over":
-                self.handed_over.add(event["ticket"])
+                self.excused.add(event["ticket"])
             case "failed" if self.is_failure(event):
                 raise SystemExit(f"{event['code']}: {event['message']}")
             case "token_delta" | "finished" if self.run and self.is_next(event):
                 self.numerics = self.run["numerics"]
+                self.excused.add(self.run["ticket"])
                 for token_id in event["token_ids"]:
                     self.token_ids.append(token_id)
                     self.prefix_hash = (self.prefix_hash ^ token_id) * 0x100000001B3 % (1 << 64)
@@ -64,7 +65,7 @@ class LogReader:
                 attempt=self.attempt,
                 numerics=self.numerics,
                 choices=[{"token_ids": self.token_ids, "is_finished": False}],
-                num_crashes=len(self.replaced - self.handed_over),
+                num_crashes=len(self.replaced - self.excused),
             )
 
     def is_next(self, event: dict[str, Any]) -> bool:

@@ -156,9 +156,9 @@ class EventStream:
         if self._num_starts <= self._num_announced_starts or not self._framer.is_numbered:
             return b""
         self._num_announced_starts = self._num_starts
-        crashes = self._relay.cursor.crashes[self._num_starts - 2 : self._num_starts]
-        has_crashed = len(crashes) == 2 and crashes[0] < crashes[1]
-        reason = b"worker_lost" if has_crashed else b"handed_over"
+        lost_runs = self._relay.cursor.lost_runs[self._num_starts - 2 : self._num_starts]
+        is_lost = len(lost_runs) == 2 and lost_runs[0] < lost_runs[1]
+        reason = b"worker_lost" if is_lost else b"handed_over"
         return b': continued {"attempt": %d, "reason": "%b"}\n\n' % (self._num_starts, reason)
 
     def end(self) -> bytes:

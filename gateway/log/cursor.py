@@ -220,8 +220,8 @@ class LogCursor:
         """Tickets of runs that were current when the connection to the broker was lost."""
         self._farthest = 0
         self._is_restarting = False
-        self.crashes: list[int] = []
-        """The number of crashed workers before each accepted `Started` of this reading."""
+        self.lost_runs: list[int] = []
+        """`LogReader.num_lost_runs` at each accepted `Started` of this reading."""
         self.reader = self._new_reader()
 
     @property
@@ -244,7 +244,7 @@ class LogCursor:
         self._copy, self.is_deserted, self.is_untouched = LogCopy(), is_renewed, is_renewed
         self._farthest = self.num_events
         self._is_restarting = self.num_events > 0 or self.has_started
-        self.reader, self.num_accepted, self.crashes = self._new_reader(), 0, []
+        self.reader, self.num_accepted, self.lost_runs = self._new_reader(), 0, []
 
     def cut_off(self) -> None:
         """Record that the connection to the broker was lost."""
@@ -280,7 +280,7 @@ class LogCursor:
     def _follow_run(self, event: Started | HandedOver, actions: Sequence[Action]) -> None:
         self.is_untouched = False
         if isinstance(event, Started) and any(isinstance(action, Relay) for action in actions):
-            self.crashes.append(self.reader.num_crashes)
+            self.lost_runs.append(self.reader.num_lost_runs)
         if event.ticket == self.reader.ticket:
             # Whoever has the job next may have been answered by the old queue of the log.
             self.is_deserted = self._is_renewed and isinstance(event, HandedOver)

@@ -158,19 +158,32 @@ class LogReader:
         """The tickets of the runs of the newest delivery; any of them may hold the job."""
         self._replaced: dict[str, Run] = {}
         """The replaced runs by ticket."""
+        self._productive: set[str | None] = set()
+        """The tickets of the runs that generated tokens or scores that count."""
         self._cut_off = frozenset(cut_off)
         self._handed_over = set(cut_off)
 
     @property
-    def num_crashes(self) -> int:
+    def num_lost_runs(self) -> int:
         """Replaced runs without a `HandedOver`, so far."""
-        return len(self._replaced.keys() - self._handed_over)
+        return len(self._lost_runs())
+
+    @property
+    def num_crashes(self) -> int:
+        """Lost runs that generated nothing that counts. Others do not make a job suspicious: one
+        that crashes its workers does not get beyond the token at which it does."""
+        return len(self._crashes())
 
     @property
     def num_crashes_alone(self) -> int:
         """Crashes in quarantine of the job's latest publication."""
-        crashed = self._replaced.keys() - self._handed_over
-        return sum(self._was_alone(self._replaced[ticket]) for ticket in crashed)
+        return sum(self._was_alone(self._replaced[ticket]) for ticket in self._crashes())
+
+    def _lost_runs(self) -> set[str]:
+        return self._replaced.keys() - self._handed_over
+
+    def _crashes(self) -> set[str]:
+        return self._lost_runs() - self._productive
 
     def is_foreign(self, event: Started | PromptScores | Failed) -> bool:
         """Whether the event is of an earlier execution, whose job was left in its queue when the
@@ -301,13 +314,13 @@ class LogReader:
         if not (is_of_a_prompt and is_ours) or event.start != num_scored:
             return []
         self.num_scored[event.prompt] = num_scored + len(event.token_ids)
-        self.numerics = self._run_numerics
+        self._note_progress()
         return [self._relay(event)]
 
     def _extend(self, event: TokenDelta | Finished) -> list[Action]:
         if not (self._is_current(event) and self._is_next(event)):
             return []
-        self.numerics = self._run_numerics
+        self._note_progress()
         chain = self.chains[event.choice]
         chain.extend(event.token_ids)
         if isinstance(event, Finished):
@@ -315,6 +328,10 @@ class LogReader:
             chain.num_cached_tokens = event.num_cached_tokens
             self.is_ended = all(chain.is_finished for chain in self.chains)
         return [self._relay(event)]
+
+    def _note_progress(self) -> None:
+        self.numerics = self._run_numerics
+        self._productive.add(self.ticket)
 
     def _fail(self, event: Failed) -> list[Action]:
         if not self._counts(event):

@@ -71,7 +71,7 @@ class Continue(Wire, frozen=True, kw_only=True):
     num_moves: Count = 0
     """Of the `Started` that is answered: an answer to an earlier one has no effect."""
     num_crashes: Count = 0
-    """Earlier attempts that ended in a crash."""
+    """Earlier attempts that ended in a crash before they had generated anything that counts."""
     num_crashes_alone: Count = 0
     """Those of them that ran this publication of the job in quarantine."""
     replaced: Replaced | None = None

@@ -271,4 +271,4 @@ async def test_a_rolling_restart_under_load_fails_nothing(bus: RabbitBus, worker
         [answer] * len(several) for answer, several in zip(answers, logs, strict=True)
     ]
     assert any(isinstance(e, HandedOver) for several in logs for log in several for e in log.raw)
-    assert max(log.reader.num_crashes for several in logs for log in several) == 0
+    assert max(log.reader.num_lost_runs for several in logs for log in several) == 0

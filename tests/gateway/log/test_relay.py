@@ -159,7 +159,6 @@ async def test_a_worker_that_takes_a_job_again_receives_the_position_to_continue
             ticket=heir.ticket,
             attempt=2,
             choices=(Progress(token_ids=(4, 4)),),
-            num_crashes=1,
             replaced=Replaced(
                 worker=worker.address, ticket=worker.jobs[0].ticket, reason="worker lost"
             ),
@@ -203,7 +202,6 @@ async def test_a_replaced_worker_is_cancelled_and_its_late_words_are_dropped(
                 ticket="heir",
                 attempt=2,
                 choices=(Progress(token_ids=(1,)),),
-                num_crashes=1,
                 replaced=Replaced(worker=worker.address, ticket="zombie", reason="worker lost"),
             )
         ]

@@ -216,6 +216,22 @@ def test_a_hand_over_is_not_a_crash() -> None:
     assert (crashed.num_crashes, drained.num_crashes) == (1, 0)
 
 
+def test_a_run_that_was_lost_after_tokens_is_not_a_crash() -> None:
+    reader, first, idle = LogReader("r", 1), started(), started()
+
+    relayed(reader, [first, LogWriter(1, 1).delta(0, [1], "a"), idle, started()])
+
+    assert (reader.num_lost_runs, reader.num_crashes) == (2, 1)
+
+
+def test_a_run_whose_tokens_came_too_late_is_a_crash() -> None:
+    reader, late = LogReader("r", 1), LogWriter(1, 1).delta(0, [1], "a")
+
+    relayed(reader, [started(), started(), late, started()])
+
+    assert reader.num_crashes == 2
+
+
 def test_a_refusal_before_any_start_ends_the_stream() -> None:
     reader = LogReader("r", 1)
     refusal = Failed(code="context_length_exceeded", message="m")
@@ -339,6 +355,7 @@ def test_only_a_crash_alone_of_the_same_publication_counts_as_one() -> None:
     assert num_crashes_alone([started(), in_company], first) == 0
     assert num_crashes_alone([first], suspect(publication=2)) == 0
     assert num_crashes_alone([first, HandedOver(ticket=first.ticket)], again) == 0
+    assert num_crashes_alone([first, LogWriter(2, 1).delta(0, [1], "a")], again) == 0
 
 
 def test_of_two_runs_of_one_delivery_the_later_one_gives_the_job_back() -> None:

@@ -103,14 +103,15 @@ def test_what_a_broker_forgets_is_sent_once() -> None:
     assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
 
 
-def test_a_deadly_request_ends_after_three_workers() -> None:
+def test_a_deadly_request_ends_after_three_workers_that_get_no_further() -> None:
     for seed in range(100):
-        schedule = Schedule(seed, a_deadly_model(seed), num_faults=0)
+        model = a_deadly_model(seed)
+        schedule = Schedule(seed, model, num_faults=0)
 
         schedule.run()
 
-        # The first may die before its `Started` is sent.
-        assert schedule.num_crashes in (3, 4), f"seed {seed}"
+        # The first worker gets as far as the deadly token.
+        assert schedule.num_crashes == 3 + bool(model.deadly_at), f"seed {seed}"
 
 
 @pytest.mark.timeout(600)
@@ -326,10 +327,10 @@ READER_GUARDS = [
 ]
 RARELY_MISSED: dict[type, int] = {
     CrashesOnly: 6_933,
-    AnyCompany: 3_778,
+    AnyCompany: 169_575,
     AnyPublication: 19_998,
     EndlessChoices: 2_161,
-    AnyReturn: 3_321,
+    AnyReturn: 8_299,
 }
 """The first schedule that misses them. Crashes are believed late, after most runs have spoken."""
 

@@ -150,11 +150,19 @@ async def say_started(bus: Bus, job: GenerationJob, num_returns: int) -> None:
 
 
 async def read(
-    bus: Bus, job: GenerationJob, consumer: Consumer, log: Log | None = None, num_tokens: int = 0
+    bus: Bus,
+    job: GenerationJob,
+    consumer: Consumer,
+    log: Log | None = None,
+    num_tokens: int = 0,
+    attempt: int = 0,
 ) -> Log:
-    """Read to the end of the log, or until ``num_tokens`` were accepted, and answer its workers."""
+    """Read to the end of the log, or until ``num_tokens`` were accepted or ``attempt`` has started,
+    and answer its workers."""
     log = log or Log.of(job)
-    while not log.is_ended and not 0 < num_tokens <= len(log.token_ids):
+    while not (
+        log.is_ended or 0 < num_tokens <= len(log.token_ids) or 0 < attempt <= log.reader.attempt
+    ):
         delivery = await anext(consumer)
         event = decode_event(delivery.message.body, delivery.message.content_type)
         log.raw.append(event)

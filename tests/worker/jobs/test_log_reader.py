@@ -72,7 +72,7 @@ async def test_what_a_reader_returns_to_is_complete() -> None:
             log = await read(bus, job, consumer)
 
     assert log.token_ids == (await undisturbed(job)).token_ids
-    assert (log.reader.attempt, log.reader.num_crashes) == (2, 1)
+    assert (log.reader.attempt, log.reader.num_lost_runs) == (2, 1)
 
 
 async def test_the_worker_goes_on_before_any_reader_returns() -> None:

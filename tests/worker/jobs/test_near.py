@@ -147,7 +147,7 @@ async def test_a_worker_that_drains_hands_such_a_stream_over() -> None:
             log = await read(bus, job, reader, log)
 
     assert leaving.is_leaving
-    assert (len(log.token_ids), log.reader.num_crashes) == (300, 0)
+    assert (len(log.token_ids), log.reader.num_lost_runs) == (300, 0)
 
 
 async def test_a_job_for_a_worker_that_drains_is_answered_by_another_one() -> None:

@@ -47,7 +47,24 @@ LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
 STEP_S = 0.005
 
 
+SLOW_STEP_S = 1.0
+"""So long that a worker that dies when a job starts there has written no token."""
+
+
 async def crash(
+    broker: MemoryBroker,
+    bus: Bus,
+    job: GenerationJob,
+    consumer: Consumer,
+    log: Log,
+    num_attempts: int = 1,
+) -> None:
+    """A worker takes the job so often and dies before it has written a token."""
+    async with doomed_worker(broker, step_s=SLOW_STEP_S):
+        await read(bus, job, consumer, log, attempt=log.reader.attempt + num_attempts)
+
+
+async def crash_after_tokens(
     broker: MemoryBroker, bus: Bus, job: GenerationJob, consumer: Consumer, log: Log
 ) -> None:
     """A worker takes the job, writes some tokens and dies."""
@@ -59,7 +76,7 @@ async def crash(
 async def crashed(
     broker: MemoryBroker, bus: Bus, job: GenerationJob, num_crashes: int
 ) -> AsyncIterator[tuple[Consumer, Log]]:
-    """A job that was running when workers died, its log's reader, and what that has read."""
+    """A job whose workers died before they wrote a token, its reader, and what that has read."""
     await topology.declare_worker(bus, job.model, "test")
     async with reading(bus, job) as consumer:
         await publish(bus, job)
@@ -147,19 +164,43 @@ async def test_a_job_that_waits_leaves_its_queue_before_the_broker_gives_it_up(
 
 async def test_the_third_crash_buries_a_job_and_fails_its_log() -> None:
     job, broker = new_job("echo", sampling=CRASHING), MemoryBroker()
-    async with (
-        MemoryBus(broker) as bus,
-        crashed(broker, bus, job, 3) as (consumer, log),
-        echo_worker(bus),
-    ):
-        log = await read(bus, job, consumer, log)
-        await asyncio.sleep(0.05)
-        dead = await num_ready(bus, topology.DEAD_LETTERS.name)
+    async with MemoryBus(broker) as bus, crashed(broker, bus, job, 2) as (consumer, log):
+        await crash(broker, bus, job, consumer, log, num_attempts=2)  # it is moved, and runs alone
+        async with echo_worker(bus):
+            log = await read(bus, job, consumer, log)
+            await asyncio.sleep(0.05)
+            dead = await num_ready(bus, topology.DEAD_LETTERS.name)
 
     assert isinstance(log.last, Failed)
-    assert log.last.code == "worker_lost"
-    assert 15 <= len(log.token_ids) < 400
+    assert (log.last.code, log.token_ids) == ("worker_lost", [])
     assert dead == 1
+
+
+async def test_a_job_that_gets_further_at_each_crash_is_not_suspicious() -> None:
+    job, broker = new_job("echo", sampling=CRASHING), MemoryBroker()
+    async with MemoryBus(broker) as bus:
+        async with crashed(broker, bus, job, 1) as (consumer, log):
+            for _ in range(4):
+                await crash_after_tokens(broker, bus, job, consumer, log)
+            async with echo_worker(bus):
+                log = await read(bus, job, consumer, log)
+        async with echo_worker(bus):
+            undisturbed = await ask(bus, msgspec.structs.replace(job, request_id="undisturbed"))
+
+    assert log.token_ids == undisturbed.token_ids
+    assert not [event for event in log.raw if isinstance(event, HandedOver)]
+    assert (log.reader.num_lost_runs, log.reader.num_crashes) == (5, 1)
+
+
+async def test_a_job_that_gets_further_in_quarantine_goes_on_there() -> None:
+    job, broker = new_job("echo", sampling=CRASHING), MemoryBroker()
+    async with MemoryBus(broker) as bus, crashed(broker, bus, job, 2) as (consumer, log):
+        await crash_after_tokens(broker, bus, job, consumer, log)
+        async with echo_worker(bus):
+            log = await read(bus, job, consumer, log)
+
+    assert isinstance(log.last, Finished)
+    assert len([event for event in log.raw if isinstance(event, HandedOver)]) == 1
 
 
 async def test_a_suspect_runs_when_nothing_else_does() -> None:

@@ -199,7 +199,7 @@ async def test_draining_hands_running_jobs_over_without_a_crash() -> None:
                 log = await read(bus, job, consumer, log)
 
     assert log.token_ids == undisturbed.token_ids
-    assert (log.reader.attempt, log.reader.num_crashes) == (2, 0)
+    assert (log.reader.attempt, log.reader.num_lost_runs) == (2, 0)
 
 
 class MuteBus(MemoryBus):

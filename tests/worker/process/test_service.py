@@ -397,7 +397,7 @@ async def test_an_immediate_drain_hands_the_jobs_over(*, is_second: bool) -> Non
                 log = await read(bus, job, consumer, log)
 
     assert log.token_ids == undisturbed.token_ids
-    assert (log.reader.attempt, log.reader.num_crashes) == (2, 0)
+    assert (log.reader.attempt, log.reader.num_lost_runs) == (2, 0)
 
 
 async def test_announcements_count_what_was_answered() -> None:
