@@ -59,7 +59,7 @@ class _Progress:
         self.word = f"{self.num_tokens}.{self.num_chars}{'e' if self.is_finished else ''}"
 
 
-class Passed:
+class ClientPosition:
     """Counts what one client has received of a log that is read repeatedly."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ class Passed:
         """By prompt."""
 
     @classmethod
-    def at(cls, place: str) -> "Passed":
+    def at(cls, place: str) -> "ClientPosition":
         """The state at ``place``. Raises `ValueError`."""
         passed = cls()
         fields = place.split("_", MAX_PROMPTS + MAX_CHOICES) if place else ()
@@ -200,7 +200,7 @@ class EventId(NamedTuple):
     """A position in a stream."""
 
     place: str = ""
-    """`Passed.place`."""
+    """`ClientPosition.place`."""
     num_payloads: int = 0
     """The number of payloads after ``place``."""
 
@@ -211,7 +211,7 @@ class EventId(NamedTuple):
         match = _EVENT_ID.fullmatch(text)
         try:
             if match is not None:
-                return cls(Passed.at(match[1]).place, int(match[2] or 0))
+                return cls(ClientPosition.at(match[1]).place, int(match[2] or 0))
         except ValueError:
             pass
         raise InvalidRequest("This is not the id of an event.", param="Last-Event-ID")
@@ -236,7 +236,7 @@ class Framer:
         self._begin(after)
 
     def _begin(self, after: EventId) -> None:
-        self._passed = Passed.at(after.place)
+        self._position = ClientPosition.at(after.place)
         self._has_begun = after.place != ""
         self._place = after.place.encode()
         self._num_payloads = 0
@@ -251,7 +251,7 @@ class Framer:
         """
         if self.has_sent:
             number, num_already_sent = self._number, max(self._num_payloads, self._num_already_sent)
-            self._begin(EventId(self._passed.place, num_already_sent))
+            self._begin(EventId(self._position.place, num_already_sent))
             self._number = number
         else:
             self._begin(self._after)
@@ -300,7 +300,7 @@ class Framer:
         return _frame(retry, payload, number)
 
     def _frame(self, event: Piece, encoder: StreamEncoder) -> bytes:
-        known, new_part = self._passed.split(event)
+        known, new_part = self._position.split(event)
         if known is not None:
             self._skip(len(encoder.encode(known)))
         if new_part is None:
@@ -311,7 +311,7 @@ class Framer:
         """Frame payloads of which the last one completes the new tokens."""
         frames = self.frame_between(payloads[:-1]) if len(payloads) > 1 else b""
         if self.is_numbered:
-            self._place = self._passed.place.encode()
+            self._place = self._position.place.encode()
         if payloads or self._num_already_sent > _FAILURE:
             self._num_already_sent = 0
         else:  # In the log that the client was sent, these tokens came in one event with the next.

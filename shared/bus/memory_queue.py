@@ -108,7 +108,7 @@ class MemoryConsumer:
         if requeue:
             self._queue.give_back([delivery.stored])
         else:
-            self._queue.bury(delivery.stored, "rejected")
+            self._queue.dead_letter(delivery.stored, "rejected")
             self._queue.dispatch()
 
     def _settle(self, delivery: MemoryDelivery) -> bool:
@@ -185,12 +185,12 @@ class MemoryQueue:
         for stored in returned:
             stored.num_returns += 1
             if limit is not None and stored.num_returns > limit:
-                self.bury(stored, "delivery_limit")
+                self.dead_letter(stored, "delivery_limit")
             else:
                 heapq.heappush(self._returned, (stored.position, stored))
         self.dispatch()
 
-    def bury(self, stored: StoredMessage, reason: str) -> None:
+    def dead_letter(self, stored: StoredMessage, reason: str) -> None:
         """Dead-letter a message, or drop it if the queue has no dead-letter exchange."""
         if self.declared.dead_letter is None or self._is_deleted:
             return
@@ -206,7 +206,7 @@ class MemoryQueue:
     def dispatch(self) -> None:
         """Deliver messages while consumers have prefetch left."""
         while self._num_ready and self._head().expires_at <= self._loop.time():
-            self.bury(self._pop_head(), "expired")
+            self.dead_letter(self._pop_head(), "expired")
         while self._num_ready and (consumer := self._next_consumer()) is not None:
             consumer.take(self._pop_head())
 
@@ -235,7 +235,7 @@ class MemoryQueue:
         self._returned.clear()
 
     def _expiry(self) -> float:
-        """When a message that arrives now expires, in the loop's time. It is buried then."""
+        """When a message that arrives now expires, in the loop's time. It is dead-lettered then."""
         ttl_s = self.declared.ttl_s
         return math.inf if ttl_s is None else self._loop.call_later(ttl_s, self.dispatch).when()
 

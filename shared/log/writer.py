@@ -31,7 +31,7 @@ from shared.messages import (
 MAX_CRASHES = 2
 """Crashes outside quarantine before a job is quarantined; one more crash in quarantine is its
 last."""
-HEARINGS = 4
+NUM_INQUIRIES = 4
 """How often an attempt asks again, a second apart, before it acts on a crash count that would
 quarantine or dead-letter the job. A run that was only disconnected, as all runs are when the broker
 restarts, writes its `HandedOver` late. While the broker's clients reconnect, no crash is acted
@@ -139,19 +139,19 @@ class LogWriter:
 class Verdict(Enum):
     """The effect of a command on an attempt."""
 
-    GO_ON = auto()
+    CONTINUE = auto()
     """Continue from the position of `Attempt.log`."""
     STOP = auto()
     """No reader needs further events: acknowledge the job."""
     FOREIGN = auto()
     """The log is of another execution: acknowledge the job, of which nobody needs to hear."""
-    OVER = auto()
+    ENDED = auto()
     """The log has ended: acknowledge the job."""
-    GIVE_BACK = auto()
+    REQUEUE = auto()
     """Another run owns the stream: requeue the job."""
     QUARANTINE = auto()
     """Publish the job to the suspect queue, write `HandedOver`, and acknowledge it."""
-    BURY = auto()
+    DEAD_LETTER = auto()
     """Write that the job failed, and dead-letter it."""
     FAIL = auto()
     """The log cannot be decoded: write that the request failed, and acknowledge the job."""
@@ -185,7 +185,7 @@ class Attempt:
         self._num_choices = num_choices
         self._execution = execution
         self._is_suspect = is_suspect
-        self._num_hearings = 0
+        self._num_inquiries = 0
 
     def forget_place(self) -> None:
         """Ask again where to continue, because the log was recreated: its reader may not have
@@ -193,7 +193,7 @@ class Attempt:
         self.num_moves += 1
         self.is_first = False
         self.log = None
-        self._num_hearings = 0
+        self._num_inquiries = 0
 
     def obey(self, command: Cancel | Continue, *, is_settled: bool = True) -> Verdict | None:
         """Apply a command of the log's reader; None if it is meant for another run or arrives late.
@@ -205,13 +205,13 @@ class Attempt:
         if isinstance(command, Cancel) and command.is_foreign:
             return Verdict.FOREIGN
         if isinstance(command, Cancel):
-            return Verdict.GIVE_BACK if command.is_replaced else Verdict.STOP
+            return Verdict.REQUEUE if command.is_replaced else Verdict.STOP
         if self.log is not None or len(command.choices) != self._num_choices:
             return None
-        verdict = self._judge(command) if is_settled else Verdict.GO_ON
-        if verdict is not Verdict.GO_ON:
-            self._num_hearings += 1
-            if self._num_hearings < HEARINGS:
+        verdict = self._judge(command) if is_settled else Verdict.CONTINUE
+        if verdict is not Verdict.CONTINUE:
+            self._num_inquiries += 1
+            if self._num_inquiries < NUM_INQUIRIES:
                 return None
         self.log = LogWriter.resume(command, self._execution)
         self.replaced = command.replaced
@@ -239,7 +239,7 @@ class Attempt:
                 if isinstance(action, Send) and self._is_recipient(action.command):
                     command = action.command
         if reader.is_ended:
-            return Verdict.OVER
+            return Verdict.ENDED
         verdict = None if command is None else self.obey(command, is_settled=is_settled)
         return verdict if is_readable or self.log is None else Verdict.FAIL
 
@@ -250,7 +250,7 @@ class Attempt:
 
     def _judge(self, command: Continue) -> Verdict:
         if self._is_suspect and command.num_crashes_alone:
-            return Verdict.BURY
+            return Verdict.DEAD_LETTER
         if not self._is_suspect and command.num_crashes >= MAX_CRASHES:
             return Verdict.QUARANTINE
-        return Verdict.GO_ON
+        return Verdict.CONTINUE

@@ -89,7 +89,7 @@ async def refuse_more(bus: RabbitBus, binding: Binding = JOBS.bindings[0]) -> No
         await bus.publish(binding, Message(BODY))
 
 
-async def bury(bus: RabbitBus, num_jobs: int) -> None:
+async def dead_letter(bus: RabbitBus, num_jobs: int) -> None:
     """Publish jobs of which a worker rejects each."""
     async with bus.consume(JOBS.name, prefetch=1) as consumer:
         for k in range(num_jobs):
@@ -104,7 +104,7 @@ async def test_stored_bytes_and_dead_letters_are_bounded(small_broker: RabbitNod
     ):
         await worker.declare(topology.DEAD_LETTERS, JOBS)
 
-        await bury(worker, 20)
+        await dead_letter(worker, 20)
         with pytest.raises(PublishRefused):
             await refuse_more(publisher)
 

@@ -27,7 +27,7 @@ def new_job(request_id: str) -> GenerationJob:
     )
 
 
-async def bury(
+async def dead_letter(
     bus: Bus,
     body: bytes,
     lane: topology.Lane = "interactive",
@@ -64,7 +64,7 @@ async def test_a_listing_sees_what_another_one_held_until_just_now(broker: Broke
     async with RabbitBus(broker.url) as bus:
         await bus.delete_queue(topology.DEAD_LETTERS.name)
         for k in range(4):
-            await bury(bus, encode(new_job(f"letter-{k}")))
+            await dead_letter(bus, encode(new_job(f"letter-{k}")))
         numbers = []
         for _ in range(12):
             async with dead_letters.opened(bus, 10) as letters:
@@ -76,9 +76,9 @@ async def test_a_listing_sees_what_another_one_held_until_just_now(broker: Broke
 
 async def test_they_say_what_died_where_and_of_what() -> None:
     async with MemoryBus() as bus:
-        await bury(bus, encode(new_job("a")))
-        await bury(bus, encode(new_job("b")), "suspect")
-        await bury(bus, b"no job")
+        await dead_letter(bus, encode(new_job("a")))
+        await dead_letter(bus, encode(new_job("b")), "suspect")
+        await dead_letter(bus, b"no job")
         async with dead_letters.opened(bus, 10) as letters:
             facts = [(letter.request_id, letter.reason, letter.queue) for letter in letters]
             ages = [letter.age_s for letter in letters]
@@ -99,7 +99,7 @@ async def test_they_say_what_died_where_and_of_what() -> None:
 
 async def test_what_is_no_job_has_the_age_of_its_message() -> None:
     async with MemoryBus() as bus:
-        await bury(bus, b"no job", published_at=time.time() - 3600)
+        await dead_letter(bus, b"no job", published_at=time.time() - 3600)
         async with dead_letters.opened(bus, 10) as letters:
             age_s = letters[0].age_s
 
@@ -108,10 +108,10 @@ async def test_what_is_no_job_has_the_age_of_its_message() -> None:
 
 async def test_what_has_no_correlation_id_has_the_id_in_its_body_or_a_stable_one() -> None:
     async with MemoryBus() as bus:
-        await bury(bus, encode(new_job("a")), reply_to="", correlation_id="")
-        await bury(bus, b"no job", correlation_id="", message_id="m-1")
-        await bury(bus, b"no job", correlation_id="")
-        await bury(bus, b"nor this", correlation_id="")
+        await dead_letter(bus, encode(new_job("a")), reply_to="", correlation_id="")
+        await dead_letter(bus, b"no job", correlation_id="", message_id="m-1")
+        await dead_letter(bus, b"no job", correlation_id="")
+        await dead_letter(bus, b"nor this", correlation_id="")
         async with dead_letters.opened(bus, 10) as letters:
             ids = [letter.request_id for letter in letters]
         async with dead_letters.opened(bus, 10) as letters:
@@ -126,8 +126,8 @@ async def test_what_has_no_correlation_id_has_the_id_in_its_body_or_a_stable_one
 async def test_what_is_no_job_has_the_tenant_of_its_user() -> None:
     broker = MemoryBroker()
     async with MemoryBus(broker) as bus, MemoryBus(broker, user="alice") as alice:
-        await bury(bus, b"no job")
-        await bury(bus, b"no job", publisher=alice)
+        await dead_letter(bus, b"no job")
+        await dead_letter(bus, b"no job", publisher=alice)
         async with dead_letters.opened(bus, 10) as letters:
             tenants = [letter.tenant for letter in letters]
 
@@ -136,7 +136,7 @@ async def test_what_is_no_job_has_the_tenant_of_its_user() -> None:
 
 async def test_what_is_looked_at_stays() -> None:
     async with MemoryBus() as bus:
-        await bury(bus, encode(new_job("a")))
+        await dead_letter(bus, encode(new_job("a")))
         for _ in range(30):
             async with dead_letters.opened(bus, 10) as letters:
                 assert len(letters) == 1
@@ -148,7 +148,7 @@ async def test_what_is_looked_at_stays() -> None:
 async def test_no_more_are_held_than_are_shown() -> None:
     async with MemoryBus() as bus:
         for name in ("a", "b", "c"):
-            await bury(bus, encode(new_job(name)))
+            await dead_letter(bus, encode(new_job(name)))
         async with dead_letters.opened(bus, 2) as letters:
             names = [letter.request_id for letter in letters]
             num_left = await num_dead(bus)
@@ -159,7 +159,7 @@ async def test_no_more_are_held_than_are_shown() -> None:
 async def test_a_retried_job_is_in_its_queue_again_without_its_deadline() -> None:
     job = new_job("a")
     async with MemoryBus() as bus:
-        await bury(bus, encode(job), "batch")
+        await dead_letter(bus, encode(job), "batch")
         async with dead_letters.opened(bus, 10) as letters:
             await dead_letters.find(letters, "a").retry(bus)
         async with bus.consume(topology.jobs_queue("m", "batch").name) as consumer:
@@ -190,7 +190,7 @@ async def test_a_job_that_had_expired_in_the_queue_of_one_worker_can_be_tried_ag
 
 async def test_what_is_no_job_cannot_be_tried_again() -> None:
     async with MemoryBus() as bus:
-        await bury(bus, b"no job")
+        await dead_letter(bus, b"no job")
         async with dead_letters.opened(bus, 10) as letters:
             letter = dead_letters.find(letters, "c")
             with pytest.raises(InvalidRequest, match="c can only be dropped: Expected `object`"):
@@ -203,7 +203,7 @@ async def test_what_is_no_job_cannot_be_tried_again() -> None:
 async def test_what_its_publisher_may_not_name_cannot_be_tried_again() -> None:
     broker = MemoryBroker()
     async with MemoryBus(broker) as bus, MemoryBus(broker, user="alice") as alice:
-        await bury(bus, encode(new_job("a")), publisher=alice)
+        await dead_letter(bus, encode(new_job("a")), publisher=alice)
         async with dead_letters.opened(bus, 10) as letters:
             (letter,) = letters
             with pytest.raises(InvalidRequest):
@@ -216,7 +216,7 @@ async def test_a_retried_job_runs_for_its_publishers_tenant() -> None:
     job = msgspec.structs.replace(new_job("alice.a"), tenant="bob")
     broker = MemoryBroker()
     async with MemoryBus(broker) as bus, MemoryBus(broker, user="alice") as alice:
-        await bury(bus, encode(job), publisher=alice, reply_to="reply.alice.r")
+        await dead_letter(bus, encode(job), publisher=alice, reply_to="reply.alice.r")
         async with dead_letters.opened(bus, 10) as letters:
             await letters[0].retry(bus)
         async with bus.consume(topology.jobs_queue("m", "interactive").name) as consumer:
@@ -228,7 +228,7 @@ async def test_a_retried_job_runs_for_its_publishers_tenant() -> None:
 async def test_a_dropped_one_is_gone() -> None:
     async with MemoryBus() as bus:
         for name in ("a", "b"):
-            await bury(bus, encode(new_job(name)))
+            await dead_letter(bus, encode(new_job(name)))
         async with dead_letters.opened(bus, 10) as letters:
             await dead_letters.find(letters, "a").drop()
         async with dead_letters.opened(bus, 10) as letters:

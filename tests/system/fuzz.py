@@ -261,7 +261,7 @@ class Attack:
                     async for _ in it.aiter_bytes():
                         pass
 
-    async def bury(self) -> None:
+    async def dead_letter(self) -> None:
         async with self.bus.consume(topology.DEAD_LETTERS.name, prefetch=100) as dead:
             async for delivery in dead:
                 self.num_rejected += 1
@@ -307,7 +307,7 @@ async def attack(bus: Bus, url: str, seed: int) -> AsyncIterator[Attack]:
     async with httpx.AsyncClient(timeout=ENDS_WITHIN_S, verify=NO_TLS) as http:
         it = Attack(bus, url, Mutator(seed), http)
         it.worker = await worker_address(bus)
-        others = [it.ask_honestly(), it.be_a_victim(), it.bury(), it.collect()]
+        others = [it.ask_honestly(), it.be_a_victim(), it.dead_letter(), it.collect()]
         tasks = [asyncio.create_task(other) for other in others]
         try:
             yield it

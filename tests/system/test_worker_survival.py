@@ -227,7 +227,7 @@ async def supervised(workers: Workers, count: int) -> AsyncIterator[None]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_a_deadly_job_is_buried_and_its_neighbours_are_not(
+async def test_a_deadly_job_is_dead_lettered_and_its_neighbours_are_not(
     bus: RabbitBus, workers: Workers
 ) -> None:
     jobs = new_jobs(8, SamplingParams(max_tokens=40, ignore_eos=True))

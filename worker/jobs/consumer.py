@@ -497,21 +497,21 @@ class JobConsumer:
                 await delivery.ack()
             case Outcome.SUPERSEDED:
                 await delivery.ack()
-            case Outcome.BURIED:
+            case Outcome.DEAD_LETTERED:
                 await delivery.reject()
-            case Outcome.SUSPECTED:
+            case Outcome.QUARANTINED:
                 suspects = topology.jobs_queue(self._model, "suspect")
                 await self._publish_again(held, delivery, suspects)
             case Outcome.MOVED:
                 resumed = topology.resumed_queue(self._model, held.execution.numerics)
                 await self._publish_again(held, delivery, resumed)
-            case Outcome.EXCUSED:
+            case Outcome.REPUBLISHED:
                 await self._publish_again(held, delivery, self._shared_queue or self._queue)
             case Outcome.HANDED_OVER if held.job.mode == "final":
                 # Without a log, a return would count as a crash.
                 queue = self._shared_queue or self._queue
                 await self._publish_again(held, delivery, queue, delivery.num_returns)
-            case Outcome.HANDED_OVER | Outcome.GIVEN_BACK:
+            case Outcome.HANDED_OVER | Outcome.REQUEUED:
                 # All brokers count this return, so the next run compares as newer than this one.
                 await delivery.reject(requeue=True)
 

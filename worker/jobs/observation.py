@@ -32,11 +32,11 @@ _STEP_INTERVAL = 64
 _OUTCOMES = {
     Outcome.SUPERSEDED: "superseded",
     Outcome.HANDED_OVER: "handed_over",
-    Outcome.GIVEN_BACK: "handed_over",
-    Outcome.SUSPECTED: "moved",
+    Outcome.REQUEUED: "handed_over",
+    Outcome.QUARANTINED: "moved",
     Outcome.MOVED: "moved",
-    Outcome.EXCUSED: "moved",
-    Outcome.BURIED: "dead_lettered",
+    Outcome.REPUBLISHED: "moved",
+    Outcome.DEAD_LETTERED: "dead_lettered",
 }
 
 
@@ -236,7 +236,7 @@ class JobObservation:
             "tokens": self._num_tokens,
             "duration_s": _rounded(duration_s),
         }
-        if outcome is Outcome.BURIED:
+        if outcome is Outcome.DEAD_LETTERED:
             code = self._error_code or "unknown"
             self._metrics.dead_letters.labels(self._metrics.model, code).inc()
             self.write("job dead-lettered", facts | {"reason": code}, is_warning=True)

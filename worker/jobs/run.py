@@ -117,14 +117,14 @@ class Outcome(Enum):
     SUPERSEDED = auto()
     """Another run has the stream, or its reader has stopped this one before it had a position."""
     HANDED_OVER = auto()
-    GIVEN_BACK = auto()
-    SUSPECTED = auto()
+    REQUEUED = auto()
+    QUARANTINED = auto()
     MOVED = auto()
     """A worker with other numerics is to continue; see `JobRun.numerics`."""
-    EXCUSED = auto()
+    REPUBLISHED = auto()
     """The job is to be queued once more, as one that was never returned: it was returned too often,
     but only because connections to the broker were lost, or the node of its log is down."""
-    BURIED = auto()
+    DEAD_LETTERED = auto()
     UNKNOWN = auto()
     """Publishing one event failed twice for unknown reasons."""
 
@@ -169,7 +169,7 @@ class Settle(Struct, frozen=True):
 
 Action: TypeAlias = Work | Publish | Record | Settle
 
-ENDS = (Outcome.ANSWERED, Outcome.UNREAD, Outcome.BURIED)
+ENDS = (Outcome.ANSWERED, Outcome.UNREAD, Outcome.DEAD_LETTERED)
 """With these outcomes the request ends, too."""
 _ENDINGS = (Started, HandedOver, Failed)
 """The events of a run that ends without an answer."""
@@ -335,12 +335,12 @@ class JobRun:
             return [Work.PLAN]
         if self._num_returns >= LAST_RETURNS:
             error = InternalError("The request could not be moved to another queue.")
-            return self._fail(error, Outcome.BURIED)
+            return self._fail(error, Outcome.DEAD_LETTERED)
         if not is_settled:
-            return self._settle(Outcome.EXCUSED)
+            return self._settle(Outcome.REPUBLISHED)
         if not self._is_suspect:
-            return self._hand_over(Outcome.SUSPECTED)
-        return self._fail_in_place(_worker_lost(), Outcome.BURIED)
+            return self._hand_over(Outcome.QUARANTINED)
+        return self._fail_in_place(_worker_lost(), Outcome.DEAD_LETTERED)
 
     def _open(self) -> list[Action]:
         """Open a new attempt in the request's log."""
@@ -391,24 +391,24 @@ class JobRun:
         match verdict:
             case None:
                 return []
-            case Verdict.GO_ON if self._failure is not None:
+            case Verdict.CONTINUE if self._failure is not None:
                 return self._fail(*self._failure)
-            case Verdict.GO_ON:
+            case Verdict.CONTINUE:
                 return self._change_numerics() if self.changed_numerics else self._generate()
             case Verdict.STOP:
                 # A run that waits for its position may be an old one, whose failure readers ignore.
                 may_be_old = self.state is State.POSITIONING
                 outcome = Outcome.SUPERSEDED if may_be_old else Outcome.ANSWERED
                 return self._fail(Cancelled("The request was cancelled."), outcome)
-            case Verdict.FOREIGN | Verdict.OVER:
-                is_over = verdict is Verdict.OVER
+            case Verdict.FOREIGN | Verdict.ENDED:
+                is_over = verdict is Verdict.ENDED
                 return self._settle(Outcome.ANSWERED if is_over else Outcome.SUPERSEDED)
-            case Verdict.GIVE_BACK:
-                return self._hand_over(Outcome.GIVEN_BACK)
+            case Verdict.REQUEUE:
+                return self._hand_over(Outcome.REQUEUED)
             case Verdict.QUARANTINE:
-                return self._hand_over(Outcome.SUSPECTED)
-            case Verdict.BURY:
-                return self._fail(_worker_lost(), Outcome.BURIED)
+                return self._hand_over(Outcome.QUARANTINED)
+            case Verdict.DEAD_LETTER:
+                return self._fail(_worker_lost(), Outcome.DEAD_LETTERED)
             case Verdict.FAIL:
                 return self._fail(InternalError("The request's log cannot be read."))
 
@@ -417,7 +417,7 @@ class JobRun:
         quarantine stays, because it must not run beside others."""
         if self._is_suspect:
             if self._requires_same_numerics:
-                return self._fail(_worker_lost(), Outcome.BURIED)
+                return self._fail(_worker_lost(), Outcome.DEAD_LETTERED)
             return self._generate()
         if self._requires_same_numerics:
             return self._hand_over(Outcome.MOVED)
@@ -563,19 +563,19 @@ class JobRun:
         is_needed = not any(_is_given_up(event) for event in self._outbox)
         self._outbox.clear()
         self._is_again = False
-        is_buried = self._outcome is Outcome.BURIED
+        is_dead_lettered = self._outcome is Outcome.DEAD_LETTERED
         match error:
             # The node of the log is down: the job waits in its queue until the node returns, unless
-            # it is to be buried, because it would be queued as one that was never returned.
-            case QueueDown() if is_needed and not is_buried:
-                return self._settle(Outcome.EXCUSED)
+            # it is to be dead-lettered, because it would be queued as one that was never returned.
+            case QueueDown() if is_needed and not is_dead_lettered:
+                return self._settle(Outcome.REPUBLISHED)
             # Nobody reads.
             case Unroutable() | QueueDown():
                 return self._settle(Outcome.UNREAD) if is_recorded else self._settle_unread()
             # The end itself is refused.
             case _ if self.state is State.ENDING and isinstance(refused, _ENDINGS):
                 record = [] if is_recorded else [self._record(error.code, is_read=False)]
-                return [*record, *self._settle(Outcome.BURIED)]
+                return [*record, *self._settle(Outcome.DEAD_LETTERED)]
             # The run fails, without an attempt in the log.
             case _ if refused is self._started:
                 self._started = None

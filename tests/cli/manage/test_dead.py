@@ -31,7 +31,7 @@ def warren_dead(broker: Broker, *arguments: str) -> Ended:
     return warren("dead", *arguments, f"--broker={broker.url_of('gateway')}")
 
 
-async def bury(broker: Broker, request_id: str, body: bytes = b"") -> None:
+async def dead_letter(broker: Broker, request_id: str, body: bytes = b"") -> None:
     """A job, or another ``body`` with the same id."""
     job = GenerationJob(request_id=request_id, model=MODEL, prompts=(TextPrompt(text=SECRET),))
     message = Message(body or encode(job), correlation_id=request_id, reply_to="reply.x")
@@ -56,7 +56,7 @@ async def wait_dead(bus: RabbitBus, request_id: str) -> None:
 def request_id(broker: Broker) -> str:
     """The columns of a dead letter."""
     request_id = uuid.uuid4().hex
-    asyncio.run(bury(broker, request_id))
+    asyncio.run(dead_letter(broker, request_id))
     return request_id
 
 
@@ -82,7 +82,7 @@ def test_a_dead_letter_is_listed_shown_retried_and_dropped(broker: Broker, reque
 @pytest.mark.rabbit
 def test_what_is_no_job_can_only_be_dropped(broker: Broker) -> None:
     request_id = uuid.uuid4().hex
-    asyncio.run(bury(broker, request_id, f"no job {request_id}".encode()))
+    asyncio.run(dead_letter(broker, request_id, f"no job {request_id}".encode()))
 
     listed = warren_dead(broker, "list")
     retried = warren_dead(broker, "retry", request_id)

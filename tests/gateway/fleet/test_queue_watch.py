@@ -12,7 +12,7 @@ from shared.bus.base import QueueState
 from shared.bus.memory import MemoryBus
 from shared.errors import BusUnavailable, QueueDown
 from shared.messages import Announcement, JobClass
-from tests.support.workers.jobs import bury, new_job, publish
+from tests.support.workers.jobs import dead_letter, new_job, publish
 
 MODEL = "m"
 
@@ -158,7 +158,7 @@ async def test_a_model_whose_queue_was_deleted_is_forgotten(
 async def test_dead_letters_that_are_being_listed_still_count(
     bus: MemoryBus, watch: QueueWatch
 ) -> None:
-    await bury(bus, "one")
+    await dead_letter(bus, "one")
     await watch.look()
 
     async with dead_letters.opened(bus, 10) as letters:

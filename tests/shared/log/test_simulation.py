@@ -255,8 +255,8 @@ class AnyReturn(Attempt):
 
     def obey(self, command: Cancel | Continue, *, is_settled: bool = True) -> Verdict | None:
         verdict = super().obey(command, is_settled=is_settled)
-        is_told = verdict is Verdict.GO_ON and isinstance(command, Continue)
-        return Verdict.BURY if is_told and self._is_condemned else verdict
+        is_told = verdict is Verdict.CONTINUE and isinstance(command, Continue)
+        return Verdict.DEAD_LETTER if is_told and self._is_condemned else verdict
 
 
 class AnyTicket(Attempt):
@@ -279,7 +279,7 @@ class Quitter(Attempt):
 
     def obey(self, command: Cancel | Continue, *, is_settled: bool = True) -> Verdict | None:
         verdict = super().obey(command, is_settled=is_settled)
-        return Verdict.STOP if verdict is Verdict.GIVE_BACK else verdict
+        return Verdict.STOP if verdict is Verdict.REQUEUE else verdict
 
 
 class NeverReads(Attempt):

@@ -12,7 +12,7 @@ from shared.bus.base import Bus
 from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.support.gateway.http import LiveGateway, eventually, live_gateway
 from tests.support.gateway.webhooks import FAILED, OK, receiving
-from tests.support.workers.jobs import bury
+from tests.support.workers.jobs import dead_letter
 from tests.support.workers.scripted_worker import MODEL, Script, ScriptedWorker, repeat_the_prompt
 
 _LOOPBACK = "127.0.0.0/8"
@@ -76,7 +76,7 @@ def operated() -> Iterator[tuple[str, str]]:
     @asynccontextmanager
     async def beside(bus: Bus, gateway: LiveGateway) -> AsyncIterator[None]:
         for request_id in ("one", "two"):
-            await bury(bus, request_id)
+            await dead_letter(bus, request_id)
         async with receiving() as receiver:
             receiver.answers = [FAILED]
             await gateway.post("/admin/v1/webhooks", url=receiver.url)

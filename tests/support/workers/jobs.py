@@ -115,15 +115,15 @@ async def reading(bus: Bus, job: GenerationJob) -> AsyncIterator[Consumer]:
         yield consumer
 
 
-BURIED = "unserved"
-"""The model of the jobs that `bury` rejects. No worker competes for them."""
+UNSERVED = "unserved"
+"""The model of the jobs that `dead_letter` rejects. No worker competes for them."""
 
 
-async def bury(bus: Bus, request_id: str) -> None:
+async def dead_letter(bus: Bus, request_id: str) -> None:
     """Reject a batch job as a worker does."""
-    queue = topology.jobs_queue(BURIED, "batch")
+    queue = topology.jobs_queue(UNSERVED, "batch")
     await bus.declare(topology.DEAD_LETTERS, queue)
-    job = msgspec.structs.replace(new_job(BURIED, mode="final"), request_id=request_id)
+    job = msgspec.structs.replace(new_job(UNSERVED, mode="final"), request_id=request_id)
     await publish(bus, job, "batch")
     async with bus.consume(queue.name) as consumer:
         await (await anext(consumer)).reject()

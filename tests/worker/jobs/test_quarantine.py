@@ -1,4 +1,4 @@
-"""Jobs whose workers die go on twice in company and once alone; then they are buried."""
+"""Jobs whose workers die go on twice in company and once alone; then they are dead-lettered."""
 
 import asyncio
 import logging
@@ -162,7 +162,7 @@ async def test_a_job_that_waits_leaves_its_queue_before_the_broker_gives_it_up(
     assert (moved, log.is_ended) == ([waiting.request_id], False)
 
 
-async def test_the_third_crash_buries_a_job_and_fails_its_log() -> None:
+async def test_the_third_crash_dead_letters_a_job_and_fails_its_log() -> None:
     job, broker = new_job("echo", sampling=CRASHING), MemoryBroker()
     async with MemoryBus(broker) as bus, crashed(broker, bus, job, 2) as (consumer, log):
         await crash(broker, bus, job, consumer, log, num_attempts=2)  # it is moved, and runs alone
@@ -328,7 +328,7 @@ async def test_a_suspect_whose_worker_dies_while_it_waits_has_not_crashed() -> N
     assert isinstance(log.last, Finished)
 
 
-async def test_a_suspect_without_a_log_is_buried_when_it_came_back_three_times() -> None:
+async def test_a_suspect_without_a_log_is_dead_lettered_when_it_came_back_three_times() -> None:
     job = new_job("echo", sampling=SHORT, mode="final")
     async with MemoryBus() as bus, returned(bus, job, "suspect", 3) as consumer, echo_worker(bus):
         log = await read(bus, job, consumer)
@@ -345,7 +345,7 @@ class UnsettledBus(MemoryBus):
     is_settled = False
 
 
-async def test_a_suspect_that_lost_connections_gave_back_is_not_buried() -> None:
+async def test_a_suspect_that_lost_connections_gave_back_is_not_dead_lettered() -> None:
     job, broker = new_job("echo", sampling=SHORT, mode="final"), MemoryBroker()
     async with (
         MemoryBus(broker) as bus,

@@ -271,7 +271,7 @@ async def answer_returned(
         return answered, await num_ready(bus, topology.DEAD_LETTERS.name)
 
 
-async def test_a_quick_job_that_three_workers_lost_is_buried() -> None:
+async def test_a_quick_job_that_three_workers_lost_is_dead_lettered() -> None:
     answered, num_dead = await answer_returned(3)
 
     assert isinstance(answered, Failed)

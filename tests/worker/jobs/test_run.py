@@ -17,7 +17,7 @@ from shared.errors import (
     WarrenError,
 )
 from shared.log import LogReader
-from shared.log.writer import HEARINGS
+from shared.log.writer import NUM_INQUIRIES
 from shared.messages import (
     Cancel,
     Completed,
@@ -173,7 +173,7 @@ def test_events_are_published_one_at_a_time() -> None:
         (Signal.DEADLINE, Failed, Outcome.ANSWERED),
         (Cancel(request_id="r"), Failed, Outcome.ANSWERED),
         (Signal.HAND_OVER, HandedOver, Outcome.HANDED_OVER),
-        (Cancel(request_id="r", ticket="t", is_replaced=True), HandedOver, Outcome.GIVEN_BACK),
+        (Cancel(request_id="r", ticket="t", is_replaced=True), HandedOver, Outcome.REQUEUED),
     ],
 )
 def test_an_interruption_stops_the_work_at_once_and_ends_the_log_behind_what_is_published(
@@ -269,7 +269,7 @@ def test_a_job_that_nobody_reads_is_dropped(mode: str) -> None:
 @pytest.mark.parametrize(
     ("error", "outcome"),
     [
-        (InternalError("broken"), Outcome.EXCUSED),
+        (InternalError("broken"), Outcome.REPUBLISHED),
         (DeadlineExceeded("late"), Outcome.UNREAD),
         (Cancelled("unread"), Outcome.UNREAD),
     ],
@@ -285,12 +285,12 @@ def test_a_failure_waits_for_the_node_of_its_log_if_anyone_may_need_it(
     assert driver.outcome is outcome
 
 
-def test_a_job_that_crashes_workers_is_buried_although_its_log_is_down() -> None:
+def test_a_job_that_crashes_workers_is_dead_lettered_although_its_log_is_down() -> None:
     driver = planned("final", num_returns=3, is_suspect=True)
 
     driver.tell(Refused(QueueDown("down")))
 
-    assert driver.outcome is not Outcome.EXCUSED
+    assert driver.outcome is not Outcome.REPUBLISHED
 
 
 def test_a_refused_answer_is_replaced_by_an_error_and_a_refused_error_by_nothing() -> None:
@@ -301,7 +301,7 @@ def test_a_refused_answer_is_replaced_by_an_error_and_a_refused_error_by_nothing
     code = driver.failure.code
     driver.tell(Refused(PublishRefused("full")))
 
-    assert (code, driver.outcome) == (PublishRefused.code, Outcome.BURIED)
+    assert (code, driver.outcome) == (PublishRefused.code, Outcome.DEAD_LETTERED)
 
 
 def test_a_refused_start_leaves_the_failure_without_a_position() -> None:
@@ -422,17 +422,17 @@ def test_a_run_that_is_stopped_before_it_has_a_position_ends_nothing_but_a_log_t
 @pytest.mark.parametrize(
     ("is_suspect", "crashes", "end", "outcome"),
     [
-        (False, {"num_crashes": 2}, HandedOver, Outcome.SUSPECTED),
-        (True, {"num_crashes": 3, "num_crashes_alone": 1}, Failed, Outcome.BURIED),
+        (False, {"num_crashes": 2}, HandedOver, Outcome.QUARANTINED),
+        (True, {"num_crashes": 3, "num_crashes_alone": 1}, Failed, Outcome.DEAD_LETTERED),
     ],
 )
-def test_a_job_whose_workers_crashed_is_quarantined_and_then_buried(
+def test_a_job_whose_workers_crashed_is_quarantined_and_then_dead_lettered(
     is_suspect: bool, crashes: dict[str, Any], end: type[ReplyEvent], outcome: Outcome
 ) -> None:
     driver = waiting(is_suspect=is_suspect)
     command = Continue(request_id="r", ticket="t", attempt=2, choices=(Progress(),), **crashes)
 
-    driver.tell(*[command] * HEARINGS, Signal.CONFIRMED)
+    driver.tell(*[command] * NUM_INQUIRIES, Signal.CONFIRMED)
 
     assert (driver.kinds, driver.outcome) == ([Started, end], outcome)
 
@@ -487,19 +487,19 @@ def test_a_job_in_quarantine_is_not_moved_to_where_others_run(is_required: bool)
 
     driver.tell(Signal.CONFIRMED)
 
-    assert driver.outcome is (Outcome.BURIED if is_required else None)
+    assert driver.outcome is (Outcome.DEAD_LETTERED if is_required else None)
     assert (Work.GENERATE in driver.work) != is_required
 
 
 @pytest.mark.parametrize(
     ("mode", "num_returns", "is_suspect", "is_settled", "outcome"),
     [
-        ("stream", MAX_RETURNS, False, True, Outcome.SUSPECTED),
-        ("stream", MAX_RETURNS, False, False, Outcome.EXCUSED),
-        ("final", 2, False, True, Outcome.SUSPECTED),
+        ("stream", MAX_RETURNS, False, True, Outcome.QUARANTINED),
+        ("stream", MAX_RETURNS, False, False, Outcome.REPUBLISHED),
+        ("final", 2, False, True, Outcome.QUARANTINED),
         ("final", 2, True, True, None),
-        ("final", 3, True, False, Outcome.EXCUSED),
-        ("final", 3, True, True, Outcome.BURIED),
+        ("final", 3, True, False, Outcome.REPUBLISHED),
+        ("final", 3, True, True, Outcome.DEAD_LETTERED),
     ],
 )
 def test_a_job_that_was_returned_too_often_is_not_run(

@@ -10,7 +10,7 @@ from shared.bus.memory import MemoryBus
 from tests.support.console import answered, ask, open_console
 from tests.support.gateway.batches import chat, ended, order
 from tests.support.gateway.http import LiveGateway, hears_a_worker
-from tests.support.workers.jobs import bury
+from tests.support.workers.jobs import dead_letter
 
 AXE = resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
 RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
@@ -41,7 +41,7 @@ async def test_no_view_breaks_a_rule(
     await page.emulate_media(color_scheme=scheme)
     await page.set_viewport_size(size)
     await hears_a_worker(gateway)
-    await bury(bus, "chatcmpl-one")
+    await dead_letter(bus, "chatcmpl-one")
     await ended(gateway, await order(gateway, [chat("a")]))
     await open_console(page, gateway)
     await ask(page, "one two three")

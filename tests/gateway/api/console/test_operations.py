@@ -17,7 +17,7 @@ from tests.gateway.api.console.test_accessibility import faults
 from tests.support.console import STEP_S, answered, ask_for_many_tokens, begun, open_console
 from tests.support.gateway.batches import chat, jsonl, order, texts
 from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway, two_gateways
-from tests.support.workers.jobs import bury
+from tests.support.workers.jobs import dead_letter
 from tests.support.workers.scripted_worker import ScriptedWorker, start_only
 from tests.support.workers.synthetic import echo_worker
 
@@ -47,8 +47,8 @@ async def test_a_drained_workers_stream_moves_to_another_without_a_gap(
 async def test_a_dead_letter_is_retried(
     page: Page, gateway: LiveGateway, bus: MemoryBus, worker: ScriptedWorker
 ) -> None:
-    await bury(bus, "chatcmpl-one")
-    await bury(bus, "chatcmpl-two")
+    await dead_letter(bus, "chatcmpl-one")
+    await dead_letter(bus, "chatcmpl-two")
     await open_console(page, gateway, "dead-letters")
     row = page.get_by_role("row").filter(has_text="one")
 
@@ -62,7 +62,7 @@ async def test_a_dead_letter_is_retried(
 async def test_a_dead_letter_is_dropped_after_a_question(
     page: Page, gateway: LiveGateway, bus: MemoryBus
 ) -> None:
-    await bury(bus, "chatcmpl-one")
+    await dead_letter(bus, "chatcmpl-one")
     await open_console(page, gateway, "dead-letters")
 
     await page.get_by_role("button", name="Drop one").click()
@@ -74,7 +74,7 @@ async def test_a_dead_letter_is_dropped_after_a_question(
 async def test_dead_letters_are_listed_once_when_their_view_is_opened(
     page: Page, gateway: LiveGateway, bus: MemoryBus
 ) -> None:
-    await bury(bus, "chatcmpl-one")
+    await dead_letter(bus, "chatcmpl-one")
     await open_console(page, gateway)
     await expect(page.locator("#dead-count")).to_have_text("1")
     listings: list[str] = []

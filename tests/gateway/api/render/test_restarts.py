@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.api.event_stream import encoder_for
 from gateway.api.render.formats import Rendering
 from gateway.log.cursor import LogEvent
-from gateway.log.framing import EventId, Framer, Passed
+from gateway.log.framing import ClientPosition, EventId, Framer
 from shared.messages import Failed, Finished, Started
 from tests.support.gateway.rendering import END, Log, context_of
 
@@ -63,11 +63,11 @@ def told(rendering: Rendering, texts: list[list[str]], seed: int) -> list[LogEve
 
 def undisturbed(first: list[LogEvent], second: list[LogEvent]) -> list[LogEvent]:
     """A log that is divided as the client was sent it: ``first``, and what is new in ``second``."""
-    passed = Passed()
+    passed = ClientPosition()
     for event in first:
         if not isinstance(event, Started | Failed):
             passed.split(event)
-    passed = Passed.at(passed.place)
+    passed = ClientPosition.at(passed.place)
     events = list(first)
     for event in second:
         if isinstance(event, Started | Failed):

@@ -17,7 +17,7 @@ from tests.support.gateway.http import (
     hears_a_worker,
     live_gateway,
 )
-from tests.support.workers.jobs import BURIED, bury
+from tests.support.workers.jobs import UNSERVED, dead_letter
 from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker, start_only
 
 STATUS, LETTERS = "/admin/v1/status", "/admin/v1/dead-letters"
@@ -34,7 +34,7 @@ async def letters(bus: MemoryBus, gateway: LiveGateway) -> list[str]:
     """The ids of two dead letters."""
     ids = ["one", "two"]
     for request_id in ids:
-        await bury(bus, request_id)
+        await dead_letter(bus, request_id)
     return ids
 
 
@@ -154,7 +154,7 @@ async def test_dead_letters_are_listed_and_counted(
     first = (await gateway.http.get(LETTERS)).json()["data"][0]
 
     assert await ids_of_letters(gateway) == letters
-    assert (first["reason"], first["queue"]) == ("rejected", f"jobs.{BURIED}.batch")
+    assert (first["reason"], first["queue"]) == ("rejected", f"jobs.{UNSERVED}.batch")
     assert (first["can_retry"], first["user"]) == (True, bus.user)
     await eventually(are_counted)
 
@@ -166,7 +166,7 @@ async def test_a_retried_letter_is_in_its_queue_again(
 
     assert response.json() == {"id": "one", "status": "retried"}
     assert await ids_of_letters(gateway) == ["two"]
-    state = await bus.inspect(topology.jobs_queue(BURIED, "batch").name)
+    state = await bus.inspect(topology.jobs_queue(UNSERVED, "batch").name)
     assert state is not None
     assert state.num_ready == 1
 

@@ -264,11 +264,11 @@ class Process:
         if delivery.is_lost:
             return
         match outcome:
-            case Outcome.HANDED_OVER | Outcome.GIVEN_BACK:
+            case Outcome.HANDED_OVER | Outcome.REQUEUED:
                 self._broker.give_back(delivery.job)
             case Outcome.UNKNOWN:
                 self._lose(delivery)
-            case Outcome.SUSPECTED:
+            case Outcome.QUARANTINED:
                 again = Job(
                     is_left=delivery.job.is_left,
                     publication=delivery.job.publication + 1,
@@ -284,7 +284,7 @@ class Process:
                     numerics=delivery.run.numerics,
                 )
                 self._publish_again(delivery, again)
-            case Outcome.BURIED if not delivery.job.is_left:
+            case Outcome.DEAD_LETTERED if not delivery.job.is_left:
                 suspects = self._broker.lost_alone | self._broker.copied
                 is_guilty = delivery.job.publication in suspects
                 assert is_guilty or delivery.run.changed_numerics, "innocent"

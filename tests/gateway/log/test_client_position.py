@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from gateway.log.framing import Passed
+from gateway.log.framing import ClientPosition
 from shared.log import LogWriter
 from shared.messages import Finished, Logprob, PromptScores, TokenDelta, TokenLogprobs
 
@@ -37,13 +37,13 @@ def told(dice: random.Random, num_choices: int) -> list[TokenDelta | Finished]:
 @pytest.mark.parametrize("num_choices", [1, 3])
 @pytest.mark.parametrize("seed", range(50))
 def test_each_token_and_character_is_passed_on_once(seed: int, num_choices: int) -> None:
-    dice, passed = random.Random(seed), Passed()
+    dice, passed = random.Random(seed), ClientPosition()
     ids: list[list[int]] = [[] for _ in range(num_choices)]
     texts = [""] * num_choices
     num_ends = 0
 
     for _ in range(4):
-        passed = Passed.at(passed.place)
+        passed = ClientPosition.at(passed.place)
         log = told(dice, num_choices)
         for event in log[: dice.randint(0, len(log))]:
             if (news := passed.split(event)[1]) is not None:
@@ -53,7 +53,7 @@ def test_each_token_and_character_is_passed_on_once(seed: int, num_choices: int)
                 texts[news.choice] += news.text
                 num_ends += isinstance(news, Finished)
 
-    passed = Passed.at(passed.place)
+    passed = ClientPosition.at(passed.place)
     for event in told(dice, num_choices):
         if (news := passed.split(event)[1]) is not None:
             assert isinstance(news, TokenDelta | Finished)
@@ -71,10 +71,10 @@ def test_the_scores_of_a_prompt_are_passed_on_once() -> None:
         ids = tuple(range(first, last))
         return PromptScores(prompt=0, attempt=1, start=first, token_ids=ids, logprobs=logprobs)
 
-    passed = Passed()
+    passed = ClientPosition()
 
     first = [passed.split(scores(0, 3)), passed.split(scores(3, 6))]
-    passed = Passed.at(passed.place)
+    passed = ClientPosition.at(passed.place)
     again = [passed.split(scores(0, 5)), passed.split(scores(5, 9))]
 
     assert first == [(None, scores(0, 3)), (None, scores(3, 6))]
