@@ -13,7 +13,7 @@ from rich.markup import escape
 
 from cli.options import DEFAULT_URL, ApiKey, ApiKeyFile, chosen_key
 from cli.runtime import needs
-from cli.terminal import escape_controls, output, printable
+from cli.terminal import escape_controls, notices, output, printable
 from shared.errors import ModelNotFound, PermissionDenied, StartupError, WarrenError
 from shared.settings import did_you_mean
 
@@ -70,7 +70,9 @@ def chat(
         )
         is_typed = sys.stdin.isatty()
         read = _prompt(history.expanduser()) if is_typed else _line
-        talk = Chat(server, conversation, read, output)
+        # Piped output contains the answers only.
+        notes = output if output.is_terminal else notices
+        talk = Chat(server, conversation, read, output, notes)
         talk.run()
         if talk.has_failed and not is_typed:
             raise typer.Exit(1)
@@ -100,15 +102,22 @@ def chosen(server: "ModelServer", model: str | None) -> str:
 
 
 class Chat:
-    """A conversation that is read from ``read`` and shown on ``console``."""
+    """A conversation that is read from ``read``. Answers are shown on ``console``, everything else on
+    ``notes``."""
 
     def __init__(
-        self, server: "ModelServer", conversation: "Conversation", read: Read, console: Console
+        self,
+        server: "ModelServer",
+        conversation: "Conversation",
+        read: Read,
+        console: Console,
+        notes: Console,
     ) -> None:
         self._server = server
         self._conversation = conversation
         self._read = read
         self._console = console
+        self._notes = notes
         self.has_failed = False
         """Whether a question was answered with an error."""
         server.on_lost = lambda: self._note("\n[the connection was lost; continuing ...]")
@@ -133,8 +142,9 @@ class Chat:
     def _answer(self, question: str) -> None:
         from cli.chat.conversation import show_answer
 
-        name = escape(printable(self._conversation.model))
-        self._console.print(f"[bold green]{name}[/]  ", end="")
+        if self._console.is_terminal:
+            name = escape(printable(self._conversation.model))
+            self._console.print(f"[bold green]{name}[/]  ", end="")
         num_messages = len(self._conversation.messages)
         try:
             show_answer(self._conversation, question, self._console)
@@ -214,7 +224,7 @@ class Chat:
 
     def _note(self, text: str, style: str = "dim") -> None:
         text = escape_controls(text)
-        self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+        self._notes.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _line() -> str:

@@ -395,7 +395,7 @@ class Typed:
                 raise EOFError from None
 
         console = Console(file=self._screen, width=80, color_system=None)
-        Chat(self.server, self.talk, read, console).run()
+        Chat(self.server, self.talk, read, console, console).run()
         return self._screen.getvalue()
 
 
@@ -435,7 +435,7 @@ def test_what_a_server_says_does_not_control_the_terminal() -> None:
     talk = Conversation(asked, chosen(asked, None), 0.5)
 
     console = Console(file=screen, width=200, force_terminal=True, color_system=None)
-    Chat(asked, talk, lambda: next(typed), console).run()
+    Chat(asked, talk, lambda: next(typed), console, console).run()
 
     shown = screen.getvalue()
     assert "\x1b" not in shown
@@ -478,8 +478,19 @@ def test_a_failed_question_that_is_piped_fails_the_command(model: str, shown: st
         done = warren("chat", "--url", url, *options, typed="hello\n")
 
     assert done.returncode == 1
-    assert shown in done.stdout + done.stderr
-    assert ("is ready" in done.stdout) == (model == MODEL)
+    assert shown in done.stderr
+    assert ("is ready" in done.stderr) == (model == MODEL)
+
+
+def test_only_the_answers_are_piped() -> None:
+    with served() as url:
+        done = warren("chat", "--url", url, "--max-tokens=5", typed="hello\n/help\n")
+
+    assert done.returncode == 0
+    assert done.stdout.strip()
+    assert MODEL not in done.stdout
+    assert "/help" not in done.stdout
+    assert "/help" in done.stderr
 
 
 def test_a_system_prompt_stays_when_the_conversation_is_forgotten() -> None:
@@ -515,7 +526,8 @@ def test_a_question_that_is_stopped_before_its_answer_is_forgotten() -> None:
     talk = Conversation(asked, "m", 0.5)
     typed = iter(["capital?", "/exit"])
 
-    Chat(asked, talk, lambda: next(typed), Console(file=screen, width=80)).run()
+    console = Console(file=screen, width=80)
+    Chat(asked, talk, lambda: next(typed), console, console).run()
 
     assert "stopped; the question is forgotten" in screen.getvalue()
     assert talk.messages == []
