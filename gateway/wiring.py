@@ -204,7 +204,8 @@ class Gateway:
                 await asyncio.sleep(_RECORD_RETRY_S)
 
     async def hear_usage(self) -> None:
-        """Hear what other gateways and workers say of the use of API keys; never returns."""
+        """Receive the reports of other gateways and workers on the use of API keys; never
+        returns."""
         queue = topology.usage_queue(self.limits.name)
         await receive(self.bus, queue, self._hear_fact, self.limits.listen)
 

@@ -146,7 +146,7 @@ def near_queue(model: str, address: str) -> Queue:
 
 def _preferred_queue(model: str, binding: Binding, *, ttl_s: float, expires_s: float) -> Queue:
     """A queue of some of the model's workers. A job that none of them takes within ``ttl_s`` goes
-    to all workers; a queue that nobody uses for ``expires_s`` is deleted."""
+    to all workers; the queue is deleted once it was unused for ``expires_s``."""
     return Queue(
         f"{JOBS_PREFIX}{binding.routing_key}",
         (binding,),
@@ -232,8 +232,8 @@ def gateway_queue(gateway_id: str) -> Queue:
 
 
 def usage_queue(gateway_id: str) -> Queue:
-    """The queue on which a gateway hears what gateways have admitted, and which detached jobs have
-    ended."""
+    """The queue on which a gateway receives reports of what gateways have admitted, and of detached
+    jobs that have ended."""
     return Queue(f"control.gateway.{gateway_id}.usage", (USAGE,), is_exclusive=True)
 
 

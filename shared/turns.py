@@ -17,7 +17,7 @@ _MAX_WAITING = 1_000
 """Turns of one tenant: more than a worker has jobs at once."""
 _MAX_TENANTS = 1024
 NICENESS = 5
-"""Of work that competes with the engine and the event loop for the cores.
+"""The niceness of work that competes with the engine and the event loop for the cores.
 
 A thread that waits for a core may hold the interpreter's lock, and then the event loop waits with
 it. Beside eight busy processes on two cores, niceness 19 stopped workers for up to 30 s and 10 for

@@ -59,7 +59,7 @@ class InputIndex:
     digest: str = ""
     num_bytes: int = 0
     offsets: dict[str, int] = field(default_factory=dict)
-    """By ``custom_id``, in the order of the file."""
+    """The position of each line by its ``custom_id``, in the order of the file."""
 
     @classmethod
     def read(cls, path: Path, check: Callable[[RequestLine], object]) -> Self:

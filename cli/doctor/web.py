@@ -17,7 +17,7 @@ _TIMEOUT_S = 5.0
 class Fetched(NamedTuple):
     status: int
     headers: Mapping[str, str]
-    """By their names in lower case."""
+    """The headers by name, in lower case."""
     body: bytes
 
 

@@ -13,7 +13,7 @@ from shared.settings import did_you_mean
 _PREFIX = "worker."
 """The beginning of the names that log lines give workers."""
 _MIN_LENGTH = 4
-"""Of the beginning of an id: a worker is not drained by a slip of the fingers."""
+"""The minimum length of a shortened id, so that a slip of the fingers drains no worker."""
 
 
 @takes_gateway

@@ -21,8 +21,8 @@ ERLANG_PROCESSES = 1_048_576
 ANNOUNCEMENT_SHARE = 0.1
 """The part of a gateway's core that is reserved for the announcements of workers."""
 CHANNELS_PER_CONNECTION = 1500
-"""Of a gateway to the broker: a stream has its own channel, and one more connection is opened when
-they are used up."""
+"""The channels of one connection of a gateway to the broker. Each stream has its own channel, and
+one more connection is opened when they are used up."""
 _MIN_GATEWAYS = 2
 _SPARE_WORKERS = 1
 
@@ -47,7 +47,7 @@ class Machines:
     """What one process of each kind has."""
 
     worker_tokens_per_s: float
-    """Of the model on a worker's device, all streams together."""
+    """Tokens per second of the model on a worker's device, all streams together."""
     worker_streams: float
     """Sequences that a worker runs at once: WARREN_MAX_NUM_SEQS."""
     node_cores: float
@@ -86,9 +86,9 @@ class Size:
     gateway_bytes: float
     """The memory of one gateway."""
     num_connections: int
-    """Of all gateways to the broker."""
+    """The connections of all gateways to the broker."""
     limits: Sequence[Limit]
-    """Of one deployment, the most used first."""
+    """The limits of one deployment, the most used first."""
 
 
 def size(load: Load, machines: Machines, costs: Costs) -> Size:
@@ -216,13 +216,13 @@ class _Fleet:
         ]
 
     def num_pairs(self, role: Role, num_deployments: int) -> float:
-        """Of one deployment: see `Demand.num_pairs`."""
+        """The pairs of one deployment: see `Demand.num_pairs`."""
         return num_pairs(
             role, self.num_workers / num_deployments, self.num_gateways / num_deployments
         )
 
     def broker_cores(self, num_deployments: int, num_nodes: int) -> float:
-        """Of one deployment."""
+        """The cores that the brokers of one deployment need together."""
         costs = self.costs
         requests_per_s = self.load.requests_per_s / num_deployments
         present = self.load.num_streams / num_deployments

@@ -47,7 +47,7 @@ class LoggedResponse(NamedTuple):
 
     builder: AnswerBuilder
     error: WarrenError | None
-    """With which it failed."""
+    """The error with which it failed; None if it did not."""
 
     @property
     def response(self) -> ResponseObject:
@@ -104,7 +104,8 @@ class ResponseCompleter:
         patience_s = self._gateway.settings.disconnect_grace_s + _MARGIN_S
         unread: dict[str, float] = {}
         are_there = {self._gateway.limits.name: False}
-        """By gateway, whether it is alive and completes its own responses. False for this one."""
+        """Whether each gateway is alive and completes its own responses, by name; False for this
+        one."""
         async for response in _pending(state):
             response_id = response.id
             if response_id in self._reading or self._gateway.relays.holds(response_id):

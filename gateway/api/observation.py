@@ -60,7 +60,7 @@ class Observation:
         self._taken_over: set[str] = set()
         """The tickets of the runs that were replaced."""
         self._seen: defaultdict[int, _Seen] = defaultdict(_Seen)
-        """By choice."""
+        """The counts of each choice, by its number."""
         self._of_class = metrics.of_class(job.model, job_class)
         self._tenant = metrics.tenant_label(job.tenant)
         self._tokens = metrics.tokens_of(job.model, job_class, self._tenant)

@@ -32,7 +32,8 @@ _SWEEP_INTERVAL_S = 60.0
 _MAX_BATCHES = 16
 """Batches that one gateway runs at once; the others wait for it, or for another gateway."""
 _MAX_FIRST = 16
-"""As many more, each the only one of its tenant: no tenant waits for the batches of others."""
+"""Further batches, each the only one of its tenant here: a tenant does not wait for the batches of
+others."""
 _MAX_RUNNING_BYTES = 64 << 20
 """What the running lines of all batches may take in memory together, besides one large line of each
 batch. Each batch also holds the text of the line of each model that is next."""

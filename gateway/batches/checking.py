@@ -28,7 +28,8 @@ from shared.messages import Announcement
 
 _MAX_ERRORS = 1000
 _MAX_ERROR_BYTES = 64 << 10
-"""As JSON, in which the database has the errors of a batch. A page has those of many batches."""
+"""The maximum size of a batch's errors as JSON, the form in which they are stored. A page of a
+listing has the errors of many batches."""
 _MAX_MESSAGE_CHARS = 500
 _MAX_PARAM_CHARS = 200
 _MAX_MODELS = 8

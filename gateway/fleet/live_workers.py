@@ -44,7 +44,8 @@ _FORGET_RATE_AFTER_S = 60.0
 _FORGET_AFTER_S = 10.0
 _FORGET_HEARTBEAT_AFTER_S = 120.0
 _HEARD_WITHIN_S = 3.0
-"""Seconds after its start within which a gateway hears from every live worker."""
+"""Seconds after its start within which a gateway receives an announcement of every live worker, at
+the default interval."""
 _MANY_IN_FLIGHT = 64
 """With more requests of a tenant in flight, workers may have set some of them aside."""
 
@@ -309,7 +310,7 @@ class LiveWorkers:
 
     def announced(self) -> list[tuple[Announcement, float]]:
         """The latest announcement of each worker, including those that are leaving, and the seconds
-        since it was heard."""
+        since it arrived."""
         self._forget()
         now = self.clock()
         known = [*self._workers.values(), *self._leaving.values()]

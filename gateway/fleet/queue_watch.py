@@ -43,7 +43,8 @@ class QueueWatch:
         self._bus = bus
         self._workers = workers
         self.readings: dict[tuple[str, Lane], QueueReading] = {}
-        """By model and lane; empty while the broker is unreachable."""
+        """The latest reading of each queue, by model and lane; empty while the broker is
+        unreachable."""
         self.num_dead = 0
         """Messages in the queue of dead letters. A listing holds them for a moment, so a lower
         number counts once it was read twice."""

@@ -39,7 +39,7 @@ from shared.messages import (
 )
 
 _PATIENCE_S = 60.0
-"""As long as a worker makes a batch job wait for interactive ones by default."""
+"""The time for which a worker makes a batch job wait for interactive ones by default."""
 _RETRY_PAUSE_S = 1.0
 
 _Answer = TypeVar("_Answer", Tokenized, Detokenized, Embedded)
@@ -54,9 +54,9 @@ class QuickLane:
         self._asked: dict[str, tuple[QuickJob, asyncio.Future[ReplyEvent]]] = {}
         self._is_listening = asyncio.Event()
         self._lost: asyncio.Future[None] | None = None
-        """Of the latest attachment to the queue; done once answers may have been lost."""
+        """A future for the latest attachment to the queue; done once answers may have been lost."""
         self._spare_slots: dict[str, asyncio.Lock] = {}
-        """By model."""
+        """The lock of each model's spare slot, by model."""
 
     async def ask(self, job: QuickJob, kind: type[_Answer]) -> _Answer:
         """Publish ``job`` and wait until its deadline for an answer of type ``kind``.

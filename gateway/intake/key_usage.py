@@ -69,7 +69,7 @@ class _Tally:
 @dataclass(slots=True)
 class _Gateway:
     tallies: dict[str, _Tally] = field(default_factory=dict)
-    """By key id."""
+    """The use of each API key, by key id."""
     heard_at: float = 0.0
 
 
@@ -145,8 +145,8 @@ class UsageLedger:
             self.detached.setdefault(claim.detached.request_id, claim.detached.job)
 
     def settle(self, claim: Claim, num_tokens: int, now: float) -> None:
-        """Replace the estimate of an admitted claim. What was not used is returned where it was
-        counted, and what was used beyond it counts now."""
+        """Replace the estimate of an admitted claim. Unused tokens are returned to the second in
+        which they were counted, and additional ones are counted now."""
         change, claim.num_tokens = num_tokens - claim.num_tokens, num_tokens
         second = claim.second if change < 0 else math.floor(now)
         self._own_tally(claim.key.key_id).add(second, 0, change)

@@ -71,8 +71,8 @@ class Grant:
             self._limits.end(self._claim.detached.request_id)
 
     def settle(self, num_tokens: int) -> None:
-        """Count the tokens that prompts and answers really have. Those of a detached job count when
-        its worker says so."""
+        """Count the actual tokens of prompts and answers. Those of a detached job are counted when
+        its worker reports its end."""
         if self._claim is not None and self._claim.detached is None:
             self._limits.settle(self._claim, num_tokens)
 
@@ -98,15 +98,16 @@ class Limits:
         """Ids of keys whose use must be announced to the other gateways."""
         self._ended: list[Ended] = []
         self._ends: dict[tuple[str, float], float] = {}
-        """When workers have reported the ends of the last seconds, by request id and deadline. The
-        report of a gateway that has not heard of one yet may come later."""
+        """When workers reported the ends of the last seconds, by request id and deadline. A report
+        that a gateway sent before it received one of them may arrive later."""
         self._news = asyncio.Event()
         self._report_number = 0
-        """Of the last report that was sent."""
+        """The number of the latest report."""
         self._must_request_reports = False
         """Whether the next report is to ask the other gateways for theirs."""
         self._must_send_full_report = False
-        """Whether another gateway has asked for all that this one has heard."""
+        """Whether another gateway has asked for the use of all keys and for all detached jobs that
+        are known here."""
         self._request_number = 0
         """The number of the report that asked the others for theirs; 0 if none is unanswered."""
         self._is_ready = asyncio.Event()
@@ -168,7 +169,7 @@ class Limits:
         return self._ledger.use_of(key.key_id, self._clock()) if key.has_limits else None
 
     def listen(self) -> None:
-        """Ask the others for their use: they could not be heard so far, or for a while."""
+        """Request the reports of the other gateways, which may have been missed until now."""
         self._is_ready.clear()
         self._must_request_reports = True
         self._news.set()
@@ -249,7 +250,8 @@ class Limits:
                 self._retract(claim)
 
     def _decide(self, number: int) -> None:
-        """Decide the claims that all gateways have heard of."""
+        """Decide the claims that were announced up to report ``number``, which all gateways have
+        been sent."""
         for claim in [one for one, first in self._announced.items() if first <= number]:
             del self._announced[claim]
             decided = self._waiting.pop(claim)
@@ -271,7 +273,7 @@ class Limits:
                 decided.set_result(True)
 
     def _retract(self, claim: Claim) -> None:
-        """Tell the others that a claim they may have heard of is not admitted. A job that was
+        """Withdraw a claim that may have been announced to the other gateways. A job that was
         claimed before, by the same request, goes on."""
         self._publish_usage_of(claim.key.key_id)
         if claim.detached is not None:
@@ -335,7 +337,8 @@ class Limits:
             self._ended.pop(0)
 
     def _forget_ends(self) -> None:
-        """Forget detached jobs whose end was never reported, and ends that all have heard of."""
+        """Forget detached jobs whose end was never reported, and ends after which no late report is
+        expected."""
         now = self._clock()
         self._ends = {one: at for one, at in self._ends.items() if at > now - _MAX_LATE_S}
         self._ledger.forget_detached(now)
@@ -383,7 +386,7 @@ def _num_tokens(prompt: Prompt) -> int:
 
 
 def _duration(seconds: float) -> str:
-    """As OpenAI writes it: ``6m0s``, ``1.5s``, ``20ms``."""
+    """The duration in OpenAI's format: ``6m0s``, ``1.5s``, ``20ms``."""
     if seconds < 1:
         return f"{round(seconds * 1000)}ms"
     minutes, rest = divmod(seconds, 60)

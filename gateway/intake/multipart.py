@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _IDLE_TIMEOUT_S = 60.0
 _MIN_BYTES_PER_S = 4 << 10
-"""Which a client sends on average, after the first `_IDLE_TIMEOUT_S`: whoever sends a byte now and
-then would hold its place and what it has sent for ever."""
+"""The average rate that a client must keep up after the first `_IDLE_TIMEOUT_S`. Otherwise one that
+sends a byte now and then would hold its place and what it has sent for ever."""
 _MAX_FIELDS = 32
 _MAX_FIELD_BYTES = 16 << 10
 _MAX_HEADER_BYTES = 8 << 10
@@ -93,7 +93,7 @@ class _Form:
         self.is_ended = False
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        """Of the file."""
+        """The bytes of the file so far."""
         self._num_parts = 0
         self._num_header_bytes = 0
         self._header, self._value = b"", b""

@@ -26,7 +26,8 @@ class Price(Struct, frozen=True, forbid_unknown_fields=True):
     input: Decimal
     output: Decimal
     cached_input: Decimal | None = None
-    """Of prompt tokens that were found in the prefix cache; None: the same as ``input``."""
+    """The price of prompt tokens that were found in the prefix cache; None: the same as
+    ``input``."""
 
     def __post_init__(self) -> None:
         """Raises ValueError."""

@@ -51,7 +51,8 @@ class LogFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     tenant: str = ""
     body_hash: str = ""
-    """The hash of the body of a request with an Idempotency-Key; otherwise empty."""
+    """The hash of the body of a request with an Idempotency-Key or of a line of a batch; otherwise
+    empty."""
     num_choices: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     """The number of choices of all prompts."""
     is_detached: bool = False
@@ -212,7 +213,7 @@ class LogCursor:
         self.is_untouched = False
         """Whether the log was recreated, and no run has written to it since."""
         self._copy = LogCopy()
-        """Of the current reading."""
+        """The copy of the log that the current reading makes."""
         self._best_copy = self._copy
         """The longest one of any reading."""
         self._is_renewed = False

@@ -65,7 +65,7 @@ class ClientPosition:
     def __init__(self) -> None:
         self._choices: list[_Progress] = []
         self._num_scores: list[int] = []
-        """By prompt."""
+        """The number of scores that the client has received of each prompt."""
 
     @classmethod
     def at(cls, place: str) -> "ClientPosition":

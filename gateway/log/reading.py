@@ -49,8 +49,8 @@ _MAX_RECREATIONS = 100
 _MAX_LOST = 3
 """So often a log is recreated that is gone although its node lives."""
 _SILENT_S = 2.5
-"""Seconds for which nothing is heard of a log, whose broker answers, before it counts as lost: a
-slow disk delays what concerns one queue, too."""
+"""Seconds without an answer about a log, while the broker answers other calls, after which the log
+counts as lost: a slow disk delays what concerns one queue, too."""
 _ASK_INTERVAL_S = 1.0
 _PATIENCE_S = 30.0
 """Seconds for which another reader may hold the log. The broker disconnects a stopped gateway after
@@ -159,7 +159,7 @@ class LogReading:
         """The number of messages of the log that are read; they are skipped when it is attached
         again, unless the connection was lost."""
         self._copy: Restored | None = None
-        """With which the log is recreated, until it was read there."""
+        """The copy with which the log is recreated; None once it was read in the recreated log."""
         self._is_copied = False
         """Whether the recreated log has it."""
         self._fencing: set[asyncio.Task[None]] = set()
@@ -373,7 +373,7 @@ class LogReading:
 
     @property
     def is_recreating(self) -> bool:
-        """Whether the log is lost, or may be, and nobody but this reader has what it contained."""
+        """Whether the log is lost, or may be, and only this reader has what it contained."""
         is_held = self._log.is_attached or self._is_holding
         return self._copy is not None or (self._has_read_all and not is_held)
 
@@ -457,7 +457,7 @@ class LogReading:
 
     def _fence(self, send: Send) -> None:
         """Stop a run that was replaced. The log does not wait: the worker's queue may be on a node
-        that is gone, so that nobody confirms the command until the broker notices."""
+        that is gone, and then the command is not confirmed until the broker notices."""
         task = asyncio.create_task(self._send(send))
         self._fencing.add(task)
         task.add_done_callback(self._fencing.discard)

@@ -51,7 +51,8 @@ class LogRelay:
         deadline: float = math.inf,
         retention: Retention = Retention.KEPT,
     ) -> None:
-        """As `LogReading`; ``deadline`` is in the event loop's time."""
+        """Without ``facts`` the log may have another reader, which is asked to release it.
+        ``deadline`` is in the event loop's time."""
         self.job: GenerationJob | None = None
         """The job that may be published again, if this client has just sent it."""
         self.lane: JobClass = "interactive"
@@ -79,7 +80,7 @@ class LogRelay:
 
     @property
     def body_hash(self) -> str:
-        """The body hash of the log's request; empty without an Idempotency-Key."""
+        """The body hash of the log's request: see `LogFacts.body_hash`."""
         return self.cursor.reader.body_hash or self.claim.body_hash
 
     @property

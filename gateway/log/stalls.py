@@ -29,8 +29,7 @@ class StallWatch:
         self._seen: dict[str, tuple[object, float]] = {}
         """The progress of each log, and the time of its last change."""
         self._deserted: set[str] = set()
-        """Logs whose jobs were moved because nobody had written to them since they were
-        recreated."""
+        """Recreated logs whose jobs were moved because no run had continued in them."""
         self._looked_at = time.monotonic()
 
     def look(self, relays: Iterable[LogRelay], is_connected: bool) -> list[LogRelay]:

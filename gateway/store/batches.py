@@ -47,7 +47,8 @@ BATCH_PREFIX = "batch_"
 """The prefix of the ids of batches; no id of a request has it."""
 _RETRY_AFTER_S = 60.0
 _MAX_CANDIDATES = 4
-"""Of each tenant. Other gateways may claim some of them at the same time."""
+"""Batches of each tenant that a claim tries. Other gateways may claim some of them at the same
+time."""
 _MAX_FORGOTTEN = 10_000
 """Answers that one transaction deletes. A statement over millions would exceed its time."""
 _EVENTS: Mapping[Ending, EventType] = {
@@ -95,7 +96,8 @@ class BatchRecord:
     key_limits: Mapping[str, Any] | None
     """What the key was limited to at the order: `gateway.intake.keys.api_key.ApiKey.limits`."""
     num_input_tokens: int | None
-    """Of its answers so far, like the next ones; None if they were not counted."""
+    """The input tokens of its answers so far; None if they were not counted, as in the next
+    fields."""
     num_cached_tokens: int | None
     num_output_tokens: int | None
     num_reasoning_tokens: int | None

@@ -23,7 +23,7 @@ _MAX_SUMS_AT_ONCE = 2
 """Sums over many records take seconds. They leave most of the database's connections to all that
 holds up clients and leases."""
 _MAX_COUNT = 2**31 - 1
-"""Of the database's smallest integers."""
+"""The largest number that the database's 32-bit columns hold."""
 _WRITE_LOCK = 0x55534147
 """Two gateways that write two executions of one request would take both for the first."""
 _KEY = ("tenant", "request_id")

@@ -32,7 +32,7 @@ THOUGHTS: Mapping[str, Thought] = {
     ),
     "qwen3": Thought("<think>", "</think>"),
 }
-"""By the names in workers' announcements."""
+"""The form of reasoning of each parser, by its name in workers' announcements."""
 CLOSED: Mapping[str, str] = {"deepseek_r1": "qwen3"}
 """The parser for prompts that do not open a thought, of one for prompts that do."""
 

@@ -109,7 +109,7 @@ _PREFILL_TILES = {
     90: {64: Tile(128, 128, 8, 3), 128: Tile(128, 64, 4, 3), 256: Tile(128, 64, 8, 3)},
     100: {64: Tile(128, 128, 8, 3), 128: Tile(128, 128, 8, 3), 256: Tile(128, 32, 8, 3)},
 }
-"""By target and width: tiles that do not spill and, on 90 and 100, fill the wide instructions.
+"""The tiles by target and width. They do not spill and, on 90 and 100, fill the wide instructions.
 
 The tile of width 128 on 90 does spill, but was the fastest of ten on an H100: two programs run at a
 time, one of which computes the softmax while the other multiplies.

@@ -82,7 +82,7 @@ _NUM_COUNTERS = 16 * max(tile.num_programs for tile in (*_TILES, _FLOAT32_TILE))
 """Inputs are only split if there are fewer tiles than programs wanted. In batch-invariant mode only
 one tile of tokens counts as such, and there are up to 16."""
 _BASE_BITS = {torch.bfloat16: 0x4300, torch.float16: 0x6400, torch.float32: 0}
-"""Of the power of two whose mantissa takes a nibble as an integer."""
+"""The bits of the power of two whose mantissa takes a nibble as an integer."""
 
 
 def awq_linear(

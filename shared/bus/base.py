@@ -183,7 +183,7 @@ class Bus(Protocol):
         """Create what does not exist yet, including the exchanges of bindings.
 
         An exclusive queue is declared again after each reconnect, and deleted if this call is
-        cancelled or takes too long: nobody else could delete it. Raises `BusUnavailable`,
+        cancelled or takes too long: no other connection could delete it. Raises `BusUnavailable`,
         `QueueBusy` if the queue is exclusive to another connection, and `BusError` if the name
         exists with other properties.
         """

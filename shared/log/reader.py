@@ -55,7 +55,7 @@ class TokenChain:
     prefix_hash: int = EMPTY_HASH
     is_finished: bool = False
     num_cached_tokens: int = 0
-    """Of a finished choice, as its `Finished` said."""
+    """The cached prompt tokens of a finished choice, from its `Finished`."""
 
     @classmethod
     def of(cls, num_choices: int, execution: int) -> "list[TokenChain]":
@@ -112,7 +112,8 @@ _NO_RUN = Run(-1, is_alone=False, num_returns=0)
 
 
 def is_acceptance(event: Accepted) -> bool:
-    """Whether a gateway has accepted the request, rather than marked where it has read up to."""
+    """Whether a gateway has accepted the request. Otherwise the event only marks the position up to
+    which a gateway reads."""
     return bool(event.body_hash or event.context)
 
 
@@ -133,7 +134,7 @@ class LogReader:
         ``is_renewed``: the log was recreated, so that nothing counts before its `Restored`."""
         self.request_id = request_id
         self.execution = 0
-        """Of the log; 0 if it has none."""
+        """The number of the log's execution; 0 if it has none."""
         self.chains = TokenChain.of(num_choices, self.execution)
         self.num_scored: dict[int, int] = {}
         """The number of accepted scores for each prompt."""
@@ -150,8 +151,8 @@ class LogReader:
         self.is_waiting = is_renewed
         """Whether nothing counts yet."""
         self.numerics = ""
-        """Of the run that generated the last accepted tokens; empty if there are none, or if it
-        does not state them."""
+        """The numerics of the run that generated the last accepted tokens; empty if there are none,
+        or if it does not state them."""
         self._run = _NO_RUN
         self._run_numerics = ""
         self._contenders: set[str] = set()

@@ -144,7 +144,7 @@ class Verdict(Enum):
     STOP = auto()
     """No reader needs further events: acknowledge the job."""
     FOREIGN = auto()
-    """The log is of another execution: acknowledge the job, of which nobody needs to hear."""
+    """The log is of another execution: acknowledge the job without an answer."""
     ENDED = auto()
     """The log has ended: acknowledge the job."""
     REQUEUE = auto()
@@ -180,7 +180,8 @@ class Attempt:
         self.replaced: Replaced | None = None
         """The run before this one, if its reader has named it."""
         self.numerics = ""
-        """Of the tokens before this run; empty if there are none, or it is not known."""
+        """The numerics of the tokens before this run; empty if there are none, or if they are not
+        known."""
         self._request_id = request_id
         self._num_choices = num_choices
         self._execution = execution

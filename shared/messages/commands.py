@@ -36,7 +36,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     token_ids: TokenIds = ()
     is_finished: bool = False
     num_cached_tokens: Count = 0
-    """Of a finished choice, as its `Finished` said."""
+    """The cached prompt tokens of a finished choice, from its `Finished`."""
 
 
 class Replaced(Struct, frozen=True, kw_only=True):
@@ -66,10 +66,11 @@ class Continue(Wire, frozen=True, kw_only=True):
     choices: tuple[Progress, ...]
     """What the reader has of each choice."""
     numerics: Annotated[str, Meta(max_length=256)] = ""
-    """Of the run that generated the last of these tokens; empty if there are none, or it is not
-    known."""
+    """The numerics of the run that generated the last of these tokens; empty if there are none, or
+    if they are not known."""
     num_moves: Count = 0
-    """Of the `Started` that is answered: an answer to an earlier one has no effect."""
+    """The ``num_moves`` of the `Started` that is answered: an answer to an earlier one has no
+    effect."""
     num_crashes: Count = 0
     """Earlier attempts that ended in a crash before they had generated anything that counts."""
     num_crashes_alone: Count = 0

@@ -39,7 +39,8 @@ class Accepted(Wire, frozen=True, kw_only=True):
     counts."""
 
     body_hash: Annotated[str, Meta(max_length=128)]
-    """Of a request with an Idempotency-Key; empty otherwise."""
+    """The hash of the body of a request with an Idempotency-Key or of a line of a batch; empty
+    otherwise."""
     context: Context = b""
     """The context of the job."""
     execution: Execution = 0
@@ -122,7 +123,8 @@ class TokenDelta(Wire, frozen=True, kw_only=True, omit_defaults=True):
     logprobs: tuple[TokenLogprobs, ...] = ()
     """One for each of ``token_ids``, if the job requests them."""
     has_end_token: bool = False
-    """As in `Finished`, whose last token a reader may separate from its end."""
+    """The same as in `Finished`. Only a gateway sets it, in the tokens that it splits off a
+    `Finished`."""
 
 
 class Finished(Wire, frozen=True, kw_only=True):
@@ -144,7 +146,7 @@ class Finished(Wire, frozen=True, kw_only=True):
     num_predicted_tokens: Count = 0
     """Tokens of the choice that drafts had predicted, in the run that finished it."""
     num_chars: tuple[Count, ...] = ()
-    """As in `TokenDelta`; the last token completes the held-back text as well."""
+    """The same as in `TokenDelta`; the last token completes the held-back text as well."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     has_end_token: bool = False
     """The last of ``token_ids`` ended the choice, and is not part of the text: an end-of-sequence

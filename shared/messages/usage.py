@@ -40,19 +40,20 @@ class DetachedJob(Struct, frozen=True, array_like=True):
 class UsageReport(Wire, frozen=True, kw_only=True):
     """To all gateways: what one gateway has admitted, and is about to admit.
 
-    The use of a key replaces what the gateway said of it before. Each gateway sends this before it
-    admits a request, and counts what it has heard when its own message has come back.
+    The use of a key replaces that in the gateway's earlier reports. Each gateway sends a report
+    before it admits a request, and counts what it has received when its own report has come back.
     """
 
     gateway: Annotated[str, Meta(max_length=64)]
     number: Count
     """The number of the message among those of the gateway."""
     keys: dict[str, KeyUsage] = field(default_factory=dict)
-    """By key id. Keys whose use has not changed are left out."""
+    """The use of each key, by key id. Keys whose use has not changed are left out."""
     detached: dict[RequestId, DetachedJob] = field(default_factory=dict)
     """New detached jobs, by request id."""
     is_new: bool = False
-    """The gateway has not heard the others: they answer with all that they have used."""
+    """The gateway may have missed reports of the others: each answers with the use of all its keys
+    and all detached jobs that it knows."""
 
 
 class Ended(Wire, frozen=True, kw_only=True):

@@ -40,7 +40,7 @@ class Description:
     """A metric, as the documentation describes it."""
 
     name: str
-    """As it is exported; the names of a histogram's series have a further suffix."""
+    """The name as it is exported; the names of a histogram's series have a further suffix."""
     kind: Kind
     meaning: str
     labels: tuple[str, ...]

@@ -68,4 +68,4 @@ MODELS = {
     "phi3-mini": KnownModel("microsoft/Phi-3-mini-4k-instruct", "phi3", "3.8B", "MIT"),
     "phi4": KnownModel("microsoft/phi-4", "phi3", "14B", "MIT"),
 }
-"""By the name that `store.pull` takes."""
+"""The known models, by the name that `store.pull` takes."""

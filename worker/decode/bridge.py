@@ -25,7 +25,8 @@ _LOOK_INTERVAL_S = 0.5
 _IDLE_S = 2.0
 _MAX_CHANGE = 2.0
 _GATHERED_S = 0.5
-"""For so many seconds the tokens of a batch job gather, because nobody watches them come."""
+"""Seconds for which the tokens of a batch job are gathered, because no user watches them
+arrive."""
 
 
 class EventPacing:

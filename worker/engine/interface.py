@@ -242,7 +242,8 @@ class StepScores(NamedTuple):
     """The scores of one step."""
 
     drawn: Mapping[int, TokenScore]
-    """By row of the result, for sequences that request logprobs."""
+    """The score of the token that was drawn in each row of the result, for sequences that request
+    logprobs."""
     prompts: Sequence[list[TokenScore]]
     """For each sequence with ``scored_ids``."""
 

@@ -17,7 +17,7 @@ class Shares:
     A tenant is active while it has sequences, waiting or running. Its counter is the cost of the
     tokens that it was served, divided by its weight; the tenant with the lowest counter is served
     next. A tenant that becomes active is lifted to the lowest counter of the active ones, so that
-    it earns no credit while it is idle. When no tenant is active, nobody is owed anything, and all
+    it earns no credit while it is idle. When no tenant is active, none is owed anything, and all
     counters are forgotten.
     """
 

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 _RETURNS_HEADER = "warren-returns"
 """How often the messages were returned that a message replaces, for a job without a log."""
 _BROKER_PREFIX = "x-"
-"""Of headers that the broker has added, such as those of a dead letter."""
+"""The prefix of headers that the broker has added, such as those of a dead letter."""
 _GIVE_BACK_PAUSE_S = 0.5
 """Seconds. A job that is given back each time exhausts its returns within 10 s, without noticeable
 effect on other jobs."""
@@ -67,10 +67,10 @@ class _Log(Enum):
 
 @dataclass
 class _Tries:
-    """To publish one event."""
+    """The attempts to publish one event."""
 
     num_refused: int = 0
-    """By a log whose node is there."""
+    """Refusals while the log's node is up."""
     down_since: float = math.inf
 
 
@@ -206,8 +206,8 @@ class ReplyPublisher:
                 raise error
 
     async def _has_moved_on(self) -> bool:
-        """Whether a log that is gone was recreated, or may have been. The first one of a stream
-        returns with its node, and expires where nobody reads it."""
+        """Whether a log that is gone was recreated, or may have been. The first log of a stream
+        returns with its node, and expires there without a reader."""
         try:
             return await self.find_log()
         except BusUnavailable:
@@ -231,8 +231,8 @@ class ReplyPublisher:
 async def recorded(recording: "asyncio.Task[None]") -> None:
     """Hold back the end of an answer until its record is confirmed, or for 5 s.
 
-    A client that has read its answer to the end deletes the log, after which nobody could record
-    what the request has used.
+    A client that has read its answer to the end deletes the log, after which no other worker could
+    record what the request has used.
     """
     await asyncio.wait([recording], timeout=_RECORDED_WITHIN_S)
 
@@ -258,7 +258,7 @@ class Ledger:
         return task
 
     async def wait(self, timeout_s: float) -> None:
-        """Wait for the records under way. Nobody else publishes them."""
+        """Wait for the records under way. No other process publishes them."""
         if self._recording:
             await asyncio.wait(self._recording, timeout=timeout_s)
 

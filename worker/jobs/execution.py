@@ -137,7 +137,7 @@ class JobExecution:
 
     @property
     def numerics(self) -> str:
-        """Of the tokens that the run found in the log."""
+        """The numerics of the tokens that the run found in the log."""
         return self._run.numerics
 
     @property
@@ -196,9 +196,8 @@ class JobExecution:
         self._apply(event, is_settled=self._workplace.bus.is_settled)
 
     async def excuse(self) -> None:
-        """Tell the readers of the log that this run has ended. Another run may have replaced it
-        without its knowledge, and they count a run that is replaced as a crash unless it says so.
-        """
+        """Record in the log that this run has ended. Another run may have replaced it without its
+        knowledge, and readers count a replaced run without this record as lost."""
         if self._job.mode != "stream":
             return
         event = HandedOver(ticket=self._observation.ticket)

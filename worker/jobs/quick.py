@@ -52,7 +52,7 @@ logger = logging.getLogger(__name__)
 _PREFETCH = 32
 """More than are answered at once, so that the tenants among them take turns."""
 _MAX_RETURNS = 3
-"""As many as a poison generation crashes workers."""
+"""The returns after which a job is dead-lettered: a poison generation crashes as many workers."""
 _MAX_TEXT_BYTES = 1 << 19
 """A byte may be a token, and two million tokens take ten seconds and fit in no message."""
 

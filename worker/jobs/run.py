@@ -151,8 +151,8 @@ class Record(Struct, frozen=True):
     are those of `shared.messages.UsageRecord`.
 
     The `Publish` that follows may begin at once, but not before the record is under way: once
-    readers have the end, they delete the log, and nobody else could say what was used. The job may
-    be settled once the record is confirmed.
+    readers have the end, they delete the log, and no other worker could determine what was used.
+    The job may be settled once the record is confirmed.
     """
 
     outcome: str
@@ -251,7 +251,8 @@ class JobRun:
 
     @property
     def numerics(self) -> str:
-        """Of the tokens that this run continues; empty if there are none, or it is not known."""
+        """The numerics of the tokens that this run continues; empty if there are none, or if they
+        are not known."""
         return self._attempt.numerics
 
     @property
@@ -596,7 +597,7 @@ def _num_cached(chains: Sequence[TokenChain], num_choices: int) -> int:
 
 
 def _is_given_up(event: ReplyEvent) -> bool:
-    """Whether it says that nobody needs an answer any more."""
+    """Whether the event ends a request whose answer is no longer needed."""
     return isinstance(event, Failed) and event.code in (Cancelled.code, DeadlineExceeded.code)
 
 

@@ -107,13 +107,15 @@ class JobWindow:
         self._weights = weights
         self._fills_slots = fills_slots
         self._waiting: dict[str, dict[Place, None]] = {}
-        """By tenant, in the order of arrival. No tenant's are empty."""
+        """The waiting jobs of each tenant, in the order of arrival. A tenant without any is left
+        out."""
         self._begun: set[Place] = set()
         self._ahead: set[Place] = set()
         """The jobs that began beyond ``max_begun``, until their first token."""
         self._num_begun: Counter[str] = Counter()
-        """By tenant, like the next one."""
+        """The number of each tenant's jobs in ``_begun``."""
         self._num_ahead: Counter[str] = Counter()
+        """The number of each tenant's jobs in ``_ahead``."""
         self._is_closed = False
 
     @property

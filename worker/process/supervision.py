@@ -1,4 +1,4 @@
-"""Supervises the jobs that a worker runs: those that nobody reads, and batch jobs that starve."""
+"""Supervises the jobs that a worker runs: those without a reader, and batch jobs that starve."""
 
 import asyncio
 import math

@@ -22,7 +22,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # noqa: TID251 (it rea
 _BREATHER_TOKENS = 1_000
 _BREATHER_S = 1e-4
 _HARMONY_ENDS = ("<|return|>", "<|call|>")
-"""What ends an answer in the Harmony format, whether the model's configuration says so or not."""
+"""The tokens that end an answer in the Harmony format, even if the model's configuration omits
+them."""
 
 
 class Tokenizer:

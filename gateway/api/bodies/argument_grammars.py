@@ -25,7 +25,7 @@ Arguments: TypeAlias = Callable[[str, Tool, Budget], Rules]
 """The rules of a tool's arguments, of which the first has the given name. Raises
 `GrammarTooLong`."""
 Kind: TypeAlias = Literal["text", "choices", "json", "any"]
-"""Of a parameter's values: any text, one of some texts, anything but texts, or either."""
+"""The kind of a parameter's values: any text, one of some texts, anything but texts, or either."""
 
 
 def parameters(tool: Tool) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class _Root:
         self._named: dict[str, Any] = {}
         """Targets of references."""
         self._kinds: dict[int, Kind] = {}
-        """By the identity of a schema."""
+        """The kind of the values of each schema, by the schema's identity."""
 
     def resolved(self, schema: Any) -> Any:
         """What a reference names."""

@@ -207,7 +207,7 @@ FORMS: Mapping[str, Form] = {
         arguments=TaggedArguments('"<parameter="', '">"', "</parameter>"),
     ),
 }
-"""By the names of `TOOL_PARSERS`."""
+"""The form of each parser's calls, by its name in `TOOL_PARSERS`."""
 
 
 def calls(

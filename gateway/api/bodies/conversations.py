@@ -147,8 +147,9 @@ def offered_tools(
     tools: Iterable[tuple[str, FunctionDefinition | CustomDefinition | None, str]],
     schema_name: str = "parameters",
 ) -> OfferedTools:
-    """Of each tool its type, its definition and the definition's path in the body; ``schema_name``
-    is what the API calls the schema of a function. Raises `InvalidRequest`."""
+    """The tools of a request. ``tools`` has the type and definition of each, and the definition's
+    path in the body; ``schema_name`` is what the API calls the schema of a function. Raises
+    `InvalidRequest`."""
     functions: dict[str, Tool] = {}
     others: dict[str, str] = {}
     custom: set[str] = set()

@@ -67,7 +67,7 @@ class ThinkingBlock(Struct, frozen=True, tag="thinking"):
 
 
 class RedactedThinkingBlock(Struct, frozen=True, tag="redacted_thinking"):
-    """Left out: nobody else can read it."""
+    """Reasoning that only its issuer can decrypt. It is left out of the prompt."""
 
 
 class ToolUseBlock(Struct, frozen=True, kw_only=True, tag="tool_use"):

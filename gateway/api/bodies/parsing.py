@@ -226,7 +226,7 @@ def parse(kind: type[_Body], body: bytes) -> _Body:
 
 
 def parse_with_ignored(kind: type[_Body], body: bytes) -> tuple[_Body, tuple[str, ...]]:
-    """As `parse`, with the names of the first parameters that are ignored because they are
+    """The same as `parse`, with the names of the first parameters that are ignored because they are
     unknown."""
     try:
         said = msgspec.json.decode(body)

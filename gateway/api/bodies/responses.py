@@ -66,7 +66,7 @@ class ResponseTool(Struct, frozen=True, kw_only=True):
     parameters: dict[str, Any] | NoParameters | None = None
     """A JSON schema."""
     format: AnyInput | BoundInput | None = None
-    """Of the input of a custom tool."""
+    """The format of the input of a custom tool."""
 
     def definition(self, path: str) -> FunctionDefinition | CustomDefinition | None:
         """None: the tool is left out. Raises `InvalidRequest`."""
@@ -88,7 +88,7 @@ class NamedFunction(Struct, frozen=True, kw_only=True, tag="function"):
 
     name: str | None = None
     function: FunctionChoice | None = None
-    """As in a chat."""
+    """The same as in a chat."""
 
 
 class NamedCustomTool(Struct, frozen=True, kw_only=True, tag="custom"):

@@ -144,7 +144,7 @@ def _embedding(texts: Sequence[str], param: str, draft: QuickDraft) -> Embedding
 
 
 def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    """Of vectors of length 1."""
+    """The cosine similarity of two vectors of length 1."""
     cosine: float = sum(map(mul, one, other))
     return cosine
 

@@ -67,7 +67,7 @@ class ChatAllowedTools(Struct, frozen=True, tag="allowed_tools"):
 
     @property
     def names(self) -> frozenset[str]:
-        """Of the tools. Raises `InvalidRequest`."""
+        """The names of the tools. Raises `InvalidRequest`."""
         chosen = [tool.chosen for tool in self.allowed_tools.tools if tool.type in CALLABLE]
         if None in chosen:
             raise refused("tool_choice", "expected the name of each function.")
@@ -92,7 +92,8 @@ class ToolUse(NamedTuple):
     """The names of those that are custom tools."""
 
     def text_parameters(self) -> dict[str, tuple[str, ...]] | None:
-        """Of each callable tool the parameters that are text, if the parser needs them."""
+        """The text parameters of each callable tool, by its name; None if the parser does not need
+        them."""
         if self.parser not in TAGGED:
             return None
         return {tool.name: text_parameters(tool) for tool in self.callable.values()}

@@ -42,7 +42,7 @@ class AnswerChoice:
     parts: list[Part] = field(default_factory=list)
     """All parts in order, if the endpoint needs the order."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """Of the tokens that the client is shown."""
+    """The logprobs of the tokens that the client is shown."""
     scores: list[float] = field(default_factory=list)
     """The logprobs of all its tokens."""
     finish_reason: FinishReason | None = None

@@ -70,7 +70,7 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool_names: tuple[str, ...] | None = None
     """The functions that may be called; None: any. What names another one is text."""
     text_parameters: dict[str, tuple[str, ...]] | None = None
-    """Of each of these functions the parameters that are text, if the parser needs them."""
+    """The text parameters of each of these functions, by its name, if the parser needs them."""
     custom_tools: tuple[str, ...] = ()
     """Those of the functions that clients know as custom tools."""
     num_earlier_calls: int = 0
@@ -150,8 +150,8 @@ def error_payload(error: WarrenError) -> Payload:
 
 
 def obfuscation(said: bytes, num_bytes: int) -> str:
-    """What pads the ``num_bytes`` of a text to a multiple of 32: whoever observes the sizes of the
-    chunks of an encrypted stream could otherwise guess its words.
+    """What pads the ``num_bytes`` of a text to a multiple of 32: an observer of an encrypted stream
+    could otherwise guess its words from the sizes of its chunks.
 
     It is derived from ``said``, so that a stream is rendered again with the same bytes, and a proxy
     cannot compress it.
@@ -197,7 +197,7 @@ class TokenCounts:
         self._cached: defaultdict[int, list[int]] = defaultdict(list)
         self._run_numerics = ""
         self._numerics: set[str] = set()
-        """Of the runs that generated the tokens."""
+        """The numerics of the runs that generated the tokens."""
 
     def read(self, event: LogEvent) -> None:
         match event:
@@ -345,7 +345,7 @@ class ChatCompletion(_AnswerBody, frozen=True, kw_only=True):
     service_tier: ServiceTier | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    """As in vLLM."""
+    """The same as in vLLM."""
 
 
 class Completion(_AnswerBody, frozen=True, kw_only=True):
@@ -363,7 +363,7 @@ class Chunk(_AnswerBody, frozen=True, kw_only=True):
     choices: Sequence[ChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     service_tier: ServiceTier | UnsetType = UNSET
-    """Of a chat."""
+    """The service tier of a chat; completions have none."""
     system_fingerprint: str | UnsetType = UNSET
     obfuscation: str | UnsetType = UNSET
     """Padding, if the request asks for it."""

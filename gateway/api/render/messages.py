@@ -73,7 +73,7 @@ class AnswerMessage(Struct, frozen=True, kw_only=True, tag_field="type", tag="me
     stop_sequence: str | None = None
     usage: MessageUsage
     system_fingerprint: str | UnsetType = UNSET
-    """Of a message that has ended: as in chats. An extension of Warren."""
+    """The same as in chats, once the message has ended. An extension of Warren."""
 
 
 def whole_message(builder: AnswerBuilder) -> AnswerMessage:

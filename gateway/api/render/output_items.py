@@ -27,7 +27,8 @@ _CALLS: Mapping[str, tuple[str, str, str]] = {
     "function_call": ("fc", "arguments", "response.function_call_arguments"),
     "custom_tool_call": ("ctc", "input", "response.custom_tool_call_input"),
 }
-"""By the item type of a call: what its id begins with, what is given to the tool, and its event."""
+"""The prefix of the id, the field with what is given to the tool, and the prefix of the events, for
+each item type of a call."""
 
 
 def response_of(item_id: str) -> str | None:
@@ -44,7 +45,7 @@ class ItemWriter:
         self._rendering = rendering
         self._open: _OpenText | _OpenCall | None = None
         self._logprobs: list[TokenLogprobs] = []
-        """Of the tokens since the last piece."""
+        """The logprobs of the tokens since the last piece."""
 
     @property
     def items(self) -> list[dict[str, Any]]:

@@ -97,7 +97,7 @@ class ResponseObject(Echo, frozen=True, kw_only=True, tag_field="object", tag="r
     usage: ResponseUsage | None
     service_tier: ServiceTier | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
-    """Of a response that has ended: as in chats. An extension of Warren."""
+    """The same as in chats, once the response has ended. An extension of Warren."""
 
 
 def response_object(

@@ -28,7 +28,7 @@ Scope: TypeAlias = Literal["generate", "cancel", "metrics", "operator"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 DEFAULT_SCOPES: tuple[Scope, ...] = ("generate", "cancel")
 PREFIX = "wk"
-"""With which each key begins."""
+"""The beginning of each key."""
 _ID = re.compile(r"[0-9a-f]{2,32}")
 TENANT = re.compile(r"[A-Za-z0-9._@-]{1,128}")
 _MAX_PARSED = 1 << 14
@@ -54,7 +54,7 @@ class ApiKey:
     """The models that it may use, each a name or a pattern with ``*``; all of them if empty."""
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
-    """Of prompts and of answers."""
+    """Maximum number of tokens per minute, of prompts and answers together."""
     max_concurrent: int | None = None
     """Maximum number of concurrent requests, at all gateways."""
     max_detached: int | None = None

@@ -29,7 +29,8 @@ _UPLOAD_TIMEOUT_S = 24 * 3600
 _COMPLETION_TIMEOUT_S = 3600
 """Parts are kept so much longer than their upload, which may just be completed."""
 MAX_FILES = 100_000
-"""Of one tenant, the parts of its uploads included. Even an empty file takes a row and an inode."""
+"""Files of one tenant, including the parts of its uploads. Even an empty file takes a row and an
+inode."""
 _MAX_SWEPT = 100
 _TOO_LARGE = "The tenant's files exceed their total size limit."
 _ROOM_LOCK = 0x46494C45
@@ -104,7 +105,8 @@ class Files:
         self._blobs = blobs
         self._max_tenant_bytes = max_tenant_bytes
         self._num_draft_bytes: Counter[str] = Counter()
-        """Of each tenant, in the files that it sends to this gateway and that are not finished."""
+        """The bytes of each tenant's files that are being sent to this gateway and are not
+        finished."""
         self._left_bytes: dict[str, int] = {}
         """What its finished files left of its limit when they were last counted, less those of this
         gateway since."""
@@ -322,8 +324,8 @@ async def reveal(connection: AsyncConnection, file_ids: tuple[str, ...]) -> None
 
 
 async def lock_file(connection: AsyncConnection, tenant: str, file_id: str) -> bool:
-    """Whether the file exists; if so, nobody else can delete it or make a batch of it until the
-    transaction of the caller ends."""
+    """Whether the file exists; if so, no other transaction can delete it or make a batch of it
+    until that of the caller ends."""
     query = select(FILES.c.id).where(FILES.c.id == file_id, _visible(tenant)).with_for_update()
     return (await connection.execute(query)).one_or_none() is not None
 

@@ -31,7 +31,7 @@ Status: TypeAlias = Literal["pending", "completed", "cancelled", "expired"]
 
 MAX_PARTS = 10_000
 MAX_UPLOADS = 100_000
-"""Of one tenant, those included that are still known after they ended."""
+"""Uploads of one tenant, including those that have ended and are still known."""
 LIFETIME_S = 3600
 """Seconds from the creation of an upload to its expiry, as OpenAI has them."""
 _KEPT_S = 24 * 3600

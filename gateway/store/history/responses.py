@@ -299,7 +299,7 @@ class Responses:
 
 
 _MAX_SWEPT = 10_000
-"""Of one tenant at once. PostgreSQL takes at most 32,767 parameters."""
+"""Objects of one tenant that are deleted at once. PostgreSQL takes at most 32,767 parameters."""
 _COLUMNS = tuple(RESPONSES.c[name] for name in (*ResponseDraft.__slots__, "expires_at", "body"))
 
 

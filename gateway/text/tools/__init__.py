@@ -30,7 +30,7 @@ TOOL_PARSERS: Mapping[str, Callable[[Names], Parser]] = {
     "pythonic": PythonicParser,
     "qwen3_coder": partial(tagged_parser, QWEN3_CODER),
 }
-"""By the names in workers' announcements. Each is given the names of the functions that may be
-called."""
+"""The parsers of tool calls, by their names in workers' announcements. Each is given the names of
+the functions that may be called."""
 TAGGED = frozenset({"glm45", "qwen3_coder"})
 """Those that are given, by the name of each function, its parameters that are text."""

@@ -16,7 +16,7 @@ _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 Names: TypeAlias = Collection[str] | None
-"""Of the functions that may be called; None: any."""
+"""The names of the functions that may be called; None: any."""
 
 
 def is_declared(name: str | None, names: Names) -> bool:

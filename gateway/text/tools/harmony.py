@@ -38,7 +38,7 @@ class HarmonyParser:
         self._num_calls = 0
         self._num_chars = 0
         self._value: JsonValue | None = None
-        """Of the open call."""
+        """The arguments of the open call; None if there is none."""
         self._raw = ""
         """The text that may be a header, or is the header of what may be a call."""
         self._header = Until(_MESSAGE, *_ENDS)

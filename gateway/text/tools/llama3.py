@@ -5,7 +5,7 @@ from gateway.text.tags import Opening
 from gateway.text.tools.calls import CallObject, Names
 
 TAGS = ("<|python_tag|>", "<|python_start|><|python_end|>")
-"""Of Llama 3 and of Llama 4, which may stand before the first call."""
+"""The tags of Llama 3 and of Llama 4 that may stand before the first call."""
 _BETWEEN = " \t\r\n;,"
 
 

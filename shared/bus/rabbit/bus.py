@@ -37,7 +37,8 @@ that is cut off from the others keeps its clients, and only answers what it can 
 _COME_BACK_S = (30.0, 90.0)
 """Between two attempts to return to a node; not the same for all clients of it."""
 _CONFIRM_S = 1.0
-"""Seconds in which a consumer that was told of the end of its queue has declared it again."""
+"""Seconds within which a consumer that was notified of the end of its queue has declared it
+again."""
 
 
 class RabbitBus:
@@ -48,10 +49,10 @@ class RabbitBus:
     more than ``max_channels``, further connections are opened.
 
     Exclusive queues are declared again with each connection. A cluster may delete those of a
-    connection that lives, and tell nobody: if their node was cut off from the others, or if they
-    were declared while it still deletes what a dead node had (rabbitmq-server's issues 9798 and
-    12597). Other consumers may hear nothing any more, either. Therefore all consuming connections
-    are opened again then.
+    connection that lives, without a notification: if their node was cut off from the others, or if
+    they were declared while it still deletes what a dead node had (rabbitmq-server's issues 9798
+    and 12597). Other consumers may receive nothing any more, either. Therefore all consuming
+    connections are opened again then.
 
     A publishing connection that had to move to another node is replaced by one to its first node
     some time after that has come back, so that the clients of a cluster stay spread over its nodes.
@@ -320,8 +321,8 @@ class RabbitBus:
         await asyncio.gather(*(link.reopen(is_silent=is_silent) for link in links))
 
     async def _is_lost(self, name: str) -> bool:
-        """Whether an exclusive queue is gone, and nobody was told who would declare it again.
-        Raises `BusError`."""
+        """Whether an exclusive queue is gone, and no consumer was notified that would declare it
+        again. Raises `BusError`."""
         if await self._inspect(name) is not None:
             return False
         await asyncio.sleep(_CONFIRM_S)

@@ -145,7 +145,7 @@ class Resources:
         self._calls = CallChannels(open_channel)
         self._known: set[Exchange] = set()
         self._declaration_ids: dict[str, str] = {}
-        """Of exclusive queues, by name."""
+        """The id of the latest declaration of each exclusive queue, by the queue's name."""
 
     async def declare_exchange(self, exchange: Exchange) -> None:
         """Create the exchange unless it exists; checking first needs no configure permission."""

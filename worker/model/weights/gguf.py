@@ -12,7 +12,7 @@ from shared.errors import StartupError
 from worker.checkpoints.gguf_file import GgufTensor, read_header
 
 _FORMATS: dict[int, QuantFormat] = {2: "q4_0", 3: "q4_1", 8: "q8_0"}
-"""By their number in ggml's ``enum ggml_type``."""
+"""The supported formats, by their number in ggml's ``enum ggml_type``."""
 _TABLES = {"model.embed_tokens.weight": "token_embd.weight", "lm_head.weight": "output.weight"}
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)\.weight")
 _LINEARS = {
