@@ -102,8 +102,10 @@ def chosen(server: "ModelServer", model: str | None) -> str:
 
 
 class Chat:
-    """A conversation that is read from ``read``. Answers are shown on ``console``, everything else on
-    ``notes``."""
+    """A conversation that is read from ``read``.
+
+    Answers are shown on ``console``, everything else on ``notes``.
+    """
 
     def __init__(
         self,
