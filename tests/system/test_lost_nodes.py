@@ -22,6 +22,7 @@ from tests.support.gateway.http import (
     live_gateway,
     two_gateways,
 )
+from tests.support.workers.jobs import num_ready
 from tests.support.workers.synthetic import echo_worker
 from worker.jobs import delivery
 
@@ -287,17 +288,19 @@ async def test_a_job_that_waits_is_published_once_more_when_its_log_is_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stalls, "_DESERTED_S", 0.1)
-    broker = MemoryBroker()
+    broker, queue = MemoryBroker(), topology.jobs_queue("echo", "interactive")
     async with BusyBus(broker) as bus, live_gateway(bus, first_event_timeout_s=0.05) as gateway:
         async with echo_worker(broker):
             await undisturbed(gateway)
         async with asking(gateway) as response:
             broker.take_down(log_of(response))
-            await asyncio.sleep(stalls.LOOK_INTERVAL_S * 4.5)
-            waiting = await bus.inspect(topology.jobs_queue("echo", "interactive").name)
+            async with asyncio.timeout(60):
+                while await num_ready(bus, queue.name) < 2:  # noqa: ASYNC110 (nobody says when)
+                    await asyncio.sleep(0.05)
+            await asyncio.sleep(stalls.LOOK_INTERVAL_S * 3)
+            num_published = await num_ready(bus, queue.name)
 
-    assert waiting is not None
-    assert waiting.num_ready == 2
+    assert num_published == 2
 
 
 class SlowBus(MemoryBus):
