@@ -110,10 +110,19 @@ def run(main: Coroutine[Any, Any, _Result]) -> _Result:
         os._exit(INTERRUPTED)
 
 
+def exclude_from_collections() -> None:
+    """Collect garbage, and let later collections pass over everything that exists now.
+
+    To be called once something large has been imported or created that stays, such as a model: a
+    collection looks at all other objects, and no thread runs in the meantime.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 async def _collecting_garbage(main: Coroutine[Any, Any, _Result]) -> _Result:
     async def collect() -> None:
-        gc.collect()
-        gc.freeze()  # a service imports most of its modules when it begins
+        exclude_from_collections()  # a service imports most of its modules when it begins
         took_s = 0.0
         while True:
             await asyncio.sleep(max(_GC_INTERVAL_S, took_s / _GC_SHARE))

@@ -13,7 +13,16 @@ import typer
 from rich.markup import escape
 
 from cli.options import chosen, takes_settings
-from cli.runtime import broker_of, bus_of, configure, needs, on_signals, run, this_task
+from cli.runtime import (
+    broker_of,
+    bus_of,
+    configure,
+    exclude_from_collections,
+    needs,
+    on_signals,
+    run,
+    this_task,
+)
 from cli.terminal import notices, output, stages
 from shared import settings
 from shared.errors import StartupError
@@ -117,6 +126,7 @@ async def _serve(
         tasks.create_task(run_worker(worker_settings, bus, stop=stop, ready=ready.set))
         with _loading(model):
             await ready.wait()
+        exclude_from_collections()
         on_signals(server.stop)
         serving = tasks.create_task(server.serve([listener]))
         if ask is not None:
@@ -150,9 +160,14 @@ async def _work(worker_settings: WorkerSettings, bus: "Bus") -> None:
         from worker.process.service import run_worker
 
     stop = asyncio.Event()
+
+    def on_ready() -> None:
+        on_signals(stop.set)
+        exclude_from_collections()
+
     on_signals(this_task().cancel)
     async with bus:
-        await run_worker(worker_settings, bus, stop=stop, ready=lambda: on_signals(stop.set))
+        await run_worker(worker_settings, bus, stop=stop, ready=on_ready)
 
 
 def _list_models() -> None:

@@ -18,7 +18,9 @@ let numerics = ""; // of the worker that generated the last token
 let attempt = 0;
 let run = null; // the `started` event of the current attempt
 const replaced = new Set();
-const excused = new Set(); // runs that handed the job over, or generated tokens
+const handedOver = new Set();
+const productive = new Set(); // runs that generated tokens
+const MAX_EXCUSED = 6; // of these, if they were lost: not counted as crashes
 
 const connection = await amqp.connect(url);
 const events = await connection.createChannel();
@@ -51,7 +53,9 @@ function start(started) {
     run = started;
   }
   if (attempt > 1) {
-    const numCrashes = [...replaced].filter((ticket) => !excused.has(ticket)).length;
+    const lost = [...replaced].filter((ticket) => !handedOver.has(ticket));
+    const numExcused = lost.filter((ticket) => productive.has(ticket)).length;
+    const numCrashes = lost.length - Math.min(numExcused, MAX_EXCUSED);
     command(started, {
       type: "continue", attempt, numerics, num_crashes: numCrashes,
       choices: [{ token_ids: tokenIds, is_finished: false }],
@@ -73,11 +77,11 @@ function isFailure(event) {
 // Prints what counts. Returns whether the log has ended.
 function read(event) {
   if (event.type === "started") start(event);
-  if (event.type === "handed_over") excused.add(event.ticket);
+  if (event.type === "handed_over") handedOver.add(event.ticket);
   if (event.type === "failed" && isFailure(event)) throw new Error(`${event.code}: ${event.message}`);
   if (!["token_delta", "finished"].includes(event.type) || !isNext(event)) return false;
   numerics = run.numerics;
-  excused.add(run.ticket);
+  productive.add(run.ticket);
   for (const tokenId of event.token_ids) {
     tokenIds.push(tokenId);
     prefixHash = BigInt.asUintN(64, (prefixHash ^ BigInt(tokenId)) * 0x100000001b3n);

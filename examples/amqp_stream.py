@@ -10,6 +10,8 @@ from typing import Any
 import msgspec
 from pika import BasicProperties, BlockingConnection, URLParameters
 
+MAX_EXCUSED = 6
+"""Lost runs that are not counted as crashes, because they generated tokens."""
 encode, decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 
 
@@ -26,7 +28,8 @@ class LogReader:
         self.attempt = 0
         self.run: dict[str, Any] | None = None  # the `Started` of the current attempt
         self.replaced: set[str] = set()
-        self.excused: set[str] = set()  # runs that handed the job over, or generated tokens
+        self.handed_over: set[str] = set()
+        self.productive: set[str] = set()  # runs that generated tokens
 
     def read(self, event: dict[str, Any]) -> bool:
         """Print what counts. Returns whether the log has ended."""
@@ -34,12 +37,12 @@ class LogReader:
             case "started":
                 self.start(event)
             case "handed_over":
-                self.excused.add(event["ticket"])
+                self.handed_over.add(event["ticket"])
             case "failed" if self.is_failure(event):
                 raise SystemExit(f"{event['code']}: {event['message']}")
             case "token_delta" | "finished" if self.run and self.is_next(event):
                 self.numerics = self.run["numerics"]
-                self.excused.add(self.run["ticket"])
+                self.productive.add(self.run["ticket"])
                 for token_id in event["token_ids"]:
                     self.token_ids.append(token_id)
                     self.prefix_hash = (self.prefix_hash ^ token_id) * 0x100000001B3 % (1 << 64)
@@ -59,13 +62,14 @@ class LogReader:
             self.attempt = max(self.attempt, int(started["is_waiting"])) + 1
             self.run = started
         if self.attempt > 1:
+            lost = self.replaced - self.handed_over
             self.command(
                 started,
                 type="continue",
                 attempt=self.attempt,
                 numerics=self.numerics,
                 choices=[{"token_ids": self.token_ids, "is_finished": False}],
-                num_crashes=len(self.replaced - self.excused),
+                num_crashes=len(lost) - min(len(lost & self.productive), MAX_EXCUSED),
             )
 
     def is_next(self, event: dict[str, Any]) -> bool:

@@ -17,7 +17,7 @@ _MAX_WAITING = 1_000
 """Turns of one tenant: more than a worker has jobs at once."""
 _MAX_TENANTS = 1024
 NICENESS = 5
-"""The niceness of work that competes with the engine and the event loop for the cores.
+"""What is added to the niceness of work that competes with engine and event loop for the cores.
 
 A thread that waits for a core may hold the interpreter's lock, and then the event loop waits with
 it. Beside eight busy processes on two cores, niceness 19 stopped workers for up to 30 s and 10 for
@@ -125,5 +125,8 @@ class TenantThreads:
 
 
 def _lower_priority() -> None:
-    # On Linux a thread has a niceness of its own.
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    # On Linux a thread has a niceness of its own. It begins with that of its creator, which need
+    # not be 0, and only a privileged process may reduce it.
+    thread_id = threading.get_native_id()
+    niceness = os.getpriority(os.PRIO_PROCESS, thread_id) + NICENESS
+    os.setpriority(os.PRIO_PROCESS, thread_id, min(niceness, 19))

@@ -245,6 +245,7 @@ def _prompt(history: Path) -> Read:
         from prompt_toolkit.formatted_text import HTML
         from prompt_toolkit.history import FileHistory, InMemoryHistory
         from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+        from prompt_toolkit.output import create_output
 
     keys = KeyBindings()
 
@@ -270,5 +271,6 @@ def _prompt(history: Path) -> Read:
         multiline=True,
         completer=WordCompleter([*_COMMANDS], sentence=True),
         complete_while_typing=False,
+        output=create_output(always_prefer_tty=True),  # a pipe gets the answers only
     )
     return session.prompt

@@ -33,6 +33,9 @@ from shared.messages import (
 EMPTY_HASH = 0xCBF29CE484222325
 _HASH_PRIME = 0x100000001B3
 _HASH_MASK = (1 << 64) - 1
+MAX_EXCUSED = 6
+"""Lost runs of a job that are not counted as crashes, because it got further in them. A job that
+crashes its workers after some tokens each time is thus stopped as well."""
 _MAX_APART = 32
 """Events that are kept apart before they are joined, which costs more than keeping them."""
 _MAX_JOINED_TOKENS = 1024
@@ -159,8 +162,8 @@ class LogReader:
         """The tickets of the runs of the newest delivery; any of them may hold the job."""
         self._replaced: dict[str, Run] = {}
         """The replaced runs by ticket."""
-        self._productive: set[str | None] = set()
-        """The tickets of the runs that generated tokens or scores that count."""
+        self._productive: dict[str | None, None] = {}
+        """The tickets of the runs that generated tokens or scores that count, in order."""
         self._cut_off = frozenset(cut_off)
         self._handed_over = set(cut_off)
 
@@ -171,8 +174,8 @@ class LogReader:
 
     @property
     def num_crashes(self) -> int:
-        """Lost runs that generated nothing that counts. Others do not make a job suspicious: one
-        that crashes its workers does not get beyond the token at which it does."""
+        """Lost runs, but for the first `MAX_EXCUSED` that generated something that counts. These do
+        not make a job suspicious: most jobs that crash their workers do so at the same token."""
         return len(self._crashes())
 
     @property
@@ -184,7 +187,9 @@ class LogReader:
         return self._replaced.keys() - self._handed_over
 
     def _crashes(self) -> set[str]:
-        return self._lost_runs() - self._productive
+        lost = self._lost_runs()
+        productive = [ticket for ticket in self._productive if ticket in lost]
+        return lost - set(productive[:MAX_EXCUSED])
 
     def is_foreign(self, event: Started | PromptScores | Failed) -> bool:
         """Whether the event is of an earlier execution, whose job was left in its queue when the
@@ -332,7 +337,7 @@ class LogReader:
 
     def _note_progress(self) -> None:
         self.numerics = self._run_numerics
-        self._productive.add(self.ticket)
+        self._productive[self.ticket] = None
 
     def _fail(self, event: Failed) -> list[Action]:
         if not self._counts(event):

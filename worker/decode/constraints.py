@@ -226,10 +226,12 @@ def _new_vocabulary(tokenizer: Tokenizer) -> LLTokenizer | None:
         return LLTokenizer(
             tokenizer.source,
             n_vocab=max(tokenizer.vocab_size, tokenizer.num_entries),
-            eos_token=sorted(tokenizer.eos_ids) or None,
+            # The configuration may name ids that the tokenizer lacks.
+            eos_token=sorted(one for one in tokenizer.eos_ids if one < tokenizer.num_entries)
+            or None,
         )
     except ValueError as error:  # it reads byte-level tokenizers, and those with a byte fallback
-        logger.info("constraints are not supported", extra={"reason": str(error)})
+        logger.warning("constraints are not supported", extra={"reason": str(error)})
         return None
 
 

@@ -51,8 +51,10 @@ logger = logging.getLogger(__name__)
 
 _PREFETCH = 32
 """More than are answered at once, so that the tenants among them take turns."""
-_MAX_RETURNS = 3
-"""The returns after which a job is dead-lettered: a poison generation crashes as many workers."""
+_MAX_RETURNS = 4
+"""The returns after which a job is dead-lettered. A poison generation crashes two workers beside
+other jobs, and one before if it generates tokens until then. While it runs alone, no quick job
+does."""
 _MAX_TEXT_BYTES = 1 << 19
 """A byte may be a token, and two million tokens take ten seconds and fit in no message."""
 

@@ -44,9 +44,9 @@ from worker.decode.whole_answer import ChoiceEvent, WholeAnswer
 
 MAX_RETURNS = 8
 """Maximum number of returns of a stream, whatever its log says about crashes. Returns include
-hand-overs, lost connections, and workers that crashed before they wrote an event or because of
-another job while this one waited in quarantine. It is well below the delivery limit of the queues,
-at which a job is dead-lettered without an answer to its reader."""
+hand-overs, lost connections, and workers that crashed before they wrote an event, after the job got
+further, or because of another job while this one waited in quarantine. It is well below the
+delivery limit of the queues, at which a job is dead-lettered without an answer to its reader."""
 LAST_RETURNS = 16
 """From so many returns on, a job that could not be moved out of its queue fails. The returns that
 remain until the delivery limit (`shared.topology`) are for publishing that failure, which may take
@@ -329,9 +329,10 @@ class JobRun:
                 return self._fail(news) if self._started else self._fail_in_place(news)
 
     def _admitted(self, *, is_settled: bool) -> list[Action]:
-        # A job of mode ``final`` has no log. In quarantine it is allowed one more return, because
-        # the job that it waits for may crash `MAX_CRASHES` workers before it is quarantined itself.
-        limit = MAX_RETURNS if self._whole is None else MAX_CRASHES + self._is_suspect
+        # A job of mode ``final`` has no log. In quarantine it is allowed two more returns, because
+        # the job that it waits for may crash `MAX_CRASHES` workers before it is quarantined itself,
+        # and one more if it generates tokens before.
+        limit = MAX_RETURNS if self._whole is None else MAX_CRASHES + 2 * self._is_suspect
         if self._num_returns < limit:
             return [Work.PLAN]
         if self._num_returns >= LAST_RETURNS:

@@ -171,8 +171,11 @@ class CallObject:
         if not self._value.read(char):
             self._end_value()
             return self._read_structure(char) if char not in _SPACE else []
-        self._text += char
-        streamed: list[Piece] = [CallArguments(self.index, char)] if self.is_open else []
+        streamed: list[Piece] = []
+        if self.is_open:  # passed on, so that it need not be kept
+            streamed.append(CallArguments(self.index, char))
+        else:
+            self._text += char
         if self._value.is_complete:
             self._end_value()
         return streamed

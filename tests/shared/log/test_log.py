@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.log import EMPTY_HASH, LogReader, LogWriter, Relay, Send, extend_hash
+from shared.log.reader import MAX_EXCUSED
 from shared.messages import (
     Accepted,
     Cancel,
@@ -222,6 +223,16 @@ def test_a_run_that_was_lost_after_tokens_is_not_a_crash() -> None:
     relayed(reader, [first, LogWriter(1, 1).delta(0, [1], "a"), idle, started()])
 
     assert (reader.num_lost_runs, reader.num_crashes) == (2, 1)
+
+
+def test_only_the_first_runs_that_were_lost_after_tokens_are_excused() -> None:
+    reader, writer = LogReader("r", 1), LogWriter(1, 1)
+
+    for attempt in range(1, MAX_EXCUSED + 4):
+        writer.attempt = attempt
+        relayed(reader, [started(), writer.delta(0, [attempt], "a")])
+
+    assert (reader.num_lost_runs, reader.num_crashes) == (MAX_EXCUSED + 2, 2)
 
 
 def test_a_run_whose_tokens_came_too_late_is_a_crash() -> None:

@@ -328,9 +328,9 @@ async def test_a_suspect_whose_worker_dies_while_it_waits_has_not_crashed() -> N
     assert isinstance(log.last, Finished)
 
 
-async def test_a_suspect_without_a_log_is_dead_lettered_when_it_came_back_three_times() -> None:
+async def test_a_suspect_without_a_log_is_dead_lettered_when_it_came_back_four_times() -> None:
     job = new_job("echo", sampling=SHORT, mode="final")
-    async with MemoryBus() as bus, returned(bus, job, "suspect", 3) as consumer, echo_worker(bus):
+    async with MemoryBus() as bus, returned(bus, job, "suspect", 4) as consumer, echo_worker(bus):
         log = await read(bus, job, consumer)
         await asyncio.sleep(0.05)
         dead = await num_ready(bus, topology.DEAD_LETTERS.name)
@@ -349,7 +349,7 @@ async def test_a_suspect_that_lost_connections_gave_back_is_not_dead_lettered() 
     job, broker = new_job("echo", sampling=SHORT, mode="final"), MemoryBroker()
     async with (
         MemoryBus(broker) as bus,
-        returned(bus, job, "suspect", 3) as consumer,
+        returned(bus, job, "suspect", 4) as consumer,
         UnsettledBus(broker) as theirs,
         echo_worker(theirs),
     ):

@@ -271,15 +271,15 @@ async def answer_returned(
         return answered, await num_ready(bus, topology.DEAD_LETTERS.name)
 
 
-async def test_a_quick_job_that_three_workers_lost_is_dead_lettered() -> None:
-    answered, num_dead = await answer_returned(3)
+async def test_a_quick_job_that_four_workers_lost_is_dead_lettered() -> None:
+    answered, num_dead = await answer_returned(4)
 
     assert isinstance(answered, Failed)
     assert (answered.code, num_dead) == ("worker_lost", 1)
 
 
-@pytest.mark.parametrize(("num_returns", "bus_class"), [(2, MemoryBus), (3, UnsettledBus)])
-async def test_fewer_returns_and_lost_connections_do_not_bury_a_quick_job(
+@pytest.mark.parametrize(("num_returns", "bus_class"), [(3, MemoryBus), (4, UnsettledBus)])
+async def test_fewer_returns_and_lost_connections_do_not_dead_letter_a_quick_job(
     num_returns: int, bus_class: type[MemoryBus]
 ) -> None:
     answered, num_dead = await answer_returned(num_returns, bus_class)

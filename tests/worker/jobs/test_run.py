@@ -286,7 +286,7 @@ def test_a_failure_waits_for_the_node_of_its_log_if_anyone_may_need_it(
 
 
 def test_a_job_that_crashes_workers_is_dead_lettered_although_its_log_is_down() -> None:
-    driver = planned("final", num_returns=3, is_suspect=True)
+    driver = planned("final", num_returns=4, is_suspect=True)
 
     driver.tell(Refused(QueueDown("down")))
 
@@ -497,9 +497,9 @@ def test_a_job_in_quarantine_is_not_moved_to_where_others_run(is_required: bool)
         ("stream", MAX_RETURNS, False, True, Outcome.QUARANTINED),
         ("stream", MAX_RETURNS, False, False, Outcome.REPUBLISHED),
         ("final", 2, False, True, Outcome.QUARANTINED),
-        ("final", 2, True, True, None),
-        ("final", 3, True, False, Outcome.REPUBLISHED),
-        ("final", 3, True, True, Outcome.DEAD_LETTERED),
+        ("final", 3, True, True, None),
+        ("final", 4, True, False, Outcome.REPUBLISHED),
+        ("final", 4, True, True, Outcome.DEAD_LETTERED),
     ],
 )
 def test_a_job_that_was_returned_too_often_is_not_run(

@@ -2,9 +2,12 @@
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 from functools import partial
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -55,6 +58,31 @@ async def test_the_engine_comes_first_but_other_processes_do_not_stop_the_worker
 
     assert before < niceness <= before + 5
     assert _niceness() == before
+
+
+def test_a_worker_of_low_priority_gives_its_threads_a_lower_one() -> None:
+    """Only a privileged process may reduce a thread's niceness."""
+    program = dedent("""
+        import asyncio, os, threading
+        from worker.text import TextThreads
+
+        def niceness():
+            return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+        async def main():
+            print(await TextThreads().run("", niceness) - niceness())
+
+        asyncio.run(main())
+        os.nice(10)
+        if os.getuid() == 0:
+            os.setuid(65534)
+        asyncio.run(main())
+    """)
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+
+    before, of_low_priority = done.stdout.split()
+    assert before == of_low_priority
 
 
 async def test_an_error_is_the_callers() -> None:
