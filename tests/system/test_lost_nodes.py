@@ -251,7 +251,7 @@ async def test_a_resumed_stream_waits_for_its_node_if_nobody_can_write_the_rest(
         MemoryBus(broker) as theirs,
         live_gateway(broker) as first,
         live_gateway(bus) as second,
-        echo_worker(theirs, step_s=STEP_S),
+        echo_worker(theirs, step_s=4 * STEP_S),
     ):
         expected = await undisturbed(first)
         async with asking(first, detach=True) as response:
