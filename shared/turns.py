@@ -2,11 +2,11 @@
 
 import asyncio
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 from shared.errors import Overloaded
@@ -104,7 +104,8 @@ class TenantThreads:
         """``only_wait``: keep the priority of the process, which processes that the threads start
         inherit."""
         self._turns = Turns(num_threads)
-        initializer = None if only_wait else _lower_priority
+        # On Linux, `os.nice` concerns the calling thread alone.
+        initializer = None if only_wait else partial(os.nice, NICENESS)
         self._threads = ThreadPoolExecutor(num_threads, name, initializer)
 
     async def run(
@@ -122,11 +123,3 @@ class TenantThreads:
         # The turn lasts as long as the work, which continues if its request is cancelled.
         running.add_done_callback(lambda _: self._turns.leave(tenant, time.monotonic() - began))
         return await asyncio.shield(running)
-
-
-def _lower_priority() -> None:
-    # On Linux a thread has a niceness of its own. It begins with that of its creator, which need
-    # not be 0, and only a privileged process may reduce it.
-    thread_id = threading.get_native_id()
-    niceness = os.getpriority(os.PRIO_PROCESS, thread_id) + NICENESS
-    os.setpriority(os.PRIO_PROCESS, thread_id, min(niceness, 19))

@@ -60,9 +60,7 @@ class CommittedAhead:
 
     def _commit(self, start: int, end: int) -> None:
         """Commit the range piece by piece in all layers, because they fill up at the same rate."""
-        thread_id = threading.get_native_id()
-        niceness = os.getpriority(os.PRIO_PROCESS, thread_id) + _NICENESS
-        os.setpriority(os.PRIO_PROCESS, thread_id, min(niceness, 19))
+        os.nice(_NICENESS)  # on Linux it concerns the calling thread alone
         for piece in range(start, end, _PIECE_BYTES):
             num_bytes = min(_PIECE_BYTES, end - piece)
             for layer in self._layers:

@@ -4,10 +4,10 @@ each event that it writes.
 * A job that was neither delivered nor published before starts at once, as attempt 1.
 * Any other job writes `Started` and waits for the position from which to continue. The log's reader
   sends it; if there is no reader, the worker reads the log itself.
-* A job of which two runs crashed before they had generated anything that counts continues in
-  quarantine, so no other job is at risk; it writes `Started` only once nothing else runs. If it
-  crashes there in the same way, its reader receives an error and the job is dead-lettered. If its
-  worker dies before that `Started`, no crash is counted.
+* A job that has crashed twice (`LogReader.num_crashes` says what counts) continues in quarantine,
+  so no other job is at risk; it writes `Started` only once nothing else runs. If it crashes there,
+  its reader receives an error and the job is dead-lettered. If its worker dies before that
+  `Started`, no crash is counted.
 """
 
 from collections.abc import Iterable, Sequence

@@ -72,7 +72,8 @@ class Continue(Wire, frozen=True, kw_only=True):
     """The ``num_moves`` of the `Started` that is answered: an answer to an earlier one has no
     effect."""
     num_crashes: Count = 0
-    """Earlier attempts that ended in a crash before they had generated anything that counts."""
+    """Earlier attempts whose worker was lost, except for the first six of those that had generated
+    something that counts."""
     num_crashes_alone: Count = 0
     """Those of them that ran this publication of the job in quarantine."""
     replaced: Replaced | None = None

@@ -289,14 +289,16 @@ async def test_a_job_that_waits_is_published_once_more_when_its_log_is_lost(
 ) -> None:
     monkeypatch.setattr(stalls, "_DESERTED_S", 0.1)
     broker, queue = MemoryBroker(), topology.jobs_queue("echo", "interactive")
+
+    async def is_published_again() -> bool:
+        return await num_ready(bus, queue.name) >= 2
+
     async with BusyBus(broker) as bus, live_gateway(bus, first_event_timeout_s=0.05) as gateway:
         async with echo_worker(broker):
             await undisturbed(gateway)
         async with asking(gateway) as response:
             broker.take_down(log_of(response))
-            async with asyncio.timeout(60):
-                while await num_ready(bus, queue.name) < 2:  # noqa: ASYNC110 (nobody says when)
-                    await asyncio.sleep(0.05)
+            await eventually(is_published_again)
             await asyncio.sleep(stalls.LOOK_INTERVAL_S * 3)
             num_published = await num_ready(bus, queue.name)
 

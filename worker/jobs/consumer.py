@@ -2,9 +2,9 @@
 
 A job is acknowledged once the broker has confirmed its terminal event, or if no reader is left. It
 is requeued when the worker shuts down, and redelivered by the broker when the worker crashes. A job
-that gets no further at two crashes is published to the suspect queue; one that gets no further at a
-crash there is dead-lettered. An undecodable body, and one that names what its publisher may not,
-are dead-lettered as well, and their publisher receives an error.
+that has crashed twice is published to the suspect queue; one that crashes there too is
+dead-lettered. An undecodable body, and one that names what its publisher may not, are dead-lettered
+as well, and their publisher receives an error.
 
 An unexpected error in the handling of a job affects that job only: the job is requeued after a
 pause, and so is a job that could not be published again. One that is returned each time fails
