@@ -38,6 +38,7 @@ async def connect(request: pytest.FixtureRequest) -> Connect:
 async def worker(connect: Connect) -> AsyncIterator[ScriptedWorker]:
     async with connect("worker") as bus, ScriptedWorker(bus) as worker:
         yield worker
+        await worker.wait_settled()
 
 
 @pytest.fixture

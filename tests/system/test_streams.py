@@ -72,6 +72,7 @@ async def speaker() -> Speaker:
 async def worker(broker: Broker, speaker: Speaker) -> AsyncIterator[ScriptedWorker]:
     async with RabbitBus(broker.url_of("worker")) as bus, ScriptedWorker(bus, speaker) as worker:
         yield worker
+        await worker.wait_settled()
 
 
 @pytest.fixture
@@ -201,7 +202,7 @@ async def test_a_live_reader_elsewhere_lets_go_or_is_cancelled(
     assert events(body)[-1]["error"]["code"] == "taken_over"
     assert deleted.status_code == 200
     assert events(rest)[-1]["error"]["code"] == "cancelled"
-    await worker.wait_until(lambda: worker.num_running == 0)
+    await worker.wait_settled()
     assert (await http.get(f"{other}{path}")).status_code == 410
 
 

@@ -249,6 +249,11 @@ class ScriptedWorker:
             )
         )
 
+    async def wait_settled(self) -> None:
+        """Wait until every job is acknowledged. A broker gives the others to the next worker, which
+        may be that of the next test."""
+        await self.wait_until(lambda: self.num_running == 0)
+
     async def _take_jobs(self, lane: JobClass) -> None:
         queue = topology.jobs_queue(self.model, lane).name
         while True:
