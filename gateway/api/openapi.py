@@ -4,6 +4,7 @@ Handlers read bodies themselves, so the schemas are generated from the structs t
 render responses.
 """
 
+import asyncio
 import inspect
 import re
 from collections.abc import Mapping, Sequence
@@ -148,16 +149,20 @@ class DocumentedAPI(FastAPI):
 
     def __init__(self, **options: Any) -> None:
         """The pages of FastAPI, which load their scripts from a CDN, are turned off, and so are its
-        own spans, metrics and log records: Warren's describe every request."""
+        own spans, metrics and log records: Warren's describe every request. `routes.docs` serves
+        the document."""
         super().__init__(
             telemetry={"tracing": False, "metrics": False, "logs": False},
             title="Warren",
             description=_DESCRIPTION,
+            openapi_url=None,
             docs_url=None,
             redoc_url=None,
             responses=_errors(),
             **options,
         )
+        self._building = asyncio.Lock()
+        self._encoded = b""
 
     def serve(self, group: APIRouter) -> None:
         """Add the routes of ``group`` as they are. `include_router` would analyse the parameters of
@@ -166,6 +171,15 @@ class DocumentedAPI(FastAPI):
             if isinstance(route, APIRoute):
                 route.responses = {**self.router.responses, **route.responses}
         self.router.routes.extend(group.routes)
+
+    async def encoded(self) -> bytes:
+        """The document as JSON. It is built once, in a thread: that takes a quarter of a second."""
+        async with self._building:
+            self._encoded = self._encoded or await asyncio.to_thread(self._encode)
+        return self._encoded
+
+    def _encode(self) -> bytes:
+        return msgspec.json.encode(self.openapi())
 
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()

@@ -8,9 +8,9 @@ import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
-from functools import wraps
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
 
 from sqlalchemy import (
     ColumnElement,
@@ -30,6 +30,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from shared.errors import InvalidRequest, StartupError, Unavailable
 from shared.telemetry.store_outage import StoreOutage
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 logger = logging.getLogger(__name__)
 
@@ -218,6 +221,7 @@ class Database:
 
     @uncancelled
     async def _migrate(self) -> None:
+        await asyncio.to_thread(_known_revisions)  # to import all of them takes a while
         async with self.begin() as connection:
             # On SQLite, every transaction begins with the lock of the whole database.
             if not self.is_sqlite:
@@ -282,24 +286,37 @@ def _begin_on_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
 
 
-def _upgrade(connection: Connection) -> None:
-    # Most gateways never need it, and its plugins announce themselves when they are imported.
+def _config() -> "Config":
+    # Many gateways never need alembic, and its plugins announce themselves when they are imported.
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    from alembic import command
     from alembic.config import Config
-    from alembic.migration import MigrationContext
-    from alembic.script import ScriptDirectory
 
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
-    config.attributes["connection"] = connection
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    return config
+
+
+@cache
+def _known_revisions() -> frozenset[str]:
+    from alembic.script import ScriptDirectory
+
+    scripts = ScriptDirectory.from_config(_config()).walk_revisions()
+    return frozenset(script.revision for script in scripts)
+
+
+def _upgrade(connection: Connection) -> None:
+    from alembic import command
+    from alembic.migration import MigrationContext
+
+    known = _known_revisions()
     current = MigrationContext.configure(connection).get_current_heads()
     if not known.issuperset(current):
         # Migrations only add, so that gateways of two versions can share a database.
         fields = {"revisions": sorted(set(current) - known)}
         logger.warning("a newer version has migrated the database", extra=fields)
         return
+    config = _config()
+    config.attributes["connection"] = connection
     command.upgrade(config, "head")
 
 

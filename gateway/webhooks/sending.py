@@ -6,7 +6,6 @@ import ssl
 import time
 from collections.abc import Collection
 from datetime import UTC, datetime
-from functools import cached_property
 from urllib.parse import urlsplit
 
 import httpcore
@@ -74,12 +73,12 @@ class Sender:
         self.networks = networks
         self._timeout_s = timeout_s
         self._resolve = resolve
-        self._known_tls = tls
+        self._tls = tls
 
-    @cached_property
-    def _tls(self) -> ssl.SSLContext:
-        # It takes a while to read the certificates of all authorities.
-        return self._known_tls or httpcore.default_ssl_context()
+    async def _loaded_tls(self) -> ssl.SSLContext:
+        if self._tls is None:  # it takes a while to read the certificates of all authorities
+            self._tls = await asyncio.to_thread(httpcore.default_ssl_context)
+        return self._tls
 
     async def send(self, delivery: WebhookDelivery) -> int:
         """Returns the status of the answer. Raises `NotSent`."""
@@ -92,11 +91,12 @@ class Sender:
         )
         body = msgspec.json.encode(event)
         is_plain = url.startswith("http:")
+        tls = await self._loaded_tls()
         network = CheckedNetwork(self.networks, self._resolve, is_private=is_plain)
         try:
             async with (
                 asyncio.timeout(self._timeout_s),
-                httpcore.AsyncConnectionPool(self._tls, network_backend=network) as pool,
+                httpcore.AsyncConnectionPool(tls, network_backend=network) as pool,
                 pool.stream("POST", url, headers=_headers(delivery, body), content=body) as answer,
             ):
                 return answer.status

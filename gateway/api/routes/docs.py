@@ -1,10 +1,13 @@
-"""GET /docs: a page that shows the OpenAPI document and sends requests, without Internet access."""
+"""GET /openapi.json, and GET /docs: a page that shows this document and sends requests, without
+Internet access."""
 
-from fastapi import FastAPI
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, Response
 from fastapi.staticfiles import StaticFiles
 
+from gateway.api.openapi import DocumentedAPI
+
+_DOCUMENT = "/openapi.json"
 _PAGE = "/docs"
 _ASSETS = f"{_PAGE}/assets"
 # Swagger UI is started by a script in the page, and draws with inline styles and data: images.
@@ -14,16 +17,18 @@ _POLICY = (
 )
 
 
-def install(app: FastAPI) -> None:
-    """Serve the page, and its scripts and styles from the package that contains them."""
-    document = app.openapi_url
-    assert document is not None
+def install(app: DocumentedAPI) -> None:
+    """Serve the document and the page, whose scripts and styles come from a package."""
     app.mount(_ASSETS, StaticFiles(packages=[("fastapi_offline", "static")]))
+
+    @app.get(_DOCUMENT, include_in_schema=False)
+    async def show_document() -> Response:
+        return Response(await app.encoded(), media_type="application/json")
 
     @app.get(_PAGE, include_in_schema=False)
     async def show_docs() -> HTMLResponse:
         page = get_swagger_ui_html(
-            openapi_url=document,
+            openapi_url=_DOCUMENT,
             title=app.title,
             swagger_js_url=f"{_ASSETS}/swagger-ui-bundle.js",
             swagger_css_url=f"{_ASSETS}/swagger-ui.css",

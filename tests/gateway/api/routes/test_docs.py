@@ -1,5 +1,6 @@
 """The page at /docs: it works without Internet access, and with API keys."""
 
+import asyncio
 import re
 from pathlib import Path
 from urllib.parse import urljoin, urlsplit
@@ -43,6 +44,16 @@ async def test_the_browser_may_load_nothing_from_other_hosts(gateway: LiveGatewa
 
 async def test_a_request_from_the_page_needs_a_key(closed_gateway: LiveGateway) -> None:
     assert (await closed_gateway.http.get("/v1/models")).status_code == 401
+
+
+async def test_many_who_ask_for_the_document_at_once_wait_for_one_build(
+    gateway: LiveGateway,
+) -> None:
+    answers = await asyncio.gather(*(gateway.http.get("/openapi.json") for _ in range(8)))
+
+    assert {answer.headers["content-type"] for answer in answers} == {"application/json"}
+    assert len({answer.content for answer in answers}) == 1
+    assert "/v1/chat/completions" in answers[0].json()["paths"]
 
 
 @pytest.mark.parametrize("path", ["/redoc", "/docs/oauth2-redirect"])
