@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chaos soak check fmt bench up
+.PHONY: help setup demo test chaos soak check types lint documents fmt bench up
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -50,11 +50,18 @@ soak: setup ## Send hostile traffic for half an hour (MINUTES=4: four minutes), 
 	    --out bench/results/soak.md
 
 check: setup ## Check format, lint, types, imports, duplicates, YAML, the Helm chart and the documentation
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target types lint documents
+
+types: setup
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
 	$(BIN)/pylint cli shared gateway worker kernels warren.py tests bench infra docs examples
+
+documents: setup
 	$(BIN)/yamllint --strict -d '$(YAML_RULES)' docker-compose.yml infra docs
 	$(BIN)/pytest -q tests/infra/test_helm.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
