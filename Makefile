@@ -52,16 +52,16 @@ soak: setup ## Send hostile traffic for half an hour (MINUTES=4: four minutes), 
 check: setup ## Check format, lint, types, imports, duplicates, YAML, the Helm chart and the documentation
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target types lint documents
 
-types: setup
+types:
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-lint: setup
+lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pylint cli shared gateway worker kernels warren.py tests bench infra docs examples
 
-documents: setup
+documents:
 	$(BIN)/yamllint --strict -d '$(YAML_RULES)' docker-compose.yml infra docs
 	$(BIN)/pytest -q tests/infra/test_helm.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml

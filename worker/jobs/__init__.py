@@ -3,6 +3,6 @@ them.
 
 `consumer` and `quick` consume jobs. `window` orders the generation jobs that a worker holds, and
 `quarantine` lets a suspected one run alone. `run` decides what happens to a job, without I/O;
-`execution` does it, with `delivery` to publish and settle and `log_reader` to read. `observation`
+`runner` does it, with `delivery` to publish and settle and `log_reader` to read. `observation`
 and `metrics` report on it.
 """

@@ -45,15 +45,15 @@ from worker.jobs.delivery import (
     published_again,
     refuse,
 )
-from worker.jobs.execution import JobExecution
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.observation import report_undecodable
 from worker.jobs.run import ENDS, MAX_RETURNS, Outcome, Signal
+from worker.jobs.runner import JobRunner
 from worker.jobs.window import JobWindow, Place, Turn
 
 logger = logging.getLogger(__name__)
-NewExecution: TypeAlias = Callable[
-    [GenerationJob, ReplyPublisher, int, bool, Callable[[], object]], JobExecution
+NewRunner: TypeAlias = Callable[
+    [GenerationJob, ReplyPublisher, int, bool, Callable[[], object]], JobRunner
 ]
 """Called with a job, its publisher, its number of returns, whether it already runs here, and what
 to call when it receives tokens."""
@@ -73,9 +73,9 @@ class HeldJob:
     older than this one, and both would end.
     """
 
-    def __init__(self, job: GenerationJob, execution: JobExecution, delivery: JobDelivery) -> None:
+    def __init__(self, job: GenerationJob, runner: JobRunner, delivery: JobDelivery) -> None:
         self.job = job
-        self.execution = execution
+        self.runner = runner
         self._delivery: JobDelivery | None = delivery
         self._copies: list[JobDelivery] = []
         """The deliveries of other messages of the same publication, maybe of other queues. To
@@ -124,7 +124,7 @@ class HeldJob:
         """Leave the job to another worker. No error propagates."""
         request_id = self.job.request_id
         with incidents.survived("job", "job not handed over", request_id=request_id):
-            self.execution.hand_over(reason)
+            self.runner.hand_over(reason)
 
     def is_of(self, subscription: Subscription) -> bool:
         """Whether a delivery that is to be settled came from ``subscription``."""
@@ -177,7 +177,7 @@ class HeldJobs(dict[JobKey, HeldJob]):
         request_id = command.request_id
         for held in [one for key, one in self.items() if key[0] == request_id]:
             with incidents.survived("job", "command not executed", request_id=request_id):
-                held.execution.on(command)
+                held.runner.on(command)
 
 
 class JobConsumer:
@@ -202,7 +202,7 @@ class JobConsumer:
         window: JobWindow,
         held: HeldJobs,
         publishers: Publishers,
-        new_execution: NewExecution,
+        new_runner: NewRunner,
         metrics: JobMetrics,
     ) -> None:
         self._bus = bus
@@ -215,7 +215,7 @@ class JobConsumer:
         self.window = window
         self._held = held
         self._publishers = publishers
-        self._new_execution = new_execution
+        self._new_runner = new_runner
         self._metrics = metrics
         self._subscription: Subscription | None = None
         self._serving: dict[asyncio.Task[None], JobDelivery | HeldJob] = {}
@@ -411,25 +411,23 @@ class JobConsumer:
     ) -> None:
         previous = self._held.get(key_of(job))
         reply_to = delivery.message.reply_to
-        if previous is not None and first_log(previous.execution.queue) != first_log(reply_to):
+        if previous is not None and first_log(previous.runner.queue) != first_log(reply_to):
             error = UndecodableMessage("another job of this request_id runs")
             return await self._refuse(delivery, error)
         if previous is not None and previous.adopt(job, delivery):
-            previous.execution.write("job adopted", {})
+            previous.runner.write("job adopted", {})
             return None
         if previous is not None and previous.job.publication > job.publication:
             # The publisher of the newer one could not acknowledge this delivery; the newer one is
             # here.
-            previous.execution.write("job ended", {"outcome": "published again"})
+            previous.runner.write("job ended", {"outcome": "published again"})
             return await delivery.ack()
         if previous is not None:
-            previous.execution.on(Signal.SUPERSEDED)
+            previous.runner.on(Signal.SUPERSEDED)
         publisher = ReplyPublisher(self._bus, delivery, job.request_id)
         is_copy = previous is not None
-        execution = self._new_execution(
-            job, publisher, delivery.num_returns, is_copy, place.progress
-        )
-        held = HeldJob(job, execution, delivery)
+        runner = self._new_runner(job, publisher, delivery.num_returns, is_copy, place.progress)
+        held = HeldJob(job, runner, delivery)
         self._serving[task] = held
         if self._shared_queue is not None:
             self._metrics.near_jobs.labels(self._model, "taken").inc()
@@ -475,10 +473,10 @@ class JobConsumer:
         self._held[key] = held
         outcome = None
         try:
-            outcome = await held.execution.run()
+            outcome = await held.runner.run()
             may_count_as_crash = outcome in (Outcome.ANSWERED, Outcome.SUPERSEDED)
             if held.current_delivery is None and may_count_as_crash:
-                await held.execution.excuse()
+                await held.runner.excuse()
             delivery = await held.wait_for_delivery()
             if delivery is not None:
                 await self._settle(held, delivery, outcome)
@@ -488,7 +486,7 @@ class JobConsumer:
             await held.settle_copies(outcome)
         # A delivery that comes while this waits for the broker would not be settled any more.
         if delivery is not None and outcome in ENDS and held.job.is_detached:
-            await self._tell_end(held.job.request_id, held.execution.num_tokens)
+            await self._tell_end(held.job.request_id, held.runner.num_tokens)
 
     async def _settle(self, held: HeldJob, delivery: JobDelivery, outcome: Outcome) -> None:
         match outcome:
@@ -503,7 +501,7 @@ class JobConsumer:
                 suspects = topology.jobs_queue(self._model, "suspect")
                 await self._publish_again(held, delivery, suspects)
             case Outcome.MOVED:
-                resumed = topology.resumed_queue(self._model, held.execution.numerics)
+                resumed = topology.resumed_queue(self._model, held.runner.numerics)
                 await self._publish_again(held, delivery, resumed)
             case Outcome.REPUBLISHED:
                 await self._publish_again(held, delivery, self._shared_queue or self._queue)
@@ -527,9 +525,9 @@ class JobConsumer:
     ) -> None:
         """Publish the job again with the same deadline, then acknowledge its delivery. Raises
         `BusError`."""
-        job = msgspec.structs.replace(held.job, deadline=held.execution.deadline)
+        job = msgspec.structs.replace(held.job, deadline=held.runner.deadline)
         await self._publish(published_again(job, delivery.message, num_returns), queue)
-        held.execution.write("job moved", {"to": queue.name}, is_warning=True)
+        held.runner.write("job moved", {"to": queue.name}, is_warning=True)
         # It may have been lost meanwhile, and have come back.
         newest = await held.wait_for_delivery()
         if newest is not None:

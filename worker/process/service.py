@@ -32,10 +32,10 @@ from worker.decode.bridge import EventPacing, Generations
 from worker.decode.served_model import ServedModel
 from worker.jobs.consumer import HeldJobs, JobConsumer
 from worker.jobs.delivery import Ledger
-from worker.jobs.execution import Admission, JobExecution, Workplace
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.quarantine import Solitude
 from worker.jobs.quick import QuickConsumer
+from worker.jobs.runner import Admission, JobRunner, Workplace
 from worker.jobs.window import JobWindow
 from worker.process import background_loading
 from worker.process.health_server import HealthServer
@@ -289,7 +289,7 @@ class Worker:
             window=window,
             held=self._held,
             publishers=self._publishers,
-            new_execution=partial(JobExecution, self._workplace, lane, admission),
+            new_runner=partial(JobRunner, self._workplace, lane, admission),
             metrics=self._metrics,
         )
 

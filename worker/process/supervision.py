@@ -10,7 +10,7 @@ from shared.errors import BusError, BusUnavailable, QueueDown
 from shared.messages import Cancel
 from shared.telemetry import incidents
 from worker.jobs.consumer import HeldJob, HeldJobs, key_of
-from worker.jobs.execution import JobExecution
+from worker.jobs.runner import JobRunner
 
 _READER_CHECK_INTERVAL_S = 1.0
 _MAX_LOOKS = 8
@@ -56,7 +56,7 @@ class Supervisor:
         """Cancel a run whose log has no reader, unless it has one in another queue. Meanwhile the
         job may run here again, in a log that has a reader."""
         with suppress(BusUnavailable):
-            is_elsewhere = await held.execution.find_log()
+            is_elsewhere = await held.runner.find_log()
             if not is_elsewhere and self._held.get(key_of(held.job)) is held:
                 self._held.obey(Cancel(request_id=held.job.request_id))
 
@@ -73,9 +73,9 @@ class Supervisor:
         with incidents.survived("job", "log not inspected", **facts), suppress(BusError):
             grace_s = self._reader_grace_s
             try:
-                log = await self._bus.inspect(held.execution.queue)
+                log = await self._bus.inspect(held.runner.queue)
             except QueueDown:
-                is_wanted = await held.execution.find_log() or job.is_detached
+                is_wanted = await held.runner.find_log() or job.is_detached
                 grace_s = max(grace_s, _DOWN_GRACE_S)
             else:
                 if log is None:
@@ -86,12 +86,12 @@ class Supervisor:
 
     async def promote_batch(self) -> None:
         """Promote batch jobs that starve behind interactive ones, one at a time."""
-        promoted: JobExecution | None = None
+        promoted: JobRunner | None = None
         while True:
             await asyncio.sleep(_PROMOTION_INTERVAL_S)
-            running = [held.execution for held in self._held.values()]
+            running = [held.runner for held in self._held.values()]
             if promoted not in running:
-                promoted = max(running, key=lambda execution: execution.starves_s, default=None)
+                promoted = max(running, key=lambda runner: runner.starves_s, default=None)
                 if promoted is not None and promoted.starves_s >= self._batch_patience_s:
                     promoted.promote()
                 else:

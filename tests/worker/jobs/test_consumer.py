@@ -19,8 +19,8 @@ from tests.support.workers.jobs import ask, new_job, num_ready, publish, read, r
 from tests.support.workers.synthetic import echo_worker
 from worker.jobs import consumer as consumer_module
 from worker.jobs.consumer import HeldJobs, JobConsumer
-from worker.jobs.execution import JobExecution
 from worker.jobs.metrics import JobMetrics
+from worker.jobs.runner import JobRunner
 from worker.jobs.window import JobWindow
 
 QUEUE = topology.jobs_queue("echo", "interactive")
@@ -33,8 +33,8 @@ class Endless:
         await asyncio.Event().wait()
 
 
-def endless(*_: object) -> JobExecution:
-    return cast("JobExecution", Endless())
+def endless(*_: object) -> JobRunner:
+    return cast("JobRunner", Endless())
 
 
 @asynccontextmanager
@@ -49,7 +49,7 @@ async def consuming(bus: MemoryBus) -> AsyncIterator[tuple[JobConsumer, "asyncio
         window=JobWindow(1, {}),
         held=HeldJobs(),
         publishers=Publishers(("gateway",)),
-        new_execution=endless,
+        new_runner=endless,
         metrics=JobMetrics("echo", 0),
     )
     running = asyncio.create_task(consumer.run())

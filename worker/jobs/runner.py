@@ -69,8 +69,8 @@ class Workplace:
     ledger: Ledger
 
 
-class JobExecution:
-    """Executes one delivery of a job.
+class JobRunner:
+    """Runs one delivery of a job.
 
     Events are applied as soon as they occur, so a cancelled job frees the engine even while the
     broker is slow. Tokens are an exception: they gather while an event is being published, and the
