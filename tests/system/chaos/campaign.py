@@ -24,7 +24,7 @@ Plan = Mapping[str, tuple[Fault, int]]
 
 CALLERS_PER_LEAVER = 3
 _BETWEEN_FAULTS_S = 0.7
-_OUTAGE_S = 5.0
+_OUTAGE_S = 3.0
 """A fault that lasts this long is an outage, and the next one waits until it is over: the promises
 hold for outages that end within the deployment's settings, not for their sum."""
 _RECOVERS_WITHIN_S = 120.0
