@@ -84,7 +84,7 @@ def load(settings: WorkerSettings) -> ServedModel:
         ),
         dtype=settings.dtype,
         weight_format=settings.weight_format,
-        kernels=embedder.kernels_for(directory, settings.kernels),
+        kernels=embedder.kernels_for(directory, settings.kernels, settings.device),
         is_batch_invariant=settings.batch_invariant,
         device=settings.device,
         compute_threads=num_threads,

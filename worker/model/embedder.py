@@ -18,6 +18,7 @@ from worker.model.decoders.native import NativeDecoder
 from worker.model.forward import Decoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import BlockShape, KVCache
+from worker.model.loading import device_named
 from worker.model.runner import TorchRunner
 
 logger = logging.getLogger(__name__)
@@ -61,9 +62,10 @@ def read_pooling(directory: Path) -> Pooling | None:
     return _POOLINGS[modes[0]]
 
 
-def kernels_for(directory: Path, kernels: str) -> str:
-    """The kernels to use: the native CPU kernels do not provide hidden states."""
-    is_free = kernels == "auto" and not torch.cuda.is_available()
+def kernels_for(directory: Path, kernels: str, device: str) -> str:
+    """The kernels to use on the device of the setting: the native CPU kernels do not provide hidden
+    states. Raises `StartupError` if torch does not have it."""
+    is_free = kernels == "auto" and device_named(device).type == "cpu"
     return "reference" if is_free and (directory / "modules.json").exists() else kernels
 
 

@@ -64,10 +64,23 @@ def runner(model: tuple[Path, Any]) -> Iterator[TorchRunner]:
     write_pooling(directory, pooling_mode_mean_tokens=True)
     limits = RunnerLimits(kv_cache_bytes=1 << 20)
     runner = load_runner(
-        directory, limits, dtype="float32", device="cpu", kernels=kernels_for(directory, "auto")
+        directory,
+        limits,
+        dtype="float32",
+        device="cpu",
+        kernels=kernels_for(directory, "auto", "cpu"),
     )
     yield runner
     runner.close()
+
+
+def test_the_cpu_of_a_machine_with_a_gpu_gets_kernels_that_can_embed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pooling(tmp_path, pooling_mode_mean_tokens=True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+    assert kernels_for(tmp_path, "auto", "cpu") == "reference"
 
 
 def vectors(embedder: Embedder, num_dimensions: int | None = None) -> torch.Tensor:
