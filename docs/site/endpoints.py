@@ -198,7 +198,7 @@ NOTES: Mapping[str, str] = {
         "`text`, `json_object`, `json_schema`. See [Structured output](api.md#structured-output)"
     ),
     "return_tokens_as_token_ids": "",
-    "seed": "The same seed gives the same tokens on any worker",
+    "seed": "The same seed gives the same tokens on any worker of equal numerics",
     "service_tier": "`flex` is [the batch class](batches.md#single-requests-in-the-batch-class)",
     "skip_special_tokens": "",
     "stop": "Up to 16 strings of up to 256 characters",

@@ -29,7 +29,7 @@ class Constraint(Struct, frozen=True, kw_only=True):
 
 class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The sampling parameters of a choice. The same seed and prompt give the same tokens on any
-    worker.
+    worker of equal numerics.
 
     Logits processing is in this order: ``logit_bias``, penalties, bans (``min_tokens``,
     ``bad_words``, ``allowed_token_ids``, the constraint), temperature, ``top_k``, ``top_p``.

@@ -170,7 +170,7 @@ class ResponsesRequest(ChatParameters, frozen=True, kw_only=True):
             bool,
             Meta(
                 description="Store the response, so that others can continue it. `true` also "
-                "continues it if the client disconnects."
+                "continues a stream if its client disconnects."
             ),
         ]
         | None

@@ -79,7 +79,7 @@ PromptLogprobs: TypeAlias = Annotated[
 ]
 Detach: TypeAlias = Annotated[
     bool,
-    Meta(description="Continue if the client disconnects. An extension of Warren."),
+    Meta(description="Continue if the client of a stream disconnects. An extension of Warren."),
 ]
 ReasoningEffort: TypeAlias = Annotated[str, Meta(description="Passed to the chat template.")]
 Verbosity: TypeAlias = Annotated[str, Meta(description="Passed to the chat template.")]
