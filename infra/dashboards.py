@@ -199,7 +199,7 @@ WORKER = (
     ),
     Panel(
         "Time to first token",
-        "From the arrival of a job at the worker.",
+        "From the beginning of a job at the worker.",
         "s",
         _quantiles("warren_worker_time_to_first_token_seconds", "class", (0.5, 0.95)),
     ),

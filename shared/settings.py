@@ -148,7 +148,7 @@ class CommonSettings(BaseSettings):
     job_log_level: Literal["info", "warning", "off"] = Field(
         "info",
         description="Least severe level of the log lines about single requests and jobs. info: "
-        "every step; warning: take-overs, dead letters and failures of the service. "
+        "every step; warning: take-overs, moved jobs, dead letters, and answers 500 and 503. "
         "WARREN_LOG_LEVEL also applies. Set warning if the lines of every request are too many.",
     )
     otlp_endpoint: str | None = Field(
@@ -648,9 +648,9 @@ class WorkerSettings(CommonSettings):
     )
     stall_timeout_s: Seconds = Field(
         60,
-        description="Seconds without a completed step, while there is work, after which the "
-        "worker exits so that its jobs are redelivered. Raise it if a step may take longer, as on "
-        "a slow CPU.",
+        description="Seconds without a completed step, while there is work, or without a turn of "
+        "the event loop, after which the worker exits so that its jobs are redelivered. Raise it "
+        "if a step may take longer, as on a slow CPU.",
     )
     announce_interval_s: Seconds = Field(
         2,

@@ -42,8 +42,8 @@ def export_fleet(
     catalog.at_scrape(
         "gauge",
         "warren_queue_jobs_waiting",
-        "Jobs in the queue at the broker, of all publishers. The class quick contains "
-        "tokenizations and embeddings, suspect quarantined jobs.",
+        "Jobs in the queue at the broker, of all publishers, and those that workers have set "
+        "aside. The class quick contains tokenizations and embeddings, suspect quarantined jobs.",
         _BY_CLASS,
         of_queues(lambda reading: reading.num_waiting),
     )
@@ -137,7 +137,8 @@ def export_fleet(
     catalog.at_scrape(
         "gauge",
         "warren_gateway_requests_in_flight",
-        "Requests that count against the limit max_requests.",
+        "Requests in flight whose bodies have arrived. The limit max_requests counts the others, "
+        "too.",
         (),
         lambda: [((), num_requests())],
     )

@@ -127,15 +127,15 @@ class JobMetrics:
         self._histograms = {
             "queue_s": catalog.histogram(
                 "warren_worker_queue_time_seconds",
-                "From the creation of a job to its arrival at the first worker that ran it, by the "
-                "clocks of both.",
+                "From the creation of a job until the first worker began it, by the clocks of "
+                "both.",
                 REQUEST_S,
                 *by_class,
                 vllm="request_queue_time_seconds",
             ),
             "first_token_s": catalog.histogram(
                 "warren_worker_time_to_first_token_seconds",
-                "From the arrival of a job at this worker to its first token.",
+                "From the beginning of a job at this worker to its first token.",
                 FIRST_TOKEN_S,
                 *by_class,
                 vllm="time_to_first_token_seconds",
@@ -163,7 +163,7 @@ class JobMetrics:
             ),
             "job_s": catalog.histogram(
                 "warren_worker_job_duration_seconds",
-                "From the arrival of a job at this worker to its end here.",
+                "From the beginning of a job at this worker to its end here.",
                 REQUEST_S,
                 *by_class,
                 vllm="e2e_request_latency_seconds",
