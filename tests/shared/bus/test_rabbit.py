@@ -26,6 +26,7 @@ from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import BusUnavailable, PublishUnconfirmed, StartupError, Unroutable
 from shared.telemetry import incidents
 from tests.shared.bus.deliveries import (
+    PATIENCE_S,
     eventually,
     numbered,
     publish,
@@ -33,7 +34,7 @@ from tests.shared.bus.deliveries import (
     take_bodies,
     take_to_the_end,
 )
-from tests.shared.bus.wires import QueueMaker
+from tests.shared.bus.wires import QueueMaker, queue_maker
 from tests.support.deployment.broker import Broker, RabbitNode
 from tests.support.deployment.processes import free_port
 from tests.support.network.tcp_proxy import TcpProxy
@@ -73,6 +74,12 @@ mnesia:transaction(fun() ->
     rabbit_exchange_type_topic:remove_bindings(transaction, none, %s) end).
 """
 """What RabbitMQ does some time later with such bindings of topic exchanges."""
+WRITE_REGISTER = (
+    "#{names := #{directory_rev := Register}} = ra_system:fetch(quorum_queues),"
+    " ok = dets:sync(Register)."
+)
+"""RabbitMQ writes the register of its quorum queues, unlike their messages, with a delay of some
+seconds: a younger queue has no leader after a kill."""
 
 
 @pytest.fixture
@@ -160,7 +167,14 @@ async def test_a_node_that_does_not_answer_is_left(
     num_before = incidents.num_reported("connection")
     urls = f"{broker.url},{broker.url.replace('127.0.0.1', 'localhost')}"
     async with RabbitBus(urls, timeout_s=0.5) as bus:
-        await bus.declare(Queue(f"test.{uuid.uuid4().hex}", is_exclusive=True))
+
+        async def is_declared() -> bool:
+            with suppress(BusUnavailable):  # the node may take longer than the bus waits for it
+                await bus.declare(Queue(f"test.{uuid.uuid4().hex}", is_exclusive=True))
+                return True
+            return False
+
+        await eventually(is_declared)
 
         async def is_another() -> bool:
             return bus.is_connected and not bus.is_settled
@@ -203,19 +217,23 @@ async def test_the_end_of_the_last_connection_cannot_unbind_an_exclusive_queue(
 
 @pytest.mark.breaks_broker
 async def test_the_end_of_a_lost_queue_cannot_unbind_the_one_declared_in_its_place(
-    node: RabbitNode, rabbit_bus: RabbitBus, make_rabbit_queue: QueueMaker
+    node: RabbitNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = make_rabbit_queue(topology.CONTROL, is_exclusive=True)
-    await rabbit_bus.declare(queue)
-    bindings = await take_bindings(node, queue)
+    # Otherwise the bus may notice the loss first, and reopen its connection.
+    monkeypatch.setattr(rabbit_bus_module, "_LOOK_INTERVAL_S", 3600)
+    async with AsyncExitStack() as stack:
+        bus = await stack.enter_async_context(RabbitBus(node.url))
+        queue = queue_maker(bus, stack)(topology.CONTROL, is_exclusive=True)
+        await bus.declare(queue)
+        bindings = await take_bindings(node, queue)
 
-    await asyncio.to_thread(node.ctl, "eval", FORGET % queue.name)
-    await rabbit_bus.declare(queue)
-    await asyncio.to_thread(node.ctl, "eval", UNBIND_LATE % bindings)
+        await asyncio.to_thread(node.ctl, "eval", FORGET % queue.name)
+        await bus.declare(queue)
+        await asyncio.to_thread(node.ctl, "eval", UNBIND_LATE % bindings)
 
-    await publish(rabbit_bus, queue, numbered(1))
-    async with rabbit_bus.consume(queue.name) as consumer:
-        assert await take_bodies(consumer, 1) == numbered(1)
+        await publish(bus, queue, numbered(1))
+        async with bus.consume(queue.name) as consumer:
+            assert await take_bodies(consumer, 1) == numbered(1)
 
 
 async def test_a_connection_may_end_before_an_acknowledgement_is_on_its_way(
@@ -254,9 +272,7 @@ async def test_confirmed_messages_survive_a_broker_that_is_killed(
     await rabbit_bus.declare(jobs, log)
     for queue in (jobs, log):
         await publish(rabbit_bus, queue, numbered(50))
-    # RabbitMQ 3.10 writes the register of its quorum queues, unlike their messages, with this delay
-    # (Erlang's dets): a younger queue has no leader after a kill.
-    await asyncio.sleep(5)
+    await asyncio.to_thread(node.ctl, "eval", WRITE_REGISTER)
 
     node.kill()
     await eventually(lambda: is_disconnected(rabbit_bus))
@@ -272,7 +288,9 @@ async def test_nothing_waits_longer_than_the_timeout_on_a_dead_network(
     proxy: TcpProxy, rabbit_bus: RabbitBus, make_rabbit_queue: QueueMaker
 ) -> None:
     queue = make_rabbit_queue()
-    async with RabbitBus(proxy.url, timeout_s=1) as bus:
+    # A busy broker may take seconds for the calls before. Without the heartbeat, which would end
+    # the connection meanwhile, nothing but the timeout ends a call.
+    async with RabbitBus(f"{proxy.url}?heartbeat=600", timeout_s=TIMEOUT_S) as bus:
         await rabbit_bus.declare(queue)
         await publish(bus, queue, numbered(8))
         async with asyncio.timeout(60):
@@ -293,17 +311,20 @@ async def test_publishes_do_not_accumulate_while_the_broker_is_short_of_memory(
     node: RabbitNode, make_rabbit_queue: QueueMaker
 ) -> None:
     queue = make_rabbit_queue()
-    async with RabbitBus(node.url, timeout_s=0.5, num_confirm_channels=1) as bus:
+    # A busy broker may take seconds to say that it has blocked publishers.
+    async with RabbitBus(node.url, timeout_s=TIMEOUT_S, num_confirm_channels=1) as bus:
         await bus.declare(queue)
         await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0")
-        with pytest.raises(PublishUnconfirmed):
-            await publish(bus, queue, [b"first"])
-        num_tasks = len(asyncio.all_tasks())
-        for _ in range(3):
-            with pytest.raises(BusUnavailable, match="blocked"):
-                await publish(bus, queue, [b"later"])
-        assert len(asyncio.all_tasks()) <= num_tasks
-        await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.6")
+        try:
+            with pytest.raises(PublishUnconfirmed):
+                await publish(bus, queue, [b"first"])
+            num_tasks = len(asyncio.all_tasks())
+            for _ in range(3):
+                with pytest.raises(BusUnavailable, match="blocked"):
+                    await publish(bus, queue, [b"later"])
+            assert len(asyncio.all_tasks()) <= num_tasks
+        finally:  # the tests that follow have the same broker
+            await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.6")
         async with bus.consume(queue.name) as consumer:
             assert await take_bodies(consumer, 1) == [b"first"]
 
@@ -403,7 +424,7 @@ async def test_a_connection_that_is_lost_while_it_is_to_be_replaced_comes_back(
             monkeypatch.setattr(Link, "open", open_and_lose_the_other)
             await nodes.enter_async_context(TcpProxy(broker.url, port=first.port))
             await eventually(lambda: has_any(waiting))
-            async with asyncio.timeout(TIMEOUT_S):
+            async with asyncio.timeout(PATIENCE_S):
                 await waiting[0]
 
 
