@@ -12,7 +12,8 @@ from tests.support.gateway.http import live_gateway
 from tests.support.workers.synthetic import echo_worker
 
 TOKENIZER = synthetic_tokenizer()
-BODY = {"model": MODEL, "prompt": [1000], "max_tokens": 100, "ignore_eos": True}
+BODY = {"model": MODEL, "prompt": [1000], "max_tokens": 4000, "ignore_eos": True}
+"""Of a stream that outlasts its test, on a busy machine too."""
 
 
 def test_each_word_is_one_token_and_the_words_last_for_half_a_minute() -> None:
