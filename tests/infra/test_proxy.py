@@ -33,6 +33,8 @@ from tests.support.workers.scripted_worker import (
 PROXY = Path(__file__).parents[2] / "infra" / "proxy"
 HOSTS = ("127.0.0.1", "127.0.0.2")
 CHAT = "/v1/chat/completions"
+PATIENCE_S = 60.0
+"""How long an answer may take on a busy machine."""
 REQUESTS = "warren_gateway_request_duration_seconds_count"
 
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
@@ -74,20 +76,24 @@ async def nginx(config: Path, port: int) -> AsyncIterator[None]:
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        for _ in range(200):
-            assert process.returncode is None, (await process.communicate())[1].decode()
-            try:
-                _, writer = await asyncio.open_connection("127.0.0.1", port)
-            except OSError:
+        async with asyncio.timeout(PATIENCE_S):
+            while not await is_listening(port):
+                assert process.returncode is None, (await process.communicate())[1].decode()
                 await asyncio.sleep(0.05)
-            else:
-                writer.close()
-                break
         yield
     finally:
         if process.returncode is None:
             process.terminate()
         await process.wait()
+
+
+async def is_listening(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 @pytest.fixture
@@ -114,8 +120,10 @@ async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
             " /tls/": f" {tmp_path}/tls/",
         }
         await enter(nginx(write_config(tmp_path, places), https_port))
-        https = httpx.AsyncClient(base_url=f"https://localhost:{https_port}", verify=trust)
-        plain = httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}")
+        https = httpx.AsyncClient(
+            base_url=f"https://localhost:{https_port}", verify=trust, timeout=PATIENCE_S
+        )
+        plain = httpx.AsyncClient(base_url=f"http://127.0.0.1:{http_port}", timeout=PATIENCE_S)
         await enter(https)
         await enter(plain)
         yield Proxied(gateways, worker, dns, https, plain)
@@ -133,7 +141,7 @@ async def test_each_token_passes_at_once_over_tls(proxied: Proxied) -> None:
     proxied.worker.script = two_words
     body = ""
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(PATIENCE_S),
         proxied.https.stream("POST", CHAT, json=chat_body(stream=True)) as answer,
     ):
         async for piece in answer.aiter_text():
@@ -197,7 +205,7 @@ async def test_a_response_is_not_begun_again_after_its_gateway_is_gone(proxied: 
     proxied.dns.addresses = ["127.0.0.3", HOSTS[1]]
     body = {"model": MODEL, "input": "one"}
     statuses: list[int] = []
-    async with await asyncio.start_server(die, "127.0.0.3", port), asyncio.timeout(30):
+    async with await asyncio.start_server(die, "127.0.0.3", port), asyncio.timeout(PATIENCE_S):
         while set(statuses) != {200, 502}:  # the proxy resolves the gateways' name at intervals
             answer = await proxied.plain.post("/v1/responses", json=body)
             statuses.append(answer.status_code)
@@ -226,7 +234,7 @@ async def test_health_passes_and_metrics_do_not(proxied: Proxied) -> None:
 async def test_a_body_that_is_too_large_is_refused_in_the_gateways_words(proxied: Proxied) -> None:
     large = chat_body(user="x" * (5 << 20))
 
-    refused = await proxied.https.post(CHAT, json=large, timeout=20)
+    refused = await proxied.https.post(CHAT, json=large)
 
     assert refused.status_code == 413
     assert refused.json()["error"]["message"]
@@ -236,8 +244,8 @@ async def test_a_file_may_be_larger_than_other_bodies(proxied: Proxied) -> None:
     lines = b"{}\n" * (8 << 20)
     files, purpose = {"file": ("large.jsonl", lines)}, {"purpose": "batch"}
 
-    stored = await proxied.https.post("/v1/files", files=files, data=purpose, timeout=60)
-    refused = await proxied.https.post(CHAT, content=lines, timeout=60)
+    stored = await proxied.https.post("/v1/files", files=files, data=purpose)
+    refused = await proxied.https.post(CHAT, content=lines)
 
     assert (stored.status_code, stored.json()["bytes"]) == (200, len(lines))
     assert refused.status_code == 413

@@ -197,7 +197,7 @@ async def test_a_run_beside_another_one_of_the_same_input_is_refused(
     await theirs.declare(replies)
     async with theirs.consume(replies.name, is_exclusive=True):
         with pytest.raises(QueueBusy):
-            await asyncio.wait_for(run_batch(source, tmp_path / "out.jsonl", bus), 5)
+            await asyncio.wait_for(run_batch(source, tmp_path / "out.jsonl", bus), 60)
 
 
 async def test_a_crash_after_the_output_was_written_changes_nothing(
