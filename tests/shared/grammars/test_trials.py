@@ -17,8 +17,10 @@ from shared.grammars import TOO_COSTLY, Trials
 from shared.messages import Constraint
 from shared.turns import NICENESS
 
-_MAX_S = 20.0
-"""A second of CPU time on shared cores; a trial that does not end itself takes 30."""
+_MAX_S = 90.0
+"""A second of CPU time on shared cores, at a lower priority than the other tests."""
+_ABANDONED_S = 110.0
+"""How long a trial takes that does not end itself."""
 Kind = Literal["json_schema", "regex", "lark"]
 
 
@@ -72,7 +74,14 @@ def trials() -> Trials:
     return trials
 
 
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial that waits for a core is not taken for one that hangs."""
+    monkeypatch.setattr("shared.grammars.trials._MAX_TRIAL_S", _ABANDONED_S)
+
+
 @pytest.mark.parametrize(("kind", "source"), REFUSED)
+@pytest.mark.usefixtures("patience")
 def test_a_bomb_is_refused_soon(trials: Trials, kind: Kind, source: Any) -> None:
     began = time.monotonic()
 
@@ -82,6 +91,7 @@ def test_a_bomb_is_refused_soon(trials: Trials, kind: Kind, source: Any) -> None
 
 
 @pytest.mark.parametrize(("kind", "source"), BORNE)
+@pytest.mark.usefixtures("patience")
 def test_what_only_looks_like_a_bomb_is_borne(trials: Trials, kind: Kind, source: Any) -> None:
     began = time.monotonic()
 
@@ -118,19 +128,21 @@ def test_a_process_with_many_files_tries_constraints() -> None:
     assert not trials.problem_now(constraint("regex", "[a-z]+"))
 
 
-async def test_the_event_loop_goes_on(trials: Trials) -> None:
-    schema = {"type": "integer", "multipleOf": 999_953}
-    began = before = time.monotonic()
-    longest = 0.0
-    trial = asyncio.create_task(trials.problem(constraint("json_schema", schema)))
+async def test_the_event_loop_goes_on() -> None:
+    others = set(psutil.Process().children())
+    trials = Trials()
+    assert not trials.problem_now(constraint("regex", "sixth"))
+    (process,) = set(psutil.Process().children()) - others
 
-    while not trial.done():
+    process.suspend()  # so that the trial cannot end before the loop goes on
+    trial = asyncio.create_task(trials.problem(constraint("regex", "seventh")))
+    for _ in range(10):
         await asyncio.sleep(0.001)
-        longest, before = max(longest, time.monotonic() - before), time.monotonic()
+    was_held_up = trial.done()
+    process.resume()
 
-    assert await trial == TOO_COSTLY
-    # A blocked loop makes one iteration in all that time; one that waits for a core makes many.
-    assert longest < max(0.2, (before - began) / 2)
+    assert not was_held_up
+    assert not await trial
 
 
 async def test_a_tenants_bombs_do_not_hold_up_another(trials: Trials) -> None:
