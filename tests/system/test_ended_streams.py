@@ -2,9 +2,10 @@
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import httpx
 import pytest
@@ -21,8 +22,11 @@ Connect: TypeAlias = Callable[[str], AbstractAsyncContextManager[Bus]]
 """Connects one of the broker's users."""
 
 CHAT = "/v1/chat/completions"
-GRACE_S = 3.0
+NUMBERED = {"accept": "text/event-stream"}
+"""Headers that ask for events with ids."""
+GRACE_S = 60.0
 """The time in which a client may resume, before a log's end and after it."""
+BRIEF_GRACE_S = 1.0
 
 
 @pytest.fixture(params=["memory", pytest.param("rabbit", marks=pytest.mark.rabbit)])
@@ -53,24 +57,26 @@ async def gateways(connect: Connect, worker: ScriptedWorker) -> AsyncIterator[li
         yield [first, second]
 
 
-async def ask(gateway: LiveGateway, **headers: str) -> httpx.Response:
-    """Read a stream to its end."""
-    body = chat_body(stream=True, stream_options={"include_usage": True})
-    return await gateway.http.post(CHAT, json=body, headers=headers)
+def chat() -> dict[str, Any]:
+    return chat_body(stream=True, stream_options={"include_usage": True})
 
 
 async def ask_numbered(gateway: LiveGateway) -> tuple[str, list[str]]:
     """The path of a stream that was read to its end, and its events."""
-    response = await ask(gateway, accept="text/event-stream")
-    return f"/v1/streams/{response.headers['x-request-id']}", blocks_of(response)
+    response = await gateway.http.post(CHAT, json=chat(), headers=NUMBERED)
+    return path_of(response), blocks_of(response.text)
+
+
+def path_of(response: httpx.Response) -> str:
+    return f"/v1/streams/{response.headers['x-request-id']}"
 
 
 async def come_back(gateway: LiveGateway, path: str, last_id: str) -> httpx.Response:
     return await gateway.http.get(path, headers={"last-event-id": last_id})
 
 
-def blocks_of(response: httpx.Response) -> list[str]:
-    return [block for block in response.text.split("\n\n") if block]
+def blocks_of(body: str) -> list[str]:
+    return [block for block in body.split("\n\n") if block]
 
 
 def id_of(block: str) -> str:
@@ -87,7 +93,7 @@ async def test_what_was_lost_at_the_end_is_there_whichever_part_it_was(
 
     for place in places:
         rest = await come_back(gateways[place % 2], path, id_of(blocks[place]))
-        assert blocks_of(rest) == blocks[place + 1 :]
+        assert blocks_of(rest.text) == blocks[place + 1 :]
     assert blocks[done] == "data: [DONE]"
     assert (await come_back(gateways[1], path, id_of(blocks[last]))).status_code == 204
 
@@ -95,14 +101,21 @@ async def test_what_was_lost_at_the_end_is_there_whichever_part_it_was(
 async def test_a_failure_that_was_lost_is_there_too(
     gateways: list[LiveGateway], worker: ScriptedWorker
 ) -> None:
+    has_begun = asyncio.Event()
+
     async def fail(job: ScriptedJob) -> None:
         await job.start()
         await job.say("one")
-        await asyncio.sleep(0.2)  # or the error is the response to a request
+        await has_begun.wait()  # or the error is the response to a request
         await job.fail("worker_lost", "gone")
 
     worker.script = fail
-    path, blocks = await ask_numbered(gateways[0])
+    body = ""
+    async with gateways[0].http.stream("POST", CHAT, json=chat(), headers=NUMBERED) as response:
+        async for piece in response.aiter_text():
+            body += piece
+            has_begun.set()
+    path, blocks = path_of(response), blocks_of(body)
 
     for gateway in (*gateways, *gateways):
         (error,) = events((await come_back(gateway, path, id_of(blocks[-2]))).text)
@@ -116,24 +129,31 @@ async def is_gone(bus: Bus, request_id: str) -> bool:
 
 
 async def test_an_ended_stream_is_kept_for_a_while_and_not_longer(
-    gateways: list[LiveGateway], worker: ScriptedWorker
+    connect: Connect, gateways: list[LiveGateway], worker: ScriptedWorker
 ) -> None:
-    early, late = [await ask_numbered(gateways[0]) for _ in range(2)]
+    kept_path, kept_blocks = await ask_numbered(gateways[0])
+    async with (
+        connect("gateway") as bus,
+        live_gateway(bus, disconnect_grace_s=BRIEF_GRACE_S) as brief,
+    ):
+        asked_at = time.monotonic()
+        path, blocks = await ask_numbered(brief)
+        await eventually(lambda: is_gone(worker.bus, path.rpartition("/")[2]))
+        lasted_s = time.monotonic() - asked_at
+        too_late = await come_back(gateways[1], path, id_of(blocks[0]))
+    in_time, again = [
+        await come_back(gateway, kept_path, id_of(kept_blocks[0])) for gateway in reversed(gateways)
+    ]
 
-    await asyncio.sleep(GRACE_S / 3)
-    in_time = await come_back(gateways[1], early[0], id_of(early[1][0]))
-    await eventually(lambda: is_gone(worker.bus, late[0].rpartition("/")[2]))
-    too_late = await come_back(gateways[1], late[0], id_of(late[1][0]))
-    again = await come_back(gateways[0], early[0], id_of(early[1][0]))
-
-    assert blocks_of(in_time) == blocks_of(again) == early[1][1:]
+    assert lasted_s >= BRIEF_GRACE_S
     assert (too_late.status_code, too_late.json()["error"]["code"]) == (410, "stream_expired")
+    assert blocks_of(in_time.text) == blocks_of(again.text) == kept_blocks[1:]
 
 
 async def test_a_stream_without_ids_is_not_kept(
     gateways: list[LiveGateway], worker: ScriptedWorker
 ) -> None:
-    response = await ask(gateways[0])
+    response = await gateways[0].http.post(CHAT, json=chat())
 
     async with asyncio.timeout(GRACE_S / 2):
         await eventually(lambda: is_gone(worker.bus, response.headers["x-request-id"]))
