@@ -26,7 +26,7 @@ from shared.messages import (
     TokenPrompt,
 )
 from tests.support.deployment.broker import Broker, RabbitNode
-from tests.support.deployment.processes import NO_TLS, WarrenProcess, free_port
+from tests.support.deployment.processes import NO_TLS, START_TIMEOUT_S, WarrenProcess, free_port
 from tests.support.metrics import sample
 from tests.support.workers.jobs import Log, ask, ask_all, new_job, num_ready, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
@@ -69,9 +69,10 @@ class Workers:
         return worker
 
     def end(self) -> None:
+        """End the workers that live, once they have acknowledged what they have answered, or it
+        would reach the next test."""
         for worker in self._started:
-            if worker.is_alive:
-                worker.kill()
+            worker.terminate()
 
 
 @pytest.fixture
@@ -92,8 +93,8 @@ async def expected(jobs: Sequence[GenerationJob]) -> list[list[int]]:
         return [log.token_ids for log in await ask_all(bus, jobs)]
 
 
-async def wait_until(is_true: Callable[[], bool], within_s: float = 10) -> None:
-    async with asyncio.timeout(within_s):
+async def wait_until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(START_TIMEOUT_S):
         while not await asyncio.to_thread(is_true):  # noqa: ASYNC110 - other processes' matters
             await asyncio.sleep(0.05)
 

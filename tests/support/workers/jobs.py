@@ -31,6 +31,7 @@ from shared.messages import (
     encode,
 )
 from shared.topology import Lane
+from tests.support.deployment.processes import START_TIMEOUT_S
 
 _NUMBERS = itertools.count()
 SHORT = SamplingParams(max_tokens=8, temperature=0.0)
@@ -108,8 +109,9 @@ async def publish(
 
 @asynccontextmanager
 async def reading(bus: Bus, job: GenerationJob) -> AsyncIterator[Consumer]:
-    """Hold the job's reply queue exclusively, as a gateway does."""
-    queue = topology.reply_queue(job.request_id, expires_s=30)
+    """Hold the job's reply queue exclusively, as a gateway does. It waits for its next reader while
+    a worker starts."""
+    queue = topology.reply_queue(job.request_id, expires_s=2 * START_TIMEOUT_S)
     await bus.declare(queue)
     async with bus.consume(queue.name, is_exclusive=True) as consumer:
         yield consumer
