@@ -73,6 +73,17 @@ async def resume(gateway: LiveGateway, response: httpx.Response, body: str) -> h
     return await gateway.http.get(url, headers={"last-event-id": last_id})
 
 
+async def wait_unread(broker: MemoryBroker, log: str) -> None:
+    """Wait until the gateway has noticed that the log's client has left."""
+    async with MemoryBus(broker) as bus:
+
+        async def is_unread() -> bool:
+            state = await bus.inspect(log)
+            return state is not None and not state.num_consumers
+
+        await eventually(is_unread)
+
+
 def log_of(response: httpx.Response) -> str:
     return topology.reply_key(response.headers["x-request-id"])
 
@@ -191,7 +202,7 @@ async def test_a_log_without_a_reader_is_there_again_with_its_node() -> None:
         async with asking(first) as response:
             body = await anext(response.aiter_text())
             log = log_of(response)
-        await asyncio.sleep(0.05)
+        await wait_unread(broker, log)
         broker.take_down(log)
         resuming = asyncio.create_task(resume(second, response, body))
         await asyncio.sleep(0.1)
@@ -232,7 +243,7 @@ async def test_a_job_waits_for_the_node_of_its_log_as_long_as_it_takes(
         async with asking(first, detach=True) as response:
             body = await anext(response.aiter_text())
             log = log_of(response)
-        await asyncio.sleep(0.05)
+        await wait_unread(broker, log)
         broker.take_down(log)
         await asyncio.sleep(2)
         broker.bring_back(log)
@@ -332,10 +343,21 @@ async def test_a_reader_keeps_what_it_has_read_until_the_log_is_there_again() ->
     assert words_of(body + rest.text) == words_of(expected)
 
 
-class LossyBus(SlowBus):
-    """Loses the first copy of a log on its way to the broker."""
+class LossyBus(MemoryBus):
+    """Declares logs that were lost when it may, and loses the first copy of a log on its way to the
+    broker."""
 
     has_lost = False
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self.is_declaring, self.may_declare = asyncio.Event(), asyncio.Event()
+
+    async def declare(self, *resources: Exchange | Queue) -> None:
+        if any(topology.first_log(resource.name) != resource.name for resource in resources):
+            self.is_declaring.set()
+            await self.may_declare.wait()
+        await super().declare(*resources)
 
     async def publish(self, binding: Binding, message: Message) -> None:
         is_copy = binding.exchange == topology.REPLIES and isinstance(
@@ -362,10 +384,14 @@ async def test_a_client_that_returns_to_its_gateway_does_not_end_the_only_copy(
             pieces = response.aiter_text()
             body = await anext(pieces)
             broker.take_down(log_of(response))
-            await asyncio.sleep(0.2)
+            await lossy.is_declaring.wait()
             if has_left:
                 await response.aclose()
-            refused = rest = await resume(gateway, response, body)
+            resuming = asyncio.create_task(resume(gateway, response, body))
+            if not has_left:
+                await asyncio.wait([resuming])
+            lossy.may_declare.set()
+            refused = rest = await resuming
             while rest.status_code == 503:
                 await asyncio.sleep(0.1)
                 rest = await resume(gateway, response, body)
