@@ -145,7 +145,6 @@ class _Traffic:
     async def send(self, plan: Plan, watch: Watch) -> None:
         """Return when all users have ended, some time after ``plan.duration_s`` at the latest."""
         is_over = asyncio.Event()
-        asyncio.get_running_loop().call_later(plan.duration_s, is_over.set)
         async with (
             patient_client(PATIENCE_S) as http,
             narrow_client() as narrow,

@@ -88,11 +88,13 @@ class Watch:
         self.deaths: list[str] = []
         self._processes = processes
         self._measures = measures
+        self._duration_s = duration_s
         self._sample_interval_s = max(_LOOK_INTERVAL_S, duration_s / _NUM_SAMPLES)
         self._measure_interval_s = duration_s / _NUM_MEASURES
 
     async def run(self, is_over: asyncio.Event) -> None:
-        """Sample until the end, which comes early if a process has ended."""
+        """Sample for the duration, then set ``is_over``. That is later if there are not enough
+        samples yet, as on a busy machine, and earlier if a process has ended."""
         began_at = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             measuring = tasks.create_task(self._measure(began_at))
@@ -116,7 +118,7 @@ class Watch:
         while not is_over.is_set():
             now_s = time.monotonic() - began_at
             self._look(now_s)
-            if self.deaths:
+            if self.deaths or (now_s >= self._duration_s and self._has_enough()):
                 is_over.set()
                 return
             if now_s >= next_s:
@@ -128,6 +130,10 @@ class Watch:
         for name, process in self._processes.items():
             if not process.is_alive:
                 self.deaths.append(f"{name} (process {process.pid}) ended after {now_s:.0f} s")
+
+    def _has_enough(self) -> bool:
+        settled = (self.courses[name].settled(self._duration_s) for name in self._processes)
+        return all(len(samples) >= MIN_SETTLED_SAMPLES for samples in settled)
 
     def _sample(self, now_s: float) -> None:
         for name, process in self._processes.items():
