@@ -102,7 +102,7 @@ def survive_a_kill(gateway: WarrenProcess, workers: list[WarrenProcess]) -> None
         lines = stream.iter_lines()
         while not next(lines).startswith("data: "):
             pass
-        victim = next(w for w in workers if "job started" in w.log.splitlines()[-1])
+        victim = next(w for w in workers if stream.headers["x-request-id"] in w.log)
         victim.kill()
         assert list(lines)[-2:][0] == "data: [DONE]"
 
