@@ -6,7 +6,7 @@ import json
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,12 +68,20 @@ class Deployment:
 
     def without_data(self, wanted: list[str]) -> list[str]:
         """The expressions that have no data, after a while."""
+        return self._settled(wanted, lambda expression: not self.query(expression))
+
+    def with_data(self, unwanted: list[str]) -> list[str]:
+        """The expressions that still have data after a while. A scrape that a busy machine delays
+        for more than a second counts as failed."""
+        return self._settled(unwanted, lambda expression: bool(self.query(expression)))
+
+    def _settled(self, expressions: list[str], is_bad: Callable[[str], bool]) -> list[str]:
         deadline = time.monotonic() + SETTLES_S
-        missing = wanted
-        while missing and time.monotonic() < deadline:
-            missing = [expression for expression in missing if not self.query(expression)]
-            time.sleep(0.5 if missing else 0)
-        return missing
+        bad = expressions
+        while bad and time.monotonic() < deadline:
+            bad = [expression for expression in bad if is_bad(expression)]
+            time.sleep(0.5 if bad else 0)
+        return bad
 
 
 def config(targets: dict[str, list[str]]) -> str:
@@ -191,7 +199,7 @@ def test_no_alert_has_an_expression_for_which_a_working_gateway_counts(
 ) -> None:
     quiet = ("WarrenGatewayDown", "WarrenBrokerUnreachable", "WarrenNoWorkers")
 
-    assert [name for name in quiet if deployment.query(alerts()[name])] == []
+    assert deployment.with_data([alerts()[name] for name in quiet]) == []
 
 
 def test_vllms_names_have_data(deployment: Deployment) -> None:
