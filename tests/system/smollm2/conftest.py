@@ -15,6 +15,8 @@ from tests.support.deployment.broker import Broker
 from tests.support.deployment.processes import WarrenProcess
 
 FP32 = ("--dtype=float32", "--compute-threads=1")
+LOADS_WITHIN_S = 180
+"""Two workers that start at once took 40 s on a busy machine with two cores."""
 
 
 @pytest.fixture(scope="package")
@@ -31,6 +33,7 @@ def workers(broker: Broker, smollm2: Path, logs: Path) -> Iterator[list[WarrenPr
         options = (*FP32, "--reader-grace-s=60")
         started = [processes.worker(url, logs / f"worker{k}", *options) for k in range(2)]
         for worker in started:
+            worker.start_timeout_s = LOADS_WITHIN_S
             worker.start()
             stack.callback(worker.terminate)
         for worker in started:
@@ -47,7 +50,9 @@ def gateway(broker: Broker, workers: list[WarrenProcess], logs: Path) -> Iterato
 @pytest.fixture(scope="package")
 def embedded(smollm2: Path, logs: Path) -> Iterator[WarrenProcess]:
     """``warren serve``: gateway and worker in one process."""
-    with processes.serve(logs / "serve", *FP32) as process:
+    process = processes.serve(logs / "serve", *FP32)
+    process.start_timeout_s = LOADS_WITHIN_S
+    with process:
         yield process
         assert process.terminate() == 0
 
