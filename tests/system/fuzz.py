@@ -69,6 +69,8 @@ MORE_MEMORY_BYTES = 64 << 20
 """The memory that the last four fifths of what is sent may take: what allocators keep."""
 _NUM_CLIENTS = 8
 _MAX_ANSWER_BYTES = 1 << 20
+NUM_HONEST = 3
+"""Answers to valid requests, of which there must be more."""
 ENDS_WITHIN_S = 60
 OF_A_VICTIM = "log not readable"
 """Logged when a stream ends because its log cannot be decoded."""
@@ -329,7 +331,7 @@ async def worker_address(bus: Bus) -> str:
 
 def check(it: Attack) -> None:
     """Check that valid answers are equal, and that some bodies were accepted and some rejected."""
-    assert len(it.honest) > 3
+    assert len(it.honest) > NUM_HONEST
     assert len(set(it.honest)) == 1
     assert it.num_rejected > 0
     assert not it.never_sent, it.never_sent
