@@ -99,8 +99,9 @@ async def test_streams_stay_with_their_numerics_for_as_long_as_there_are_any(
             others: dict[str, WarrenProcess] = {}
 
             async def replace_first() -> None:
-                for name, numerics in (("other", "b"), ("second", "a")):
-                    others[name] = await asyncio.to_thread(fleet.worker, name, numerics)
+                others["other"] = await asyncio.to_thread(fleet.worker, "other", "b")
+                # So slow that its answers have not ended when it is killed.
+                others["second"] = await asyncio.to_thread(fleet.worker, "second", "a", step_ms=40)
                 first.kill()
 
             moved = await disturbed(http, replace_first)
