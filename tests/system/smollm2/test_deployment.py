@@ -149,15 +149,15 @@ def test_a_batch_survives_the_kill_of_a_worker_and_of_itself(
     url = broker.url_of("publisher")
     command = ["warren.py", "batch", str(questions), str(output), f"--broker={url}"]
 
-    def echo(name: str) -> WarrenProcess:
-        return processes.echo_worker(broker.url_of("worker"), logs / name, "--step-ms=10")
+    def echo(name: str, step_ms: int) -> WarrenProcess:
+        return processes.echo_worker(broker.url_of("worker"), logs / name, f"--step-ms={step_ms}")
 
     def num_answered() -> int:
         """Lines of the journal without its header."""
         return journal.read_bytes().count(b"\n") - 1 if journal.exists() else 0
 
-    with echo("batch-survivor"):
-        with echo("batch-victim") as victim:
+    with echo("batch-survivor", 10):
+        with echo("batch-victim", 100) as victim:  # it has not ended its jobs when it is killed
             first = subprocess.Popen([sys.executable, *command], cwd=ROOT)
             wait_until(lambda: num_answered() >= 1)
             num_held = sample(victim, RUNNING)
