@@ -35,6 +35,7 @@ from tests.system.chaos.worker import DEADLY_TOKEN
 pytestmark = pytest.mark.rabbit
 
 SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
+SHORT = SamplingParams(max_tokens=20, ignore_eos=True)
 LONG = SamplingParams(max_tokens=300, ignore_eos=True)
 RUNNING = "warren_worker_sequences_running"
 
@@ -123,10 +124,12 @@ async def test_a_worker_that_was_stopped_lets_go_of_its_jobs_and_serves_on(
 ) -> None:
     jobs = new_jobs(4, LONG)
     answers = await expected(jobs)
-    sleeper = await workers.serving("--stall-timeout-s=2", query="?heartbeat=1")
+    # Its answers take longer than the other one's start may.
+    sleeper = await workers.serving("--step-ms=250", "--stall-timeout-s=2", query="?heartbeat=1")
     asking = asyncio.create_task(ask_all(bus, jobs))
     await wait_until(lambda: sample(sleeper, RUNNING) == len(jobs))
     other = await workers.serving("--step-ms=5")
+    num_held = await asyncio.to_thread(sample, sleeper, RUNNING)
     os.kill(sleeper.pid, signal.SIGSTOP)
     logs = await asking  # its connection is dead after 2.3 s
     os.kill(sleeper.pid, signal.SIGCONT)
@@ -135,10 +138,11 @@ async def test_a_worker_that_was_stopped_lets_go_of_its_jobs_and_serves_on(
         lambda: httpx.get(f"{sleeper.url}/health", timeout=60, verify=NO_TLS).status_code == 200
     )
     await asyncio.to_thread(other.kill)
-    again = await ask_all(bus, new_jobs(4))
+    again = await ask_all(bus, new_jobs(4, SHORT))
 
+    assert num_held == len(jobs)
     assert [log.token_ids for log in logs] == answers
-    assert [log.token_ids for log in again] == [answer[:100] for answer in answers]
+    assert [log.token_ids for log in again] == [answer[: SHORT.max_tokens] for answer in answers]
     assert sleeper.is_alive
 
 
