@@ -2,6 +2,7 @@
 clients, with short times."""
 
 import asyncio
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -79,7 +80,22 @@ def test_a_file_takes_less_memory_than_an_eighth_of_its_size(
         assert grown < MAX_GROWTH_BYTES
 
 
-async def receive_slowly(num_bytes: int, pause_s: float, storage_s: float = 0.0) -> int:
+class Clock:
+    """The time of the event loop and of the program, which passes in pauses alone."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._now = time.monotonic()
+        monkeypatch.setattr(time, "monotonic", lambda: self._now)
+
+    async def pause(self, seconds: float) -> None:
+        self._now += seconds
+        for _ in range(5):  # for the timers that are due
+            await asyncio.sleep(0)
+
+
+async def receive_slowly(
+    clock: Clock, num_bytes: int, pause_s: float, storage_s: float = 0.0
+) -> int:
     """Receive a file of ``num_bytes`` in 20 pieces, each after a pause of the client, and each
     before one of the storage; returns how much arrived."""
     body = b"".join(form("file", 0)).partition(b"\r\n--boundary--")
@@ -87,13 +103,13 @@ async def receive_slowly(num_bytes: int, pause_s: float, storage_s: float = 0.0)
     arrived = 0
 
     async def receive() -> Message:
-        await asyncio.sleep(pause_s)
+        await clock.pause(pause_s)
         return {"type": "http.request", "body": pieces.pop(0), "more_body": bool(pieces)}
 
     async def take(_: str, data: bytes) -> None:
         nonlocal arrived
         arrived += len(data)
-        await asyncio.sleep(storage_s)
+        await clock.pause(storage_s)
 
     headers = [(b"content-type", f"multipart/form-data; boundary={_BOUNDARY}".encode())]
     await read_form(Request({"type": "http", "headers": headers}, receive), MIB, take)
@@ -107,9 +123,9 @@ def short_times(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("short_times")
-async def test_a_form_that_arrives_too_slowly_is_given_up() -> None:
+async def test_a_form_that_arrives_too_slowly_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(HTTPException) as caught:
-        await receive_slowly(20, pause_s=0.05)
+        await receive_slowly(Clock(monkeypatch), 20, pause_s=0.05)
 
     assert caught.value.status_code == 408
 
@@ -120,5 +136,9 @@ async def test_a_form_that_arrives_too_slowly_is_given_up() -> None:
     [(20_000, 0.05, 0.0), (20, 0.0, 0.05)],
     ids=["client", "storage"],
 )
-async def test_a_form_may_take_its_time(num_bytes: int, pause_s: float, storage_s: float) -> None:
-    assert await receive_slowly(num_bytes, pause_s, storage_s) == num_bytes
+async def test_a_form_may_take_its_time(
+    num_bytes: int, pause_s: float, storage_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+
+    assert await receive_slowly(clock, num_bytes, pause_s, storage_s) == num_bytes
