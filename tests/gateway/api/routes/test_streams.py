@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractContextManager, asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Cancel, HandedOver
+from tests.support.clock import skip
 from tests.support.deployment.processes import NO_TLS
 from tests.support.gateway.http import (
     LiveGateway,
@@ -171,13 +173,19 @@ async def test_a_worker_and_a_gateway_die_together_and_nothing_is_lost(
 async def test_the_client_that_came_back_leaves_no_job_to_be_cancelled(
     broker: MemoryBroker, speaker: Speaker, worker: ScriptedWorker
 ) -> None:
-    async with two_gateways(broker, disconnect_grace_s=1.5) as (first, second):
+    async def is_let_go() -> bool:
+        state = await worker.bus.inspect(worker.jobs[0].message.reply_to)
+        return state is not None and state.num_consumers == 0
+
+    async with two_gateways(broker, disconnect_grace_s=40) as (first, second):
         async with asking(first) as left:
             speaker.allow(1)
             await left.read_words(1)
         async with resuming(second, left.request_id, left.last_id) as reader:
-            await asyncio.sleep(1.2)
-        await asyncio.sleep(0.6)  # the first gateway's grace is over, the second one's is not
+            skip(30)
+        await eventually(is_let_go)
+        skip(20)  # the first gateway's grace is over, the second one's is not
+        await asyncio.sleep(0.1)
         async with resuming(
             first, left.request_id, reader.last_id if reader.body else left.last_id
         ) as last:
@@ -193,10 +201,9 @@ async def test_a_client_that_stays_away_is_cancelled_after_the_grace_and_not_bef
         async with asking(first) as left:
             speaker.allow(1)
             await left.read_words(1)
-        await asyncio.sleep(0.2)
-        assert worker.num_running == 1
-
+            left_at = time.monotonic()
         await worker.wait_cancelled(left.request_id)
+        assert time.monotonic() - left_at >= 0.4
         await worker.wait_until(lambda: worker.num_running == 0)
         response = await resumed(second, left.request_id, left.last_id)
 
@@ -273,7 +280,7 @@ async def test_two_that_come_back_at_once_leave_one_reader_and_no_gap(
         both = [
             asyncio.create_task(resumed(gateway, left.request_id)) for gateway in (first, second)
         ]
-        await asyncio.sleep(0.3)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         speaker.allow()
         bodies = [(await task).text for task in both]
 
