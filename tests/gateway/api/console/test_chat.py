@@ -9,6 +9,7 @@ from gateway.intake.keys.key_file import KeyFile
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Failed
 from tests.support.console import (
+    SLOW_STEP_S,
     STEP_S,
     answered,
     ask,
@@ -70,7 +71,7 @@ async def test_an_answer_whose_worker_dies_is_completed_by_another_and_equal(
 ) -> None:
     async with live_gateway(broker) as gateway:
         expected = await undisturbed(page, gateway, broker)
-        async with doomed_worker(broker, step_s=STEP_S):
+        async with doomed_worker(broker, step_s=SLOW_STEP_S):
             await ask_for_many_tokens(page)
             seen = await begun(page)
         async with echo_worker(broker):
@@ -102,7 +103,7 @@ async def test_an_answer_whose_page_is_reloaded_goes_on_and_is_equal(
 async def test_a_takeover_during_a_reload_is_shown_once(page: Page, broker: MemoryBroker) -> None:
     async with live_gateway(broker) as gateway:
         expected = await undisturbed(page, gateway, broker)
-        async with doomed_worker(broker, step_s=STEP_S):
+        async with doomed_worker(broker, step_s=SLOW_STEP_S):
             await ask_for_many_tokens(page)
             await begun(page)
         async with echo_worker(broker, step_s=STEP_S):

@@ -14,7 +14,14 @@ from gateway.intake.keys.api_key import id_of
 from gateway.intake.keys.key_file import KeyFile
 from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.gateway.api.console.test_accessibility import faults
-from tests.support.console import STEP_S, answered, ask_for_many_tokens, begun, open_console
+from tests.support.console import (
+    SLOW_STEP_S,
+    STEP_S,
+    answered,
+    ask_for_many_tokens,
+    begun,
+    open_console,
+)
 from tests.support.gateway.batches import chat, jsonl, order, texts
 from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway, two_gateways
 from tests.support.workers.jobs import dead_letter
@@ -25,7 +32,7 @@ from tests.support.workers.synthetic import echo_worker
 async def test_a_drained_workers_stream_moves_to_another_without_a_gap(
     page: Page, broker: MemoryBroker
 ) -> None:
-    async with live_gateway(broker) as gateway, echo_worker(broker, step_s=STEP_S):
+    async with live_gateway(broker) as gateway, echo_worker(broker, step_s=SLOW_STEP_S):
         await hears_a_worker(gateway)
         await open_console(page, gateway)
         await ask_for_many_tokens(page)
