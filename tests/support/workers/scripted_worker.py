@@ -214,7 +214,8 @@ class ScriptedWorker:
         """The worker's announcement, which a test may replace."""
         self._running: dict[ScriptedJob, asyncio.Task[None]] = {}
         self.most_running = 0
-        """The most jobs that ran at once."""
+        """The most jobs that ran at once, without those whose scripts have ended but which are not
+        acknowledged yet."""
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -290,7 +291,8 @@ class ScriptedWorker:
         run = asyncio.create_task(self._run(job))
         self.jobs.append(job)
         self._running[job] = run
-        self.most_running = max(self.most_running, self.num_running)
+        num_at_work = sum(not one.done() for one in self._running.values())
+        self.most_running = max(self.most_running, num_at_work)
         await self._notify()
         try:
             await asyncio.wait([run])
