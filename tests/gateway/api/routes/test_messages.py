@@ -602,6 +602,7 @@ async def test_a_message_that_another_worker_goes_on_with_has_the_same_bytes(
     body = {**ASK, "stream": True, "thinking": {"type": "adaptive"}}
 
     undisturbed = (await gateway.post(PATH, **body)).text
+    await worker.wait_settled()
     may_die = True
     taken_over = (await gateway.post(PATH, **body)).text
 
