@@ -70,7 +70,7 @@ async def test_a_line_of_any_size_enters_whatever_others_hold() -> None:
     for _ in range(32):
         await fill(window(100, memory), 1)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         others = window(10, memory)
         for _ in range(5):
             leave = await others.enter(200)

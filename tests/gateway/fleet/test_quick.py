@@ -126,10 +126,10 @@ async def test_answers_are_heard_while_others_are_published_again(
     bus.may_publish["slow"] = asyncio.Event()
 
     bus.sever()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await fast
     bus.may_publish["slow"].set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await slow
 
     assert script.asked == ["slow", "fast", "fast", "slow"]
@@ -150,7 +150,7 @@ async def test_what_cannot_be_published_again_at_once_is_not_lost(
     bus.errors["client"] = error
 
     bus.sever()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         await asking
 
     assert script.asked == ["client", "client"]

@@ -226,7 +226,7 @@ async def test_a_file_that_is_being_received_leaves_no_room_for_another_one(
             yield b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
             yield b'--x\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n'
             yield bytes(600)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(30):
                 while (await gateway.post("/v1/uploads", **order)).status_code == 200:
                     pass
             yield b"\r\n--x--\r\n"
