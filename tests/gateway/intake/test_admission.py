@@ -155,11 +155,21 @@ async def test_a_full_gateway_says_when_to_come_back(
         assert len(worker.jobs) == 2
 
 
+async def is_admitted(gateway: LiveGateway) -> None:
+    """Wait for the first request."""
+
+    async def is_waiting() -> bool:
+        health = (await gateway.http.get("/health")).json()
+        return bool(health["requests"] == 1)
+
+    await eventually(is_waiting)
+
+
 async def test_the_official_client_sees_a_rate_limit(bus: MemoryBus) -> None:
     async with live_gateway(bus, max_requests=1) as gateway:
         await bus.declare(topology.jobs_queue(MODEL, "interactive"))
         waiting = asyncio.create_task(gateway.chat())
-        await asyncio.sleep(0.1)
+        await is_admitted(gateway)
 
         with pytest.raises(openai.RateLimitError):
             await gateway.openai.completions.create(model=MODEL, prompt="x")
@@ -185,12 +195,7 @@ async def test_reading_what_is_stored_takes_a_slot(bus: MemoryBus, path: str) ->
     async with live_gateway(bus, max_requests=1) as gateway:
         await bus.declare(topology.jobs_queue(MODEL, "interactive"))
         waiting = asyncio.create_task(gateway.chat())
-
-        async def is_waiting() -> bool:
-            health = (await gateway.http.get("/health")).json()
-            return bool(health["requests"] == 1)
-
-        await eventually(is_waiting)
+        await is_admitted(gateway)
 
         response = await gateway.http.get(path)
 
@@ -220,8 +225,12 @@ async def test_a_request_that_would_wait_too_long_is_refused_with_the_time_to_co
         await worker_bus.publish(topology.ANNOUNCEMENTS, Message(encode(announcement)))
         await asyncio.sleep(0.2)
 
+    async def is_waiting() -> bool:
+        state = await worker_bus.inspect(queue.name)
+        return state is not None and state.num_ready == 1001
+
     first = asyncio.create_task(gateway.chat(model="slow", timeout=2))  # nobody has noticed yet
-    await asyncio.sleep(0.2)
+    await eventually(is_waiting)
     refused = await gateway.chat(model="slow")
     await first
 

@@ -107,7 +107,7 @@ async def test_a_retry_takes_over_from_a_first_request_that_still_waits(
 
         for gateway in (gateways[1], *gateways):
             asked.append(asyncio.create_task(ask(gateway)))
-            await asyncio.wait(asked[-2:-1], timeout=10)  # it ends when it is taken over
+            await asyncio.wait(asked[-2:-1])  # it ends when it is taken over
             await eventually(is_read)
         may_end.set()
         *old, last = [await task for task in asked]
@@ -200,7 +200,7 @@ async def test_a_request_that_failed_is_tried_again(
     worker.script = fail_once
     async with two_gateways(broker) as (first, second):
         failed = await ask(first)
-        await asyncio.sleep(0.05)
+        await eventually(worker.jobs[0].is_unread)
         answer = await ask(second)
 
     assert (failed.status_code, code_of(failed)) == (500, "worker_lost")
