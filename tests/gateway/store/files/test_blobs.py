@@ -16,6 +16,7 @@ from gateway.store.files.blobs import Blobs
 from shared.errors import StartupError, Unavailable
 from shared.telemetry.store_outage import StoreOutage
 from tests.gateway.store.files.s3 import BUCKET, running_s3
+from tests.support.gateway.http import eventually
 from tests.support.network.connections import serving
 
 LONG = bytes(range(256)) * 50_000
@@ -183,10 +184,14 @@ async def test_a_storage_that_sends_nothing_is_given_up(
     monkeypatch.setattr(blobs_module, "_RETRY_TIMEOUT", timedelta(seconds=0.1))
     blobs = Blobs.at("s3://bucket")
 
-    async with asyncio.timeout(10):
+    async def is_asked() -> bool:
+        return bool(silent_s3)
+
+    async with asyncio.timeout(25):
         with pytest.raises(Unavailable):
             await use(blobs)
 
+    await eventually(is_asked)  # it may not have been scheduled until now
     assert len(silent_s3) == 1
 
 
