@@ -27,6 +27,7 @@ from shared.messages import (
     Started,
     TextPrompt,
     TokenDelta,
+    decode_announcement,
     decode_event,
     encode,
 )
@@ -202,6 +203,17 @@ async def num_ready(bus: Bus, queue: str) -> int:
     state = await bus.inspect(queue)
     assert state is not None
     return state.num_ready
+
+
+async def wait_answered(bus: Bus, num_jobs: int) -> None:
+    """Wait until a worker announces that it has acknowledged so many jobs: a reader has the end of
+    its answer before."""
+    queue = topology.announcements_queue("test-answered")
+    await bus.declare(queue)
+    async with bus.consume(queue.name) as consumer:
+        async for delivery in consumer:
+            if decode_announcement(delivery.message.body).num_answered >= num_jobs:
+                return
 
 
 class LateBus(MemoryBus):

@@ -14,15 +14,50 @@ from shared import topology
 from shared.bus.base import Bus, Consumer
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import GenerationJob, HandedOver, SamplingParams, Started, decode_event
-from tests.support.workers.jobs import LateBus, Log, ask, come_back, new_job, publish, read, reading
+from tests.support.workers.jobs import (
+    LateBus,
+    Log,
+    ask,
+    come_back,
+    new_job,
+    publish,
+    read,
+    reading,
+    wait_answered,
+)
 from tests.support.workers.synthetic import echo_worker
-from worker.jobs.consumer import HeldJob
+from worker.jobs import consumer as consumer_module
+from worker.jobs.consumer import HeldJob, JobConsumer
 
 SAMPLING = SamplingParams(max_tokens=200, ignore_eos=True)
-SHORT = SamplingParams(max_tokens=60, ignore_eos=True)
-"""It ends before its worker hands it over because the delivery is lost, on a busy machine too."""
 JOBS = topology.jobs_queue("echo", "interactive").name
 STEP_S = 0.005
+
+
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A delivery that comes back is not given up before, however busy the machine is."""
+    monkeypatch.setattr(consumer_module, "_ADOPTION_S", 60.0)
+
+
+@pytest.fixture
+async def may_give_up(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """The wait for lost deliveries begins when this is set, after the end of an answer, however
+    busy the machine is."""
+    is_set, give_up = asyncio.Event(), JobConsumer._give_up
+
+    async def give_up_later(self: JobConsumer, lost: list[tuple[HeldJob, int]]) -> None:
+        await is_set.wait()
+        await give_up(self, lost)
+
+    monkeypatch.setattr(JobConsumer, "_give_up", give_up_later)
+    return is_set
+
+
+async def wait_adopted(caplog: pytest.LogCaptureFixture) -> None:
+    async with asyncio.timeout(60):
+        while "job adopted" not in caplog.messages:  # noqa: ASYNC110 (a log tells nobody)
+            await asyncio.sleep(0.01)
 
 
 def num_started(log: Log) -> int:
@@ -67,32 +102,38 @@ async def answering(num_tokens: int) -> AsyncIterator[Answering]:
         yield Answering(job, bus, consumer, log, theirs)
 
 
+@pytest.mark.usefixtures("_patient")
 async def test_a_lost_connection_does_not_interrupt_a_stream() -> None:
     async with answering(10) as (job, bus, consumer, log, theirs):
         theirs.sever()
         log = await read(bus, job, consumer, log)
-        await asyncio.sleep(0.05)
+        await wait_answered(bus, 1)
         num_left = await num_unanswered(bus, theirs)
 
     assert log.token_ids == (await undisturbed(job)).token_ids
     assert (num_started(log), num_left) == (1, 0)
 
 
-async def test_an_answer_that_ends_without_its_delivery_does_not_count_as_a_crash() -> None:
+async def test_an_answer_that_ends_without_its_delivery_does_not_count_as_a_crash(
+    may_give_up: asyncio.Event,
+) -> None:
     async with answering(10) as (job, bus, consumer, log, theirs), bus.consume(JOBS) as other:
         theirs.sever()
         await anext(other)
         log = await read(bus, job, consumer, log)
         message = (await anext(consumer)).message
+        may_give_up.set()
 
     event = decode_event(message.body, message.content_type)
     assert event == HandedOver(ticket=cast("str", log.reader.ticket))
 
 
+@pytest.mark.usefixtures("_patient")
 async def test_an_adopted_job_has_a_line_with_its_worker(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     async with answering(10) as (job, bus, consumer, log, theirs):
         theirs.sever()
+        await wait_adopted(caplog)
         await read(bus, job, consumer, log)
 
     (adopted,) = (vars(one) for one in caplog.records if one.message == "job adopted")
@@ -147,9 +188,7 @@ async def test_a_repeated_request_is_answered_although_its_first_job_had_no_log(
         await late.is_missed.wait()
         async with reading(bus, job) as consumer:
             await publish(bus, job)
-            async with asyncio.timeout(30):
-                while "job adopted" not in caplog.messages:  # noqa: ASYNC110 (a log tells nobody)
-                    await asyncio.sleep(0.01)
+            await wait_adopted(caplog)
             late.may_answer.set()
             log = await read(bus, job, consumer)
 
@@ -173,15 +212,17 @@ async def test_a_publication_with_two_messages_is_answered_once() -> None:
             log = await read(bus, job, consumer, num_tokens=10)
             await publish(bus, job)  # this message was never returned
             log = await read(bus, job, consumer, log)
-            await asyncio.sleep(0.05)
+            await wait_answered(bus, 2)
             num_left = await num_unanswered(bus, theirs)
 
     assert log.token_ids == (await undisturbed(job)).token_ids
     assert (num_started(log), num_left) == (1, 0)
 
 
-async def test_a_second_message_in_another_queue_is_settled_when_the_first_is_lost() -> None:
-    job = msgspec.structs.replace(new_job("echo", sampling=SHORT), publication=1)
+async def test_a_second_message_in_another_queue_is_settled_when_the_first_is_lost(
+    may_give_up: asyncio.Event,
+) -> None:
+    job = msgspec.structs.replace(new_job("echo", sampling=SAMPLING), publication=1)
     broker = MemoryBroker()
     async with (
         MemoryBus(broker) as bus,
@@ -195,6 +236,7 @@ async def test_a_second_message_in_another_queue_is_settled_when_the_first_is_lo
         log = await read(bus, job, consumer, log, num_tokens=20)
         await bus.delete_queue(JOBS)
         await read(bus, job, consumer, log)
+        may_give_up.set()
 
         async with asyncio.timeout(60):
             suspect = await ask(bus, new_job("echo"), "suspect")
@@ -202,10 +244,13 @@ async def test_a_second_message_in_another_queue_is_settled_when_the_first_is_lo
     assert suspect.is_ended
 
 
-async def test_a_jobs_queue_that_is_deleted_keeps_the_worker_from_nothing() -> None:
+async def test_a_jobs_queue_that_is_deleted_keeps_the_worker_from_nothing(
+    may_give_up: asyncio.Event,
+) -> None:
     async with answering(5) as (job, bus, consumer, log, _):
         await bus.delete_queue(JOBS)
         log = await read(bus, job, consumer, log)
+        may_give_up.set()
 
         # A suspect runs when all others have been settled.
         async with asyncio.timeout(60):
