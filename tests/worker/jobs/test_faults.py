@@ -22,7 +22,9 @@ from shared.messages import (
 from tests.support.deployment.processes import free_port
 from tests.support.workers.jobs import ask, new_job, num_ready, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
+from worker.jobs import consumer as consumer_module
 from worker.jobs import delivery
+from worker.process import health_server
 
 SHORT = SamplingParams(max_tokens=30, ignore_eos=True)
 LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
@@ -55,17 +57,20 @@ def is_started(binding: Binding, message: Message) -> bool:
 
 
 @pytest.mark.parametrize("is_connection_lost", [False, True])
-async def test_a_started_of_unknown_fate_opens_one_attempt(is_connection_lost: bool) -> None:
+async def test_a_started_of_unknown_fate_opens_one_attempt(
+    is_connection_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "_ADOPTION_S", 60.0)  # its delivery comes back, if late
     job = new_job("echo", sampling=SHORT)
     broker = MemoryBroker()
     async with (
         MemoryBus(broker) as bus,
         LossyBus(broker, is_connection_lost=is_connection_lost) as lossy,
         echo_worker(lossy, step_s=0.005),
-        reading(bus, job) as consumer,
+        reading(bus, job) as reader,
     ):
         await publish(bus, job)
-        log = await read(bus, job, consumer)
+        log = await read(bus, job, reader)
 
     assert len(log.token_ids) == 30
     assert log.reader.attempt == 1
@@ -111,7 +116,7 @@ async def test_a_reply_queue_that_its_publisher_did_not_bind_is_not_waited_for(
     monkeypatch.setattr(delivery, "_RETRY_PAUSE_S", 0.01)
     jobs = topology.jobs_queue("echo", "interactive")
     job = msgspec.structs.replace(new_job("echo"), request_id="alice.1")
-    async with MemoryBus() as bus, asyncio.timeout(5):
+    async with MemoryBus() as bus, asyncio.timeout(25):  # it would be waited for for 30 s
         await bus.declare(topology.REPLIES, jobs, Queue("reply.alice.1"))
         await publish(bus, job)
         async with bus.consume(jobs.name) as consumer:
@@ -220,13 +225,16 @@ async def test_a_worker_that_is_stopped_before_it_takes_jobs_ends() -> None:
             stop.set()
 
 
-async def test_a_health_probe_is_answered_while_a_connection_says_nothing() -> None:
+async def test_a_health_probe_is_answered_while_a_connection_says_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(health_server._QuietHandler, "timeout", None)  # it is never given up
     port = free_port()
     async with MemoryBus() as bus, echo_worker(bus, health_port=port):
         _, silent = await asyncio.open_connection("127.0.0.1", port)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /live HTTP/1.0\r\n\r\n")
-        async with asyncio.timeout(4):  # the silent one would be given up after 5
+        async with asyncio.timeout(60):
             answer = await reader.readline()
         for connection in (silent, writer):
             connection.close()
