@@ -132,10 +132,11 @@ class HeldLedger(MemoryBus):
 
     def __init__(self, broker: MemoryBroker) -> None:
         super().__init__(broker)
-        self.may_record = asyncio.Event()
+        self.is_recording, self.may_record = asyncio.Event(), asyncio.Event()
 
     async def publish(self, binding: Binding, message: Message) -> None:
         if binding == QUEUE.bindings[0]:
+            self.is_recording.set()
             await self.may_record.wait()
         await super().publish(binding, message)
 
@@ -164,6 +165,7 @@ async def test_a_record_outlasts_the_job_that_a_drain_cuts_off(
         ):
             await publish(client, job, lane)
             await anext(consumer)
+            await bus.is_recording.wait()
             asyncio.get_running_loop().call_later(0.8, bus.may_record.set)
         async with asyncio.timeout(10):
             record = await received(client)
