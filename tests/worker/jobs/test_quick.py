@@ -233,11 +233,12 @@ class UnsettledBus(MemoryBus):
 async def test_a_drain_lets_quick_jobs_finish_and_takes_no_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compute, taken = quick.answer, asyncio.Event()
+    compute, taken, may_answer = quick.answer, asyncio.Event(), asyncio.Event()
+    queue = topology.jobs_queue("echo", "quick").name
 
     async def compute_slowly(job: QuickJob, model: ServedModel) -> QuickAnswer:
         taken.set()
-        await asyncio.sleep(0.2)
+        await may_answer.wait()
         return await compute(job, model)
 
     monkeypatch.setattr(quick, "answer", compute_slowly)
@@ -247,10 +248,12 @@ async def test_a_drain_lets_quick_jobs_finish_and_takes_no_more(
             answering = asyncio.create_task(ask(bus, job))
             await taken.wait()
             stop.set()
-            await asyncio.sleep(0.1)
+            while (state := await bus.inspect(queue)) is None or state.num_consumers:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
             await bus.publish(topology.jobs_binding("echo", "quick"), Message(encode(job)))
-        answered = await asyncio.wait_for(answering, 1)
-        num_left = await num_ready(bus, topology.jobs_queue("echo", "quick").name)
+            may_answer.set()
+        answered = await answering
+        num_left = await num_ready(bus, queue)
 
     assert isinstance(answered, Detokenized)
     assert num_left == 1
