@@ -21,6 +21,8 @@ from shared.messages import (
     GenerationJob,
     HandedOver,
     SamplingParams,
+    TokenDelta,
+    decode_event,
 )
 from shared.topology import Lane
 from tests.support.workers.jobs import (
@@ -35,6 +37,7 @@ from tests.support.workers.jobs import (
     say_started,
 )
 from tests.support.workers.synthetic import doomed_worker, echo_worker
+from worker.jobs import quarantine
 from worker.jobs.delivery import num_returns_before
 from worker.jobs.quarantine import Solitude
 from worker.jobs.run import LAST_RETURNS, MAX_RETURNS
@@ -47,8 +50,15 @@ LONG = SamplingParams(max_tokens=2000, ignore_eos=True)
 STEP_S = 0.005
 
 
-SLOW_STEP_S = 1.0
-"""So long that a worker that dies when a job starts there has written no token."""
+class TokenlessBus(MemoryBus):
+    """Confirms no token, and writes none."""
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if binding.exchange == topology.REPLIES:
+            event = decode_event(message.body, message.content_type)
+            if isinstance(event, TokenDelta | Finished):
+                await asyncio.Event().wait()
+        await super().publish(binding, message)
 
 
 async def crash(
@@ -60,7 +70,7 @@ async def crash(
     num_attempts: int = 1,
 ) -> None:
     """A worker takes the job so often and dies before it has written a token."""
-    async with doomed_worker(broker, step_s=SLOW_STEP_S):
+    async with TokenlessBus(broker) as theirs, doomed_worker(theirs, step_s=STEP_S):
         await read(bus, job, consumer, log, attempt=log.reader.attempt + num_attempts)
 
 
@@ -156,7 +166,9 @@ async def test_a_job_that_waits_leaves_its_queue_before_the_broker_gives_it_up(
         await publish(bus, running)
         log = await read(bus, running, reader, num_tokens=1)
         await publish(bus, waiting, num_returns=MAX_RETURNS)
-        log = await read(bus, running, reader, log, num_tokens=100)
+        while "job moved" not in caplog.messages:  # noqa: ASYNC110 (a log tells nobody)
+            await asyncio.sleep(0.01)
+        log = await read(bus, running, reader, log, num_tokens=len(log.token_ids) + 1)
 
     moved = [vars(one)["request_id"] for one in caplog.records if one.message == "job moved"]
     assert (moved, log.is_ended) == ([waiting.request_id], False)
@@ -168,8 +180,7 @@ async def test_the_third_crash_dead_letters_a_job_and_fails_its_log() -> None:
         await crash(broker, bus, job, consumer, log, num_attempts=2)  # it is moved, and runs alone
         async with echo_worker(bus):
             log = await read(bus, job, consumer, log)
-            await asyncio.sleep(0.05)
-            dead = await num_ready(bus, topology.DEAD_LETTERS.name)
+        dead = await num_ready(bus, topology.DEAD_LETTERS.name)
 
     assert isinstance(log.last, Failed)
     assert (log.last.code, log.token_ids) == ("worker_lost", [])
@@ -208,6 +219,10 @@ async def test_a_suspect_runs_when_nothing_else_does() -> None:
     suspect = msgspec.structs.replace(new_job("echo", sampling=SHORT), publication=1)
     running: list[str] = []
 
+    async def is_paused(bus: Bus) -> bool:
+        state = await bus.inspect(topology.jobs_queue("echo", "interactive").name)
+        return state is not None and not state.num_consumers
+
     async def follow(bus: Bus, job: GenerationJob, name: str) -> None:
         async with reading(bus, job) as consumer:
             await publish(bus, job, "suspect" if job is suspect else "interactive")
@@ -217,9 +232,13 @@ async def test_a_suspect_runs_when_nothing_else_does() -> None:
             running.append(f"{name} ends")
 
     async with MemoryBus() as bus, echo_worker(bus, step_s=STEP_S), asyncio.TaskGroup() as tasks:
-        for job, name in ((before, "before"), (suspect, "suspect"), (after, "after")):
-            tasks.create_task(follow(bus, job, name))
-            await asyncio.sleep(0.1)
+        tasks.create_task(follow(bus, before, "before"))
+        while not running:  # noqa: ASYNC110 (a list tells nobody)
+            await asyncio.sleep(0.01)
+        tasks.create_task(follow(bus, suspect, "suspect"))
+        while not (await is_paused(bus) or "suspect begins" in running):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        tasks.create_task(follow(bus, after, "after"))
 
     assert running == [
         *("before begins", "before ends"),
@@ -246,15 +265,32 @@ class Neighbour:
         self.is_paused.clear()
 
 
-async def test_after_a_suspect_its_neighbours_run_before_the_next_one() -> None:
+class Clock:
+    """The monotonic time of the quarantine, which a test moves on."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(quarantine, "time", clock)
+    return clock
+
+
+async def test_after_a_suspect_its_neighbours_run_before_the_next_one(clock: Clock) -> None:
     neighbour = Neighbour()
     solitude = Solitude([neighbour])
 
     async def run_alone(for_s: float) -> None:
         async with solitude.enter():
-            await asyncio.sleep(for_s)
+            clock.ahead_s += for_s
 
-    await run_alone(for_s=2)
+    await run_alone(for_s=1000)
     neighbour.is_idle.clear()
     following = asyncio.create_task(run_alone(for_s=0))
     await asyncio.sleep(0.5)
@@ -266,17 +302,19 @@ async def test_after_a_suspect_its_neighbours_run_before_the_next_one() -> None:
     assert not was_paused
 
 
-async def test_a_suspect_does_not_wait_for_neighbours_that_have_no_jobs() -> None:
-    seconds = []
-    async with MemoryBus() as bus, echo_worker(bus, step_s=0.01):
-        for max_tokens in (200, 20):
-            sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-            suspect = msgspec.structs.replace(new_job("echo", sampling=sampling), publication=1)
-            began_at = time.monotonic()
-            await ask(bus, suspect, "suspect")
-            seconds.append(time.monotonic() - began_at)
+async def test_a_suspect_does_not_wait_for_neighbours_that_have_no_jobs(clock: Clock) -> None:
+    first, second = (
+        msgspec.structs.replace(new_job("echo", sampling=SHORT), publication=1) for _ in range(2)
+    )
+    async with MemoryBus() as bus, echo_worker(bus, step_s=STEP_S), asyncio.timeout(60):
+        async with reading(bus, first) as consumer:
+            await publish(bus, first, "suspect")
+            log = await read(bus, first, consumer, num_tokens=1)
+            clock.ahead_s += 1000  # for so long its neighbours may run
+            await read(bus, first, consumer, log)
+        log = await ask(bus, second, "suspect")
 
-    assert seconds[1] < seconds[0] / 2
+    assert isinstance(log.last, Finished)
 
 
 async def test_a_suspect_that_waits_for_long_neighbours_can_be_cancelled() -> None:
@@ -330,9 +368,9 @@ async def test_a_suspect_whose_worker_dies_while_it_waits_has_not_crashed() -> N
 
 async def test_a_suspect_without_a_log_is_dead_lettered_when_it_came_back_four_times() -> None:
     job = new_job("echo", sampling=SHORT, mode="final")
-    async with MemoryBus() as bus, returned(bus, job, "suspect", 4) as consumer, echo_worker(bus):
-        log = await read(bus, job, consumer)
-        await asyncio.sleep(0.05)
+    async with MemoryBus() as bus, returned(bus, job, "suspect", 4) as consumer:
+        async with echo_worker(bus):
+            log = await read(bus, job, consumer)
         dead = await num_ready(bus, topology.DEAD_LETTERS.name)
 
     assert isinstance(log.last, Failed)
@@ -429,13 +467,12 @@ async def test_a_job_that_cannot_be_moved_fails_before_its_queue_drops_it(mode: 
         MemoryBus(broker) as bus,
         returned(bus, job, "batch", LAST_RETURNS - 1) as consumer,
         RefusingBus(broker) as theirs,
-        echo_worker(theirs),
         asyncio.timeout(60),
     ):
-        began_at = time.monotonic()
-        log = await read(bus, job, consumer)
-        took_s = time.monotonic() - began_at
-        await asyncio.sleep(0.05)
+        async with echo_worker(theirs):
+            began_at = time.monotonic()
+            log = await read(bus, job, consumer)
+            took_s = time.monotonic() - began_at
         dead = await num_ready(bus, topology.DEAD_LETTERS.name)
 
     assert isinstance(log.last, Failed)
