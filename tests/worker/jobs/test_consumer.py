@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Self, cast
+from typing import ClassVar, Self, cast
 
 import msgspec
 import pytest
@@ -93,40 +93,54 @@ async def test_a_paused_consumer_takes_nothing_until_it_resumes() -> None:
         await asyncio.sleep(0.1)
         nums.append(await num_consumers(bus))
         consumer.resume()
-        await asyncio.sleep(0.1)
-        nums.append(await num_consumers(bus))
+        await wait_consumers(bus, 1)
 
-    assert nums == [1, 0, 1]
+    assert nums == [1, 0]
 
 
-class CountedSubscription(Subscription):
-    num_open = 0
+async def wait_consumers(bus: MemoryBus, num: int) -> None:
+    while await num_consumers(bus) != num:  # noqa: ASYNC110 (nobody says when)
+        await asyncio.sleep(0.01)
+
+
+class NotedSubscription(Subscription):
+    """Notes those that wait to be closed, in the order in which they were stopped."""
+
+    stopped: ClassVar[list[Subscription]] = []
+    closed: ClassVar[list[Subscription]] = []
 
     async def __aenter__(self) -> Self:
-        CountedSubscription.num_open += 1
+        self.stopped.append(self)
         await super().__aenter__()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         await super().__aexit__(*exc_info)
-        CountedSubscription.num_open -= 1
+        self.closed.append(self)
 
 
 async def test_a_long_job_keeps_open_its_own_subscription_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(consumer_module, "Subscription", CountedSubscription)
+    monkeypatch.setattr(consumer_module, "Subscription", NotedSubscription)
+    monkeypatch.setattr(NotedSubscription, "stopped", [])
+    monkeypatch.setattr(NotedSubscription, "closed", [])
     async with MemoryBus(user="gateway") as bus, consuming(bus) as (consumer, _):
         await publish(bus, new_job("echo"))
-        await asyncio.sleep(0.01)
+        while not consumer.window.is_full:  # noqa: ASYNC110 (nobody says when)
+            await asyncio.sleep(0.01)
         for _ in range(4):
+            await wait_consumers(bus, 1)
             await consumer.pause()
-            await asyncio.sleep(0.01)
+            await wait_consumers(bus, 0)
             consumer.resume()
+        while len(NotedSubscription.closed) < 3:  # noqa: ASYNC110 (nobody says when)
             await asyncio.sleep(0.01)
-        num_open = CountedSubscription.num_open
+        first, *others = NotedSubscription.stopped
+        closed = list(NotedSubscription.closed)
 
-    assert num_open == 1
+    assert first not in closed
+    assert closed == others
 
 
 async def test_a_consumer_that_has_room_takes_jobs_but_begins_none_early_beside_free_workers() -> (
