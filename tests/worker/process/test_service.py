@@ -3,11 +3,13 @@
 import asyncio
 import logging
 import socket
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -39,6 +41,7 @@ from tests.support.deployment.processes import free_port
 from tests.support.metrics import total
 from tests.support.workers.jobs import Log, ask, ask_all, new_job, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
+from worker.model import echo
 from worker.process import service
 from worker.process.health_server import HealthServer
 from worker.text import Tokenizer
@@ -528,24 +531,30 @@ async def test_the_health_port_is_this_machines_alone() -> None:
             assert is_open == (address == "127.0.0.1")
 
 
-async def test_a_worker_whose_engine_hangs_is_not_live() -> None:
-    port = free_port()
+async def test_a_worker_whose_engine_hangs_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    port, may_go_on = free_port(), threading.Event()
+    hanging = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: may_go_on.wait(60))
+    monkeypatch.setattr(echo, "time", hanging)
 
     def live() -> int:
         return status_and_text(port, "live")[0]
 
     options: dict[str, Any] = {"health_port": port, "stall_timeout_s": 0.1}
-    async with MemoryBus() as bus, echo_worker(bus, step_s=2, **options):
-        before = during = await asyncio.to_thread(live)
+    async with MemoryBus() as bus, echo_worker(bus, **options), asyncio.timeout(60):
+        before = await asyncio.to_thread(live)
         asking = asyncio.create_task(
             ask(bus, new_job("echo", sampling=SamplingParams(max_tokens=1)))
         )
-        while during == 200 and not asking.done():
-            during = await asyncio.to_thread(live)
+        while await asyncio.to_thread(live) != 503:
+            pass
+        is_hanging = not asking.done()
+        may_go_on.set()
         await asking
-        after = await asyncio.to_thread(live)
+        while await asyncio.to_thread(live) != 200:
+            pass
 
-    assert (before, during, after) == (200, 503, 200)
+    assert before == 200
+    assert is_hanging
 
 
 @pytest.mark.rabbit

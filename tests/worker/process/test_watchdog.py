@@ -1,7 +1,9 @@
 """A worker that hangs is ended, and no other."""
 
 import asyncio
+import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from shared.bus.memory import MemoryBus
 from shared.messages import SamplingParams
 from tests.support.workers.jobs import ask, new_job
 from tests.support.workers.synthetic import echo_worker
+from worker.model import echo
 from worker.process.watchdog import Watchdog
 
 TIMEOUT_S = 0.4
@@ -73,13 +76,21 @@ async def test_time_that_was_not_lived_through_does_not_count(ended: list[float]
     assert ended == []
 
 
-async def test_a_whole_worker_is_watched(ended: list[float]) -> None:
+async def test_a_whole_worker_is_watched(
+    ended: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has_ended = threading.Event()
+    # Its engine hangs until the process would have been ended.
+    hanging = SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: has_ended.wait(60))
+    monkeypatch.setattr(echo, "time", hanging)
+
     def end() -> None:
         ended.append(time.monotonic())
+        has_ended.set()
 
     sampling = SamplingParams(max_tokens=1)
     options: dict[str, Any] = {"stall_timeout_s": TIMEOUT_S, "on_stall": end}
-    async with MemoryBus() as bus, echo_worker(bus, step_s=2.0, **options):
+    async with MemoryBus() as bus, echo_worker(bus, **options):
         await ask(bus, new_job("echo", sampling=sampling))
 
     assert len(ended) == 1
