@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from shared.bus.memory import MemoryBus
-from tests.support.clock import skip
+from tests.support.gateway.clock import skip
 from tests.support.gateway.http import LiveGateway, eventually, live_gateway
 from tests.support.workers.scripted_worker import ScriptedWorker
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from shared import topology
-from shared.bus.base import Bus, Consumer, Message, QueueState
+from shared.bus.base import Bus, Consumer, Message, Queue, QueueState
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import Unroutable
 from shared.log import LogReader, Relay, Send
@@ -108,11 +108,15 @@ async def publish(
     await bus.publish(topology.jobs_binding(job.model, lane), message)
 
 
+def log_of(job: GenerationJob) -> Queue:
+    """The job's reply queue, which waits for its next reader while a worker starts."""
+    return topology.reply_queue(job.request_id, expires_s=2 * START_TIMEOUT_S)
+
+
 @asynccontextmanager
 async def reading(bus: Bus, job: GenerationJob) -> AsyncIterator[Consumer]:
-    """Hold the job's reply queue exclusively, as a gateway does. It waits for its next reader while
-    a worker starts."""
-    queue = topology.reply_queue(job.request_id, expires_s=2 * START_TIMEOUT_S)
+    """Hold the job's reply queue exclusively, as a gateway does."""
+    queue = log_of(job)
     await bus.declare(queue)
     async with bus.consume(queue.name, is_exclusive=True) as consumer:
         yield consumer

@@ -18,7 +18,7 @@ from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Cancel, HandedOver
-from tests.support.clock import skip
+from tests.support.gateway.clock import skip
 from tests.support.deployment.processes import NO_TLS
 from tests.support.gateway.http import (
     LiveGateway,
