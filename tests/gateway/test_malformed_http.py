@@ -6,8 +6,7 @@ import httpx
 import pytest
 
 from shared.bus.memory import MemoryBus
-from tests.support.gateway.clock import skip
-from tests.support.gateway.http import LiveGateway, eventually, live_gateway
+from tests.support.gateway.http import LiveGateway, eventually, live_gateway, skip
 from tests.support.workers.scripted_worker import ScriptedWorker
 
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: warren\r\nContent-Type: application/json\r\n"

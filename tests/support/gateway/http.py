@@ -133,6 +133,14 @@ async def hears_a_worker(gateway: LiveGateway) -> None:
     await eventually(is_listed)
 
 
+def skip(seconds: float) -> None:
+    """Set the clock of the running loop forward instead of waiting: however late a busy machine is,
+    no time that is to pass later has passed before."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    loop.time = lambda: now() + seconds  # type: ignore[method-assign]
+
+
 async def eventually(is_true: Callable[[], Awaitable[bool]]) -> None:
     """Poll until the condition holds. Raises TimeoutError if it never does."""
     async with asyncio.timeout(30):

@@ -108,7 +108,7 @@ async def publish(
     await bus.publish(topology.jobs_binding(job.model, lane), message)
 
 
-def log_of(job: GenerationJob) -> Queue:
+def reply_queue_of(job: GenerationJob) -> Queue:
     """The job's reply queue, which waits for its next reader while a worker starts."""
     return topology.reply_queue(job.request_id, expires_s=2 * START_TIMEOUT_S)
 
@@ -116,7 +116,7 @@ def log_of(job: GenerationJob) -> Queue:
 @asynccontextmanager
 async def reading(bus: Bus, job: GenerationJob) -> AsyncIterator[Consumer]:
     """Hold the job's reply queue exclusively, as a gateway does."""
-    queue = log_of(job)
+    queue = reply_queue_of(job)
     await bus.declare(queue)
     async with bus.consume(queue.name, is_exclusive=True) as consumer:
         yield consumer

@@ -20,7 +20,7 @@ from shared.messages import (
     Started,
     decode_event,
 )
-from tests.support.workers.jobs import Log, ask, log_of, new_job, publish, read, reading
+from tests.support.workers.jobs import Log, ask, new_job, publish, read, reading, reply_queue_of
 from tests.support.workers.synthetic import doomed_worker, echo_worker
 
 SAMPLING = SamplingParams(max_tokens=300, ignore_eos=True)
@@ -104,7 +104,7 @@ async def test_a_log_that_has_ended_costs_nothing() -> None:
     job = new_job("echo", sampling=SamplingParams(max_tokens=4, ignore_eos=True))
     again = msgspec.structs.replace(job, publication=1)
     async with MemoryBus() as bus, echo_worker(bus, max_num_seqs=1):
-        await bus.declare(log_of(job))
+        await bus.declare(reply_queue_of(job))
         for one in (job, again):
             await publish(bus, one)
             await ask(bus, new_job("echo"))  # its turn comes when the one before it is done

@@ -23,9 +23,15 @@ from shared.bus.base import Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Cancel, EmbeddingJob
 from shared.settings import GatewaySettings
-from tests.support.gateway.clock import skip
 from tests.support.gateway.batches import chat, ended, jsonl, order, output, texts, until
-from tests.support.gateway.http import LiveGateway, events, eventually, live_gateway, two_gateways
+from tests.support.gateway.http import (
+    LiveGateway,
+    events,
+    eventually,
+    live_gateway,
+    skip,
+    two_gateways,
+)
 from tests.support.workers.scripted_worker import (
     MODEL,
     ScriptedJob,

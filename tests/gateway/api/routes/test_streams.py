@@ -18,7 +18,6 @@ from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Cancel, HandedOver
-from tests.support.gateway.clock import skip
 from tests.support.deployment.processes import NO_TLS
 from tests.support.gateway.http import (
     LiveGateway,
@@ -26,6 +25,7 @@ from tests.support.gateway.http import (
     events,
     eventually,
     live_gateway,
+    skip,
     two_gateways,
 )
 from tests.support.gateway.lone_gateway import PLANTED
