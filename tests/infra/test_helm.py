@@ -302,6 +302,23 @@ def test_several_gateways_share_a_database_and_a_storage_that_they_may_reach() -
     assert all(manifest["kind"] != "PersistentVolumeClaim" for manifest in manifests)
 
 
+@pytest.mark.parametrize(
+    ("settings", "limit"),
+    [
+        ({}, 2048),
+        ({"max_connections": 5000}, 5000),
+        ({"max_connections": 5000, "max_connections_per_address": 64}, 64),
+    ],
+    ids=["default", "more connections", "chosen"],
+)
+def test_one_address_may_have_all_connections_as_an_ingress_has(
+    settings: dict[str, int], limit: int
+) -> None:
+    gateway = find(render({"settings": settings}), "Deployment", "warren-gateway")
+
+    assert variables_of(gateway)["WARREN_MAX_CONNECTIONS_PER_ADDRESS"] == str(limit)
+
+
 def volumes_of(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
     volumes = [dict(volume) for volume in spec["template"]["spec"]["volumes"]]
     return {volume.pop("name"): volume for volume in volumes}

@@ -163,7 +163,7 @@ class Keys:
         left = {one: key for one, key in self._keys.items() if one not in revoked}
         self._replace(left)
         fields = {"reason": faults[0], "num_faults": len(faults), "revoked": revoked}
-        logger.error("API keys not reloaded, the last good ones stay in force", extra=fields)
+        logger.error("API keys not reloaded", extra=fields)
 
     def _replace(self, keys: dict[str, ApiKey]) -> None:
         self._record_change(keys)
