@@ -5,9 +5,9 @@ was freed too early, shared incorrectly or never written changes the following t
 """
 
 import time
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from shared.log import EMPTY_HASH, extend_hash
 from worker.engine.interface import (
@@ -20,6 +20,7 @@ from worker.engine.interface import (
 )
 
 _MASK = (1 << 64) - 1
+_EMPTY = -1
 
 
 def next_token(
@@ -100,12 +101,26 @@ def _mix(state: int) -> int:
     return state ^ (state >> 33)
 
 
-class _Slot(NamedTuple):
-    """What a slot of the cache holds instead of keys and values."""
+class _SlotArrays:
+    """What the slots of the cache hold instead of keys and values. They take 16 bytes each from the
+    start, so that the memory of a worker does not grow while it fills its cache."""
 
-    token_id: int
-    context_hash: int
-    """The hash of all tokens of the context up to this one."""
+    def __init__(self, num_slots: int) -> None:
+        self._token_ids = array("q", [_EMPTY]) * num_slots
+        self._context_hashes = array("Q", [0]) * num_slots
+
+    def write(self, slot: int, token_id: int, context_hash: int) -> None:
+        """``context_hash``: the hash of all tokens of the context up to this one."""
+        self._token_ids[slot] = token_id
+        self._context_hashes[slot] = context_hash
+
+    def clear(self, slot: int) -> None:
+        self._token_ids[slot] = _EMPTY
+
+    def read(self, slot: int) -> tuple[int, int] | None:
+        """The token of a slot and the hash of its context; None if it is empty."""
+        token_id = self._token_ids[slot]
+        return None if token_id == _EMPTY else (token_id, self._context_hashes[slot])
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +162,7 @@ class EchoRunner:
         self.max_seq_len = max_seq_len
         self._step_s = step_s
         self._is_thorough = is_thorough
-        self._slots: list[_Slot | None] = [None] * (num_blocks * block_size)
+        self._slots = _SlotArrays(num_blocks * block_size)
         self._previous: list[int] = []
         self._done_at = 0.0
 
@@ -186,7 +201,7 @@ class EchoRunner:
         hashes = [self._read_context(sequence)]
         for at, token_id in enumerate(self._token_ids(sequence), sequence.start):
             hashes.append(extend_hash(hashes[-1], (token_id,)))
-            self._slots[self._slot(sequence, at)] = _Slot(token_id, hashes[-1])
+            self._slots.write(self._slot(sequence, at), token_id, hashes[-1])
         return hashes[1:]
 
     def _draw(self, sequence: ScheduledSequence, k: int, context_hash: int) -> int:
@@ -220,14 +235,13 @@ class EchoRunner:
         context_hash = EMPTY_HASH
         first = 0 if self._is_thorough else max(0, sequence.start - 1)
         for at in range(first, sequence.start):
-            slot = self._slots[self._slot(sequence, at)]
-            if slot is None:
+            held = self._slots.read(self._slot(sequence, at))
+            if held is None:
                 raise ValueError(f"{sequence.sequence_id}: the slot of token {at} is empty")
-            if self._is_thorough and slot.context_hash != extend_hash(
-                context_hash, (slot.token_id,)
-            ):
+            token_id, held_hash = held
+            if self._is_thorough and held_hash != extend_hash(context_hash, (token_id,)):
                 raise ValueError(f"{sequence.sequence_id}: the slot of token {at} holds another")
-            context_hash = slot.context_hash
+            context_hash = held_hash
         return context_hash
 
     def _slot(self, sequence: ScheduledSequence, at: int) -> int:

@@ -50,7 +50,7 @@ class ScarceRunner(EchoRunner):
                 self._has_failed = True
         for share in batch.sequences:
             for at in range(share.start, share.start + share.num_tokens):
-                self._slots[self._slot(share, at)] = None
+                self._slots.clear(self._slot(share, at))
         return _FailedStep()
 
 
