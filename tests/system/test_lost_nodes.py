@@ -22,7 +22,7 @@ from tests.support.gateway.http import (
     live_gateway,
     two_gateways,
 )
-from tests.support.workers.jobs import num_ready
+from tests.support.workers.jobs import num_ready, wait_consumers
 from tests.support.workers.synthetic import echo_worker
 from worker.jobs import delivery
 
@@ -76,12 +76,7 @@ async def resume(gateway: LiveGateway, response: httpx.Response, body: str) -> h
 async def wait_unread(broker: MemoryBroker, log: str) -> None:
     """Wait until the gateway has noticed that the log's client has left."""
     async with MemoryBus(broker) as bus:
-
-        async def is_unread() -> bool:
-            state = await bus.inspect(log)
-            return state is not None and not state.num_consumers
-
-        await eventually(is_unread)
+        await wait_consumers(bus, log, 0)
 
 
 def log_of(response: httpx.Response) -> str:

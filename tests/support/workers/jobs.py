@@ -209,6 +209,14 @@ async def num_ready(bus: Bus, queue: str) -> int:
     return state.num_ready
 
 
+async def wait_consumers(bus: Bus, queue: str, num: int) -> None:
+    """Wait until a queue exists and has so many consumers."""
+    state = None
+    while state is None or state.num_consumers != num:
+        await asyncio.sleep(0.01)
+        state = await bus.inspect(queue)
+
+
 async def wait_answered(bus: Bus, num_jobs: int) -> None:
     """Wait until a worker announces that it has acknowledged so many jobs: a reader has the end of
     its answer before."""

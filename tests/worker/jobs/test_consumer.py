@@ -15,7 +15,15 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.subscribe import Subscription
 from shared.messages import Ended, SamplingParams, decode_usage
 from shared.topology import Publishers
-from tests.support.workers.jobs import ask, new_job, num_ready, publish, read, reading
+from tests.support.workers.jobs import (
+    ask,
+    new_job,
+    num_ready,
+    publish,
+    read,
+    reading,
+    wait_consumers,
+)
 from tests.support.workers.synthetic import echo_worker
 from worker.jobs import consumer as consumer_module
 from worker.jobs.consumer import HeldJobs, JobConsumer
@@ -93,14 +101,9 @@ async def test_a_paused_consumer_takes_nothing_until_it_resumes() -> None:
         await asyncio.sleep(0.1)
         nums.append(await num_consumers(bus))
         consumer.resume()
-        await wait_consumers(bus, 1)
+        await wait_consumers(bus, QUEUE.name, 1)
 
     assert nums == [1, 0]
-
-
-async def wait_consumers(bus: MemoryBus, num: int) -> None:
-    while await num_consumers(bus) != num:  # noqa: ASYNC110 (nobody says when)
-        await asyncio.sleep(0.01)
 
 
 class NotedSubscription(Subscription):
@@ -130,9 +133,9 @@ async def test_a_long_job_keeps_open_its_own_subscription_alone(
         while not consumer.window.is_full:  # noqa: ASYNC110 (nobody says when)
             await asyncio.sleep(0.01)
         for _ in range(4):
-            await wait_consumers(bus, 1)
+            await wait_consumers(bus, QUEUE.name, 1)
             await consumer.pause()
-            await wait_consumers(bus, 0)
+            await wait_consumers(bus, QUEUE.name, 0)
             consumer.resume()
         while len(NotedSubscription.closed) < 3:  # noqa: ASYNC110 (nobody says when)
             await asyncio.sleep(0.01)

@@ -27,7 +27,15 @@ from shared.messages import (
     decode_event,
     encode,
 )
-from tests.support.workers.jobs import come_back, new_job, num_ready, publish, read, reading
+from tests.support.workers.jobs import (
+    come_back,
+    new_job,
+    num_ready,
+    publish,
+    read,
+    reading,
+    wait_consumers,
+)
 from tests.support.workers.synthetic import echo_worker
 from worker.decode.served_model import ServedModel
 from worker.jobs import quick
@@ -248,8 +256,7 @@ async def test_a_drain_lets_quick_jobs_finish_and_takes_no_more(
             answering = asyncio.create_task(ask(bus, job))
             await taken.wait()
             stop.set()
-            while (state := await bus.inspect(queue)) is None or state.num_consumers:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            await wait_consumers(bus, queue, 0)
             await bus.publish(topology.jobs_binding("echo", "quick"), Message(encode(job)))
             may_answer.set()
         answered = await answering

@@ -30,6 +30,7 @@ from tests.support.gateway.http import (
 )
 from tests.support.gateway.lone_gateway import PLANTED
 from tests.support.network.attacks import Victim
+from tests.support.workers.jobs import wait_consumers
 from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 CHAT = "/v1/chat/completions"
@@ -173,17 +174,13 @@ async def test_a_worker_and_a_gateway_die_together_and_nothing_is_lost(
 async def test_the_client_that_came_back_leaves_no_job_to_be_cancelled(
     broker: MemoryBroker, speaker: Speaker, worker: ScriptedWorker
 ) -> None:
-    async def is_let_go() -> bool:
-        state = await worker.bus.inspect(worker.jobs[0].message.reply_to)
-        return state is not None and state.num_consumers == 0
-
     async with two_gateways(broker, disconnect_grace_s=40) as (first, second):
         async with asking(first) as left:
             speaker.allow(1)
             await left.read_words(1)
         async with resuming(second, left.request_id, left.last_id) as reader:
             skip(30)
-        await eventually(is_let_go)
+        await wait_consumers(worker.bus, worker.jobs[0].message.reply_to, 0)
         skip(20)  # the first gateway's grace is over, the second one's is not
         await asyncio.sleep(0.1)
         async with resuming(
