@@ -24,16 +24,25 @@ struct Task {
 };
 
 // The number of panels to process together for a number of rows: as many sums as fit into registers beside the weights.
+// Eight rows of three panels need fewer loads than twelve of two, and fewer addresses of rows than there are registers.
 constexpr int panels_for(int rows) {
-    if (kLanes == 16) return rows == 1 ? 8 : rows == 2 ? 4 : 2;
+    if (kLanes == 16) return rows == 1 ? 8 : rows == 2 ? 4 : 3;
     return rows == 1 ? 4 : rows == 2 ? 2 : 1;
 }
 
 // 16 outputs of one row, or fewer at its end.
 inline void write(const Floats (&sums)[kVectors], const Weight& weight, int first, float* to, bool is_added) {
+    const int count = weight.outputs - first;
+    if (count >= kPanel) {
+        for (int v = 0; v < kVectors; v++) {
+            const int at = first + v * kLanes;
+            const Floats value = weight.bias == nullptr ? sums[v] : sums[v] + load(weight.bias + at);
+            store(to + at, is_added ? load(to + at) + value : value);
+        }
+        return;
+    }
     float values[kPanel];
     for (int v = 0; v < kVectors; v++) store(values + v * kLanes, sums[v]);
-    const int count = std::min(kPanel, weight.outputs - first);
     for (int n = 0; n < count; n++) {
         const float value = weight.bias == nullptr ? values[n] : values[n] + weight.bias[first + n];
         to[first + n] = is_added ? to[first + n] + value : value;
@@ -53,7 +62,7 @@ struct Operands {
 template <class Panels>
 struct FloatTile {
     static constexpr int32_t kFormat = Panels::kFormat;
-    static constexpr int kMaxRows = kLanes == 16 ? 12 : kFormat == kBfloat16 ? 5 : 6;
+    static constexpr int kMaxRows = kLanes == 16 ? 8 : kFormat == kBfloat16 ? 5 : 6;
 
     template <int kRows, int kPanels>
     static void add(const Operands& o, int row, const uint8_t* panels, Sums<kRows, kPanels>& sums) {
@@ -63,7 +72,7 @@ struct FloatTile {
 
 struct DotTile {
     static constexpr int32_t kFormat = kBfloat16;
-    static constexpr int kMaxRows = kLanes == 16 ? 12 : 6;
+    static constexpr int kMaxRows = kLanes == 16 ? 8 : 6;
 
     template <int kRows, int kPanels>
     static void add(const Operands& o, int row, const uint8_t* panels, Sums<kRows, kPanels>& sums) {
@@ -74,7 +83,7 @@ struct DotTile {
 template <int32_t kFormat_>
 struct QuantizedTile {
     static constexpr int32_t kFormat = kFormat_;
-    static constexpr int kMaxRows = kLanes == 16 ? 12 : 5;
+    static constexpr int kMaxRows = kLanes == 16 ? 6 : 5;  // it has integer sums beside the others
 
     template <int kRows, int kPanels>
     static void add(const Operands& o, int row, const uint8_t* panels, Sums<kRows, kPanels>& sums) {
@@ -155,10 +164,10 @@ struct Cut {
     int twin = 0;    // distance to the panels that belong to a task's panels as well; 0: there are none
 };
 
-// Several tasks per thread, so that other threads take over when one is delayed by another process. The same number for
-// each thread, if there are enough tasks.
+// Several tasks per thread, so that other threads take over when one is delayed by another process, of six panels or
+// more, two of the widest tiles. The same number for each thread, if there are enough tasks.
 inline int count_tasks(int num_panels, int num_units, int num_threads) {
-    const int count = std::min(num_units, std::clamp(num_panels / 4, num_threads, 16 * num_threads));
+    const int count = std::min(num_units, std::clamp(num_panels / 6, num_threads, 16 * num_threads));
     return count == num_units ? count : count / num_threads * num_threads;
 }
 
