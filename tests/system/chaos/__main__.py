@@ -89,16 +89,11 @@ async def campaign(
     """Run the faults of a plan while callers stream, and check that nothing is left of them but
     their usage records.
 
-    Processes that live through all faults must not grow after the first kind of them, whose
-    hundreds of streams at once fill the caches and allocators of a process that has just started.
+    Processes that live through all faults must not have grown.
     """
-    under_fault = Campaign(deployment, await answers(deployment, questions), num_callers)
-    before: dict[int, ground.Usage] = {}
-    rows: list[Row] = []
-    for name, (fault, num_tries) in plan.items():
-        rows.append(await under_fault.under(name, fault, num_tries))
-        if do_processes_live and not before:
-            before = ground.usages(deployment.processes)
+    expected = await answers(deployment, questions)
+    before = ground.usages(deployment.processes) if do_processes_live else {}
+    rows = await Campaign(deployment, expected, num_callers).run(plan)
     await asyncio.to_thread(ground.wait_clean, node, deployment, before)
     return [*rows, await asyncio.to_thread(ledger_row, deployment.data_dir, rows)]
 
