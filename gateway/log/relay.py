@@ -231,6 +231,9 @@ class LogRelay:
     async def _read(self) -> None:
         try:
             await self.reading.run()
+        except asyncio.CancelledError:
+            # The task would keep the error, and with it, in a cycle, all that was read.
+            return
         except (StreamNotFound, StreamExpired, Unavailable) as error:
             self.fail(error)
         except (LogLost, UndecodableMessage) as error:

@@ -56,6 +56,35 @@ def test_old_garbage_is_collected_in_time() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
+def test_garbage_is_collected_as_often_on_a_busy_machine() -> None:
+    """The second collection would come after more than a minute if the first had used as much CPU
+    time as it took."""
+    program = textwrap.dedent(
+        """
+        import asyncio, gc, time
+        from cli import runtime
+
+        collect, num_collections = gc.collect, 0
+
+        def collect_on_a_busy_machine():
+            global num_collections
+            collect()
+            time.sleep(0.7)
+            num_collections += 1
+
+        async def wait():
+            while num_collections < 3:  # the first one is not repeated
+                await asyncio.sleep(0.01)
+
+        gc.collect = collect_on_a_busy_machine
+        runtime._GC_INTERVAL_S = 0.1
+        runtime.run(wait())
+        """
+    )
+
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
 def test_opening_streams_does_not_stop_a_service_again_and_again() -> None:
     """As many objects as a thousand streams have, in a heap that has a tenth of them at first."""
     program = textwrap.dedent(

@@ -1,10 +1,12 @@
 """The log's rules at work: lost connections, second workers, silence, other gateways."""
 
 import asyncio
+import gc
 
 import pytest
 
 from gateway.log import registry, stalls
+from gateway.log.relay import LogRelay
 from shared import topology
 from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
@@ -77,6 +79,22 @@ async def test_after_a_lost_connection_the_log_is_not_left_behind(
         return await bus.inspect(name) is None
 
     await eventually(is_gone)
+
+
+async def test_what_a_stream_has_read_is_freed_at_its_end(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    async def is_freed() -> bool:
+        return not any(isinstance(thing, LogRelay) for thing in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        await gateway.chat(stream=True)
+
+        await eventually(is_freed)
+    finally:
+        gc.enable()
 
 
 def dying_once(worker_bus: MemoryBus) -> Script:
