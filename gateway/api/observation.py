@@ -188,7 +188,9 @@ class Observation:
             "first_token_s": None if first_s is None else round(first_s, 4),
             "duration_s": round(duration_s, 4),
         }
-        self._write("request ended", fields, is_warning=self.status in SERVICE_FAILURES)
+        # A stream has failed if it ends with an error, although its status was sent before.
+        status = self.status if self.error is None else status_of(self.error).code
+        self._write("request ended", fields, is_warning=status in SERVICE_FAILURES)
 
     @property
     def _outcome(self) -> str | None:

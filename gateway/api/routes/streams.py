@@ -16,6 +16,7 @@ from gateway.api.event_stream import (
     until_disconnect,
 )
 from gateway.api.render.formats import decode_rendering
+from gateway.errors import SERVICE_FAILURES, status_of
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.signer import Verb
 from gateway.log.cursor import NOT_FOUND, Departure
@@ -112,7 +113,10 @@ class ResumedStream(Response):
             "worker": reader.worker,
             "attempt": reader.attempt or None,
         }
-        requests.write_line("request ended", None, self._fields_of(relay) | fields)
+        is_warning = failure is not None and status_of(failure).code in SERVICE_FAILURES
+        requests.write_line(
+            "request ended", None, self._fields_of(relay) | fields, is_warning=is_warning
+        )
 
     def _fields_of(self, relay: LogRelay) -> dict[str, object]:
         """What the log says of the request, if it was read by now."""

@@ -1,9 +1,12 @@
-"""What is counted of a request while it is in flight."""
+"""What is counted of a request while it is in flight, and what is written about its end."""
+
+import logging
 
 import pytest
 
 from gateway.api.observation import Observation
 from gateway.metrics import Metrics
+from shared.errors import DeadlineExceeded, LogLost, WarrenError
 from shared.messages import GenerationJob, JobClass, TextPrompt
 
 
@@ -20,3 +23,20 @@ def test_a_batch_does_not_make_a_tenant_one_of_many_interactive_requests(
 
     assert in_flight == (1, num_interactive)
     assert (usage.num_in_flight, usage.num_interactive) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [(None, "INFO"), (DeadlineExceeded("late"), "INFO"), (LogLost("gone"), "WARNING")],
+)
+def test_a_stream_that_the_service_ends_with_an_error_is_a_warning(
+    error: WarrenError | None, level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    job = GenerationJob(request_id="r", model="m", prompts=(TextPrompt(text="a"),))
+
+    with Observation(Metrics(), job, "interactive", {}) as observation:
+        if error is not None:
+            observation.failed(error)
+
+    assert [record.levelname for record in caplog.records] == [level]

@@ -224,7 +224,7 @@ async def test_a_detached_request_goes_on_alone_and_is_there_later(
 
 
 async def test_a_failure_is_an_event_of_the_stream_for_whoever_reads_it(
-    broker: MemoryBroker, worker: ScriptedWorker
+    broker: MemoryBroker, worker: ScriptedWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
     may_fail = asyncio.Event()
 
@@ -246,6 +246,8 @@ async def test_a_failure_is_an_event_of_the_stream_for_whoever_reads_it(
 
     for body in bodies:
         assert [event["error"]["code"] for event in events(body)] == ["worker_lost"]
+    ends = [vars(record) for record in caplog.records if record.getMessage() == "request ended"]
+    assert {end["code"] for end in ends if end["levelname"] == "WARNING"} == {"worker_lost"}
 
 
 async def test_a_second_reader_takes_the_stream_over_from_a_live_one(
