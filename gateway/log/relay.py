@@ -226,14 +226,16 @@ class LogRelay:
                 self._task.cancel()
                 await asyncio.wait([self._task])
         finally:
+            self._task = None
             await self.reading.close()
 
     async def _read(self) -> None:
         try:
             await self.reading.run()
-        except asyncio.CancelledError:
-            # The task would keep the error, and with it, in a cycle, all that was read.
-            return
+        except asyncio.CancelledError as error:
+            # It would keep all that was read, in a cycle.
+            error.__traceback__ = None
+            raise
         except (StreamNotFound, StreamExpired, Unavailable) as error:
             self.fail(error)
         except (LogLost, UndecodableMessage) as error:
