@@ -115,11 +115,12 @@ class _Tracer:
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         if event != "call":
             return
+        entries = self.entries  # read once: it is set by another thread
         side = _SIDES.get(threading.current_thread().name.partition("_")[0])
         if side is None or frame.f_code is incidents.keep_running.__code__:
             self._is_background.set(True)  # also for the tasks and callbacks that start here
-        elif self.entries is not None and (stop := self._stop(frame, side)) is not None:
-            self.entries[stop] += 1
+        elif entries is not None and (stop := self._stop(frame, side)) is not None:
+            entries[stop] += 1
 
     def _stop(self, frame: FrameType, side: Part) -> tuple[Part, str] | None:
         """The module that this call enters, if it belongs to a request and was not active."""
