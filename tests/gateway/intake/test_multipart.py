@@ -18,9 +18,9 @@ from tests.support.gateway.lone_gateway import lone_gateway, peak_memory_bytes
 
 MIB = 1 << 20
 WARM_UP_BYTES = 16 * MIB
+"""More than what is on its way to the storage at a time: three parts of 5 MiB, on a slow disk."""
 NUM_WARM_UPS = 4
 """Each of several threads takes memory of its own when it writes for the first time."""
-"""More than what is on its way to the storage at a time: three parts of 5 MiB, on a slow disk."""
 FILE_BYTES = 128 * MIB
 MAX_GROWTH_BYTES = FILE_BYTES // 8
 _LINE = b'{"custom_id": "1", "method": "POST"}'.ljust(1023) + b"\n"

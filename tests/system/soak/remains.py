@@ -1,4 +1,4 @@
-"""Checks that nothing is left a minute after the traffic."""
+"""Checks that nothing is left soon after the traffic."""
 
 import time
 from collections import Counter
@@ -32,7 +32,7 @@ class Remains:
         self._descriptors = self._num_descriptors()
 
     def find(self) -> list[str]:
-        """Wait for at most a minute until nothing is left; returns what is left."""
+        """Wait for some minutes at most until nothing is left; returns what is left."""
         deadline = time.monotonic() + _PATIENCE_S
         try:
             ground.wait_clean(self._node, self._deployment, {})
