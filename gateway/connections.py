@@ -40,6 +40,8 @@ _IPV6_PREFIX_LEN = 64
 """The smallest network that a site is given. One host may use all addresses of it."""
 _CHUNK_BYTES = 64 << 10
 """A client must take so much within the timeout of a send."""
+_WITHOUT_CHUNKS = ("0.9", "1.0")
+"""Versions of HTTP in which a response without a length ends with its connection."""
 
 
 class Connections:
@@ -103,6 +105,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._send_deadline: asyncio.TimerHandle | None = None
         self._has_lost_bytes = False
+        self._offers_upgrade = False
+        """Whether the head that was just parsed offers another protocol."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -135,6 +139,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_in_head = True
+        self._offers_upgrade = False
         self._num_headers = self._num_header_bytes = 0
         if self.cycle is not None and self.cycle.response_complete:
             self._set_deadline(_HEAD_TIMEOUT_S)
@@ -158,6 +163,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head = False
         self._num_open_bytes = 0
         self._clear_deadline()
+        # The parser counts CONNECT as an offer, too. uvicorn refuses its URL, which has no path.
+        self._offers_upgrade = (
+            self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+        )
+        if self._offers_upgrade:
+            return  # `_parse` starts the request
         if len(self.pipeline) == _MAX_PIPELINED:
             raise HTTPException(429, f"More than {_MAX_PIPELINED} requests are pipelined.")
         super().on_headers_complete()
@@ -168,7 +179,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._num_open_bytes = 0
-        super().on_message_complete()
+        if not self._offers_upgrade:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -188,6 +200,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["http_version"] in _WITHOUT_CHUNKS:
+                send = _until_close(cycle, send)
             await app(scope, receive, partial(self._send, send))
 
         super()._start_asgi_task(cycle, serve)  # type: ignore[arg-type]
@@ -213,15 +227,31 @@ class BoundedProtocol(HttpToolsProtocol):
         """Returns why the connection is refused, if it is."""
         self._num_open_bytes += len(piece)
         try:
-            self.parser.feed_data(piece)
-        except httptools.HttpParserUpgrade:
-            logger.debug("upgrade not supported")
+            self._feed(piece)
         except httptools.HttpParserError as error:
             cause = error.__context__  # what a callback has raised
             if isinstance(cause, HTTPException):
                 return cause
             return HTTPException(400, "This is not a valid HTTP request.")
         return _too_large() if self._num_open_bytes > _MAX_HEAD_BYTES else None
+
+    def _feed(self, piece: bytes) -> None:
+        """Give the parser a piece. Offers of other protocols, such as HTTP/2, are ignored: the
+        parser stops after such a head, and a new parser reads the same head without the offer."""
+        while piece:
+            try:
+                self.parser.feed_data(piece)
+                break
+            except httptools.HttpParserUpgrade as offer:
+                logger.debug("upgrade ignored")
+                piece = self._head_without_upgrade() + piece[offer.args[0] :]
+                self.parser = _new_parser(self)
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def _refuse(self, error: HTTPException) -> None:
         self._is_refused = True
@@ -257,6 +287,33 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(HTTPException(408, "The headers did not arrive in time."))
         else:
             self.transport.close()
+
+
+def _new_parser(protocol: HttpToolsProtocol) -> httptools.HttpRequestParser:
+    """A parser that has uvicorn's settings."""
+    parser = httptools.HttpRequestParser(protocol)
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)
+    return parser
+
+
+def _until_close(cycle: RequestResponseCycle, send: Send) -> Send:
+    """Send a response of unknown length without chunks, which only HTTP/1.1 has. uvicorn closes the
+    connection after a response to an older version, which ends the response."""
+
+    has_length = True
+
+    async def send_until_close(message: Message) -> None:
+        nonlocal has_length
+        if message["type"] == "http.response.start":
+            has_length = b"content-length" in {name.lower() for name, _ in message["headers"]}
+            if not has_length:
+                cycle.chunked_encoding = False
+        elif not has_length:
+            # uvicorn compares what it sends with this.
+            cycle.expected_content_length = len(message.get("body", b""))
+        await send(message)
+
+    return send_until_close
 
 
 def _source_of(address: str) -> str:

@@ -49,6 +49,8 @@ is_installed || missing+=(rabbitmq-server)
 command -v nginx >/dev/null || missing+=(nginx-light)
 command -v chromium >/dev/null || missing+=(chromium)
 command -v prometheus >/dev/null || missing+=(prometheus)
+command -v java >/dev/null || missing+=(default-jdk-headless)
+command -v curl >/dev/null || missing+=(curl)
 command -v jq >/dev/null || missing+=(jq)
 compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || missing+=(postgresql)
 if ((${#missing[@]})) && [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
