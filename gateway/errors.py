@@ -96,6 +96,7 @@ _STATUS: dict[str, HttpStatus] = {
     errors.PublishRefused.code: HttpStatus(429, "rate_limit_error"),
     # A retry would crash as many workers again.
     errors.WorkerLost.code: HttpStatus(500, is_retryable=False),
+    errors.NotFinite.code: HttpStatus(500, is_retryable=False),
     errors.Unavailable.code: HttpStatus(503),
     errors.OutOfMemory.code: HttpStatus(503),
     errors.BusUnavailable.code: HttpStatus(503),

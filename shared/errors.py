@@ -18,6 +18,7 @@
     │   ├── Unavailable                 service_unavailable
     │   │   └── ShuttingDown              the process ends
     │   ├── OutOfMemory                 out_of_memory
+    │   ├── NotFinite                   not_finite
     │   ├── DeadlineExceeded            deadline_exceeded
     │   ├── Cancelled                   cancelled
     │   ├── WorkerLost                  worker_lost
@@ -158,6 +159,12 @@ class OutOfMemory(ServiceError):
     code = "out_of_memory"
 
 
+class NotFinite(ServiceError):
+    """The model computed NaN or infinite numbers for this request. A retry computes them again."""
+
+    code = "not_finite"
+
+
 class DeadlineExceeded(ServiceError):
     code = "deadline_exceeded"
 
@@ -257,6 +264,7 @@ _FROM_WIRE: dict[str, type[WarrenError]] = {
         Overloaded,
         Unavailable,
         OutOfMemory,
+        NotFinite,
         DeadlineExceeded,
         Cancelled,
         WorkerLost,

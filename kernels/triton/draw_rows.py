@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.reference.draw_rows import check_draws
 from kernels.triton.configurations import Configuration, launch
 from kernels.triton.filter_floors import logit_scale
+from kernels.triton.most_likely import find_most_likely
 
 _BLOCK = 4096
 _MAX_VOCAB_SIZE = 262144
@@ -46,8 +47,8 @@ def draw_rows_kernel(
     row = tl.program_id(0)
     row_ptr = logits_ptr + row.to(tl.int64) * vocab_size
     temperature = tl.load(temperatures_ptr + row)
-    most, token = _most_likely(row_ptr, vocab_size, BLOCK)
-    if temperature > 0:
+    most, token = find_most_likely(row_ptr, vocab_size, BLOCK)
+    if (temperature > 0) & (token >= 0):
         floor = tl.load(floors_ptr + row)
         scale = logit_scale(temperature)
         blocks = tl.arange(0, NUM_BLOCKS)
@@ -67,23 +68,7 @@ def draw_rows_kernel(
         is_reached = (start + tl.cumsum(weights) > target) & (weights > 0)
         last = tl.max(tl.where(weights > 0, columns, 0))
         token = block * BLOCK + tl.min(tl.where(is_reached, columns, last))
-    tl.store(drawn_ptr + row, tl.minimum(token, vocab_size - 1).to(tl.int64))
-
-
-@triton.jit
-def _most_likely(row_ptr, vocab_size, BLOCK: tl.constexpr):
-    """The maximum logit, and the first token that has it."""
-    columns = tl.arange(0, BLOCK)
-    highest = tl.full([BLOCK], float("-inf"), tl.float32)
-    tokens = columns
-    for start in range(0, vocab_size, BLOCK):
-        is_there = start + columns < vocab_size
-        logits = tl.load(row_ptr + start + columns, mask=is_there, other=float("-inf"))
-        is_higher = logits > highest
-        highest = tl.where(is_higher, logits, highest)
-        tokens = tl.where(is_higher, start + columns, tokens)
-    most = tl.max(highest)
-    return most, tl.min(tl.where(highest == most, tokens, vocab_size))
+    tl.store(drawn_ptr + row, token.to(tl.int64))
 
 
 @triton.jit

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.providers import Ops
+from kernels.reference.most_likely import NO_TOKEN
 from tests.support.models.numerics import assert_close
 
 VOCAB_SIZE = 101
@@ -139,8 +140,54 @@ def test_ranks_are_the_highest_logits_and_their_total(ops: Ops, depth: int) -> N
     assert torch.equal(tokens, expected.indices[:, :depth])
 
 
-def test_nan_logits_still_give_a_token_of_the_vocabulary(ops: Ops) -> None:
-    assert draw(ops, torch.full((7,), torch.nan), 1.0, [0.5])[0] in range(7)
+ODD_ROWS: dict[str, Callable[[Tensor], object]] = {
+    "one NaN": lambda row: row[97:98].fill_(torch.nan),
+    "a NaN before the highest": lambda row: row[:2].copy_(torch.tensor([torch.nan, 9.0])),
+    "infinity": lambda row: row[50:51].fill_(torch.inf),
+    "NaN alone": lambda row: row.fill_(torch.nan),
+    "minus infinity alone": lambda row: row.fill_(-torch.inf),
+}
+
+
+@pytest.mark.parametrize("odd", ODD_ROWS)
+def test_a_row_that_is_not_finite_has_no_token_and_no_score(ops: Ops, odd: str) -> None:
+    torch.manual_seed(4)
+    logits = torch.randn(3, VOCAB_SIZE)
+    ones, floors = torch.ones(3), torch.full((3,), -torch.inf)
+    expected = [op(ops, logits, ones, floors) for op in DRAWS]
+    ODD_ROWS[odd](logits[1])
+
+    for op, tokens in zip(DRAWS, expected, strict=True):
+        assert op(ops, logits, ones, floors) == [tokens[0], NO_TOKEN, tokens[2]]
+    totals, _, _ = ops.rank_logits(logits, 2)
+    assert totals.isnan().tolist() == [False, True, False]
+
+
+DRAWS: list[Callable[[Ops, Tensor, Tensor, Tensor], list[int]]] = [
+    lambda ops, logits, ones, floors: ops.most_likely(logits).tolist(),
+    lambda ops, logits, ones, floors: ops.draw_rows(logits, ones * 0, floors, ones * 0.3).tolist(),
+    lambda ops, logits, ones, floors: ops.draw_rows(logits, ones, floors, ones * 0.3).tolist(),
+    lambda ops, logits, ones, floors: ops.draw_rows(
+        logits,
+        ones,
+        ops.filter_floors(logits, ones, ones.long() * 5, ones * 0.9, ones * 0.01),
+        ones * 0.3,
+    ).tolist(),
+]
+
+
+def test_banned_tokens_leave_a_row_finite(ops: Ops) -> None:
+    logits = torch.full((1, VOCAB_SIZE), -torch.inf)
+    logits[0, 77] = -3.0
+    assert ops.most_likely(logits).tolist() == [77]
+    assert draw(ops, logits[0], 1.0, [0.0, 0.999]) == [77, 77]
+
+
+def test_the_most_likely_token_is_the_first_of_the_highest(ops: Ops) -> None:
+    torch.manual_seed(5)
+    logits = torch.randn(20, 9000).round()
+    expected = [row.index(max(row)) for row in logits.tolist()]
+    assert ops.most_likely(logits).tolist() == expected
 
 
 def check_adjusted(ops: Ops) -> None:

@@ -84,6 +84,15 @@ class BlockPool:
             else:
                 self._free_named[block] = None
 
+    def forget(self, name: bytes) -> None:
+        """Remove one name, if a block has it."""
+        block = self._by_name.pop(name, None)
+        if block is not None:
+            self._names[block] = None
+            if self._num_holders[block] == 0:
+                del self._free_named[block]
+                self._free.append(block)
+
     def forget_names(self) -> None:
         """Remove all names, so that no block is found by its content."""
         self._free += self._free_named

@@ -6,12 +6,20 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from math import isnan
 from operator import attrgetter
 from typing import TypeAlias
 
-from shared.errors import ContextLengthExceeded, InvalidRequest, OutOfMemory, WarrenError
+from shared.errors import (
+    ContextLengthExceeded,
+    InvalidRequest,
+    NotFinite,
+    OutOfMemory,
+    WarrenError,
+)
 from worker.engine.block_pool import BlockPool
 from worker.engine.interface import (
+    NO_TOKEN,
     CancelSequence,
     EngineLoad,
     ModelRunner,
@@ -98,7 +106,8 @@ class Engine:
 
         Waits for the previous step; if the next draws depend on its tokens, it does so before
         scheduling. If the previous step raised `StepFailed`, one of its sequences ends (see
-        `take_failed`) and the others are recomputed. Raises any other error of the runner, and
+        `take_failed`) and the others are recomputed. A sequence whose logits are not finite ends,
+        too, without an effect on others. Raises any other error of the runner, and
         `ValueError` for a submit that `check` rejects or whose id is in use.
         """
         self._obey(commands)
@@ -248,22 +257,29 @@ class Engine:
         self._learn(launch)
         # Cancelled sequences, those that the previous token ended, and those of which it was not as
         # drafted, have no use for another token.
-        prompts: list[Output] = [
-            self._advance_prompt(sequence, prompt_scores)
-            for sequence, prompt_scores in zip(launch.plan.scored, scores.prompts, strict=True)
-            if not sequence.is_ended
-        ]
-        tokens: list[Output] = []
+        outputs: list[Output] = []
+        for sequence, prompt_scores in zip(launch.plan.scored, scores.prompts, strict=True):
+            if sequence.is_ended:
+                continue
+            if any(isnan(score.logprob) for score in prompt_scores):
+                self._fail_not_finite(sequence)
+            else:
+                outputs.append(self._advance_prompt(sequence, prompt_scores))
         previous = None
         for row, (sequence, token_id) in enumerate(zip(launch.plan.rows, token_ids, strict=True)):
             if not sequence.is_ended and sequence.num_pending:
                 is_predicted = sequence is previous
-                if is_predicted:
-                    self._scheduler.accept(sequence)
                 score = scores.drawn.get(row)
-                tokens.append(self._advance(sequence, token_id, score, is_predicted=is_predicted))
+                if token_id == NO_TOKEN or (score is not None and isnan(score.logprob)):
+                    self._fail_not_finite(sequence)
+                else:
+                    if is_predicted:
+                        self._scheduler.accept(sequence)
+                    outputs.append(
+                        self._advance(sequence, token_id, score, is_predicted=is_predicted)
+                    )
             previous = sequence
-        return prompts + tokens
+        return outputs
 
     def _learn(self, launch: _Launch) -> None:
         """Record a step's duration: from its launch, or the end of the previous step, to its
@@ -307,6 +323,11 @@ class Engine:
     def _fail(self, sequence: Sequence, error: WarrenError) -> None:
         self._failed.append(SequenceFailed(sequence.submit.sequence_id, error))
         self._end(sequence)
+
+    def _fail_not_finite(self, sequence: Sequence) -> None:
+        self._fail(sequence, NotFinite("The model computed NaN or infinite numbers."))
+        # Its keys and values may be such numbers, too.
+        self._scheduler.forget(sequence)
 
     def _recover(self, failed: StepPlan) -> None:
         """End the sequence with the most tokens in the step, the last one of a tie; restart all

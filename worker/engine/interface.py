@@ -11,6 +11,9 @@ from shared.errors import WarrenError
 from shared.messages import FinishReason, JobClass, SamplingParams
 from worker.engine.step_times import StepFacts
 
+NO_TOKEN = -1
+"""The result of a row whose logits are not finite."""
+
 
 class SequenceId(NamedTuple):
     request_id: str
@@ -94,6 +97,7 @@ class TokenScore(NamedTuple):
     """The log probability of a token, from the logits before processing."""
 
     logprob: float
+    """NaN if the logits are not finite."""
     top_ids: Sequence[int]
     """The most likely tokens at its position, best first."""
     top_logprobs: Sequence[float]
@@ -252,7 +256,7 @@ class StepHandle(Protocol):
     """A launched step."""
 
     def result(self) -> list[int]:
-        """Wait for the step; returns one token id per row.
+        """Wait for the step; returns one token id per row, or `NO_TOKEN`.
 
         Raises the step's error. After `StepFailed` the runner can continue, after any other error
         not.

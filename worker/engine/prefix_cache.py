@@ -50,6 +50,12 @@ class PrefixCache:
             self._pool.name(sequence.block_table[k], self._name(sequence, k))
         sequence.num_published = num_full
 
+    def forget(self, sequence: Sequence) -> None:
+        """Make the blocks of a sequence impossible to find, including blocks that it found itself.
+        Sequences that use them keep them."""
+        for name in sequence.block_names:
+            self._pool.forget(name)
+
     def check_invariants(self, sequence: Sequence) -> None:
         """Assert that the published blocks match the sequence's tokens, and that no block was named
         before all its tokens were known."""

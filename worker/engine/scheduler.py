@@ -148,6 +148,10 @@ class Scheduler:
                 self._shares(sequence).leave(sequence.tenant)
         self._free_blocks(sequence)
 
+    def forget(self, sequence: Sequence) -> None:
+        """Let no other sequence find the blocks of one that was removed."""
+        self._prefixes.forget(sequence)
+
     def promote(self, sequence: Sequence) -> None:
         """Give a batch sequence interactive priority, ordered by its arrival."""
         if not sequence.is_batch:

@@ -10,7 +10,7 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
 from shared.bus.base import Message
 from shared.dead_letters import name_of
-from shared.errors import UndecodableMessage
+from shared.errors import InternalError, NotFinite, OutOfMemory, UndecodableMessage
 from shared.messages import (
     Completed,
     Failed,
@@ -29,6 +29,8 @@ from worker.jobs.run import Outcome, Record
 
 _STEP_INTERVAL = 64
 """The engine's step is recorded as a span at a run's first token, and then once in so many."""
+FAULTS = (InternalError.code, NotFinite.code, OutOfMemory.code)
+"""Outcomes that are the worker's own failures, not the client's."""
 _OUTCOMES = {
     Outcome.SUPERSEDED: "superseded",
     Outcome.HANDED_OVER: "handed_over",
@@ -245,7 +247,7 @@ class JobObservation:
         elif not self._attempt and self._error_code is not None:
             self.write("job refused", facts)
         else:
-            self.write("job ended", facts)
+            self.write("job ended", facts, is_warning=label in FAULTS)
 
     def _outcome_label(self, outcome: Outcome | None) -> str:
         if outcome not in (Outcome.ANSWERED, Outcome.UNREAD):

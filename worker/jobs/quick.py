@@ -45,7 +45,7 @@ from shared.topology import Publishers
 from worker.decode.served_model import ServedModel
 from worker.jobs.delivery import JobDelivery, Ledger, ReplyPublisher, recorded, refuse
 from worker.jobs.metrics import JobMetrics
-from worker.jobs.observation import record_queue_span, report_undecodable, start_run_span
+from worker.jobs.observation import FAULTS, record_queue_span, report_undecodable, start_run_span
 
 logger = logging.getLogger(__name__)
 
@@ -193,7 +193,10 @@ class QuickConsumer:
             requests.write_line("job dead-lettered", job, facts | {"reason": code}, is_warning=True)
         else:
             requests.write_line(
-                "job refused" if isinstance(answered, Failed) else "job ended", job, facts
+                "job refused" if isinstance(answered, Failed) else "job ended",
+                job,
+                facts,
+                is_warning=outcome in FAULTS,
             )
 
     async def _answer(self, job: QuickJob) -> QuickAnswer | Failed:

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -11,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from shared.errors import OutOfMemory, StartupError
+from shared.errors import NotFinite, OutOfMemory, StartupError
 from shared.messages import SamplingParams
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId
 from worker.model.decoders.native import NativeDecoder
@@ -121,8 +123,8 @@ class Embedder:
     def embed(
         self, prompts: Sequence[Sequence[int]], num_dimensions: int | None = None
     ) -> Iterator[Vectors]:
-        """The prompts' vectors, normalized and in order; each step yields those that it
-        completes."""
+        """The prompts' vectors, normalized and in order; each step yields those that it completes.
+        Raises `NotFinite`, and `OutOfMemory` if there is no room for the keys and values."""
         for group in _groups(prompts, self._max_num_tokens):
             yield from self._embed_group(group, num_dimensions)
 
@@ -142,8 +144,10 @@ class Embedder:
             sums += self._pooled(shares, cache)
             if end < longest:
                 yield []
-        vectors = functional.normalize(sums[:, :num_dimensions], dim=-1)
-        yield [tuple(vector) for vector in vectors.tolist()]
+        vectors = functional.normalize(sums[:, :num_dimensions], dim=-1).tolist()
+        if not all(map(math.isfinite, chain.from_iterable(vectors))):
+            raise NotFinite("The model computed NaN or infinite numbers.")
+        yield [tuple(vector) for vector in vectors]
 
     @torch.inference_mode()
     def _pooled(self, shares: list[ScheduledSequence], cache: KVCache) -> Tensor:

@@ -20,6 +20,7 @@ from kernels.quantized import BLOCK_BYTES, BLOCK_INPUTS, QuantFormat
 from shared.errors import StartupError
 from shared.host_memory import free_bytes, readable_size
 from worker.checkpoints.checkpoint import Checkpoint, weight_files
+from worker.engine.interface import NO_TOKEN
 from worker.model.config import DecoderConfig, decoder_config, is_native, read_json_config
 from worker.model.decoders import fused
 from worker.model.decoders.native import NativeDecoder
@@ -27,6 +28,7 @@ from worker.model.forward import Decoder
 from worker.model.provision import can_be_native, foreign_ops, provider_on
 from worker.model.runner import TorchRunner, use_device
 from worker.model.start import DEFAULT_LIMITS, RunnerLimits, can_record, start_runner
+from worker.model.warm_up import first_steps
 from worker.model.weights.layers import WeightReader, read_weights
 
 logger = logging.getLogger(__name__)
@@ -87,7 +89,27 @@ def load_runner(
         library().num_threads = num_threads
     provider = "native" if is_fused else provider_on(chosen, kernels)
     ops = load_ops(provider, is_batch_invariant=is_batch_invariant)
-    return start_runner(decoder, ops, limits, has_graphs=can_record(decoder, kernels))
+    runner = start_runner(decoder, ops, limits, has_graphs=can_record(decoder, kernels))
+    _refuse_not_finite(runner, directory.name, limits.max_num_batched_tokens)
+    return runner
+
+
+def _refuse_not_finite(runner: TorchRunner, name: str, max_num_batched_tokens: int) -> None:
+    """Raise `StartupError` if the model's logits are NaN or infinite."""
+    steps = first_steps(
+        max_num_tokens=min(max_num_batched_tokens, runner.max_seq_len),
+        vocab_size=runner.vocab_size,
+        block_size=runner.block_size,
+    )
+    if all(runner.launch(step).result() != [NO_TOKEN] for step in steps):
+        return
+    runner.close()
+    is_float16 = runner.decoder.dtype == torch.float16
+    raise StartupError(
+        f"{name} computes NaN or infinite logits: "
+        + ("its numbers exceed the range of float16 (use --dtype bfloat16), or " * is_float16)
+        + "its weights or its config.json are damaged"
+    )
 
 
 def load_decoder(

@@ -192,12 +192,13 @@ class TorchRunner:
             is_shared = is_every and inputs.edits is None
             scored = logits if is_shared else logits[inputs.scores.score_rows]
         drawn = sample(self._ops, logits[: step.num_sampled], inputs.sampling, inputs.edits)
-        self._drawn[: step.num_sampled] = drawn
+        # `NO_TOKEN` is no index: the next step reads an embedding for it, and its score is NaN.
+        indices = torch.clamp(drawn, min=0, out=self._drawn[: step.num_sampled])
         self._num_drawn = step.num_sampled
         if scored is None or inputs.scores is None:
             return _to_host(drawn)
         depth = step.score_plan.depth
-        return _to_host(drawn, score(self._ops, scored, inputs.scores, drawn, depth))
+        return _to_host(drawn, score(self._ops, scored, inputs.scores, indices, depth))
 
 
 def use_device(device: torch.device) -> None:

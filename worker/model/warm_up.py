@@ -22,9 +22,34 @@ PROMPT_LENS = (12, 48, 100, 200)
 """Chunks of a prompt, for each of which AWQ has a kernel of its own."""
 NUM_SEQS = (32, 33, 1025)
 """Attention has kernels for up to 32 sequences, for up to 1,024, and for up to 2,048."""
+_NUM_FIRST = 8
 _GREEDY = SamplingParams(temperature=0.0)
 _DRAWN = SamplingParams(temperature=1.0)
 _FILTERED = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=1)
+
+
+def first_steps(*, max_num_tokens: int, vocab_size: int, block_size: int) -> list[ScheduledBatch]:
+    """The prompt of a few tokens from all of the vocabulary, and a decode after it: the logits of
+    any sound model are finite in both."""
+    num_tokens = max(1, min(_NUM_FIRST, max_num_tokens - 1))
+    token_ids = [k * vocab_size // num_tokens for k in range(num_tokens)]
+
+    def step(start: int, token_ids: list[int]) -> ScheduledBatch:
+        num_blocks = -(-(start + len(token_ids)) // block_size)
+        sequence = ScheduledSequence(
+            sequence_id=SequenceId("first steps", 0),
+            start=start,
+            token_ids=token_ids,
+            block_table=range(num_blocks),
+            is_sampled=True,
+            sampling=_GREEDY,
+            seed=0,
+            position=0,
+        )
+        return ScheduledBatch([sequence])
+
+    steps = [step(0, token_ids), step(num_tokens, token_ids[-1:])]
+    return steps[:max_num_tokens]
 
 
 def warm_steps(

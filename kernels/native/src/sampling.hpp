@@ -13,6 +13,8 @@
 namespace warren {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNaN = std::numeric_limits<float>::quiet_NaN();
+constexpr int64_t kNoToken = -1;  // of a row with NaN or infinity, or without a finite number
 
 struct Logits {
     const float* at;
@@ -26,13 +28,23 @@ inline float highest_of(const float* from) {
     return largest(most);
 }
 
-// The maximum; -infinity if all values are NaN.
+// The maximum; NaN if a value is NaN.
 inline float greatest(const Logits& row) {
     Floats most = broadcast(-kInfinity);
+    Ints is_nan = {};
     int i = 0;
-    for (; i + kLanes <= row.size; i += kLanes) most = maximum(load(row.at + i), most);
+    for (; i + kLanes <= row.size; i += kLanes) {
+        const Floats values = load(row.at + i);
+        most = maximum(values, most);
+        is_nan |= values != values;
+    }
     float result = largest(most);
-    for (; i < row.size; i++) result = row.at[i] > result ? row.at[i] : result;
+    for (int lane = 0; lane < kLanes; lane++)
+        if (is_nan[lane]) return kNaN;
+    for (; i < row.size; i++) {
+        if (std::isnan(row.at[i])) return kNaN;
+        result = std::max(result, row.at[i]);
+    }
     return result;
 }
 
@@ -169,10 +181,9 @@ inline float filter_floor(const Logits& row, float temperature, const Filters& f
     return floor;
 }
 
-// The first token of the row whose logit is `most`; 0 if there is none.
+// The first token of the row whose logit is `most`, the row's maximum; kNoToken if that is no finite number.
 inline int64_t token_of(const Logits& row, float most) {
-    const int64_t token = std::find(row.at, row.at + row.size, most) - row.at;
-    return token < row.size ? token : 0;
+    return std::isfinite(most) ? std::find(row.at, row.at + row.size, most) - row.at : kNoToken;
 }
 
 inline int64_t most_likely(const Logits& row) { return token_of(row, greatest(row)); }
@@ -188,10 +199,10 @@ inline void mask(float* row, int size, const uint32_t* words) {
 }
 
 // The sum of a row's exponentials, as a logarithm, and its highest numbers with their tokens: the highest first, and of
-// equal ones the lower token. NaN is nothing.
+// equal ones the lower token. The sum of a row with NaN or infinity, or without a finite number, is NaN.
 inline void rank(const Logits& row, int depth, float& total, float* values, int64_t* tokens) {
     const float most = greatest(row);
-    total = std::isfinite(most) ? static_cast<float>(most + std::log(Softmax{most, 1}.mass(row.at, row.size))) : most;
+    total = std::isfinite(most) ? static_cast<float>(most + std::log(Softmax{most, 1}.mass(row.at, row.size))) : kNaN;
     std::fill(values, values + depth, -kInfinity);
     std::fill(tokens, tokens + depth, 0);
     int count = 0;
@@ -214,7 +225,8 @@ inline void rank(const Logits& row, int depth, float& total, float* values, int6
     }
 }
 
-// The token at `uniform` of the cumulative distribution; the most likely one at a temperature of 0.
+// The token at `uniform` of the cumulative distribution; the most likely one at a temperature of 0. kNoToken as in
+// `token_of`.
 inline int64_t draw(const Logits& row, float temperature, float floor, float uniform) {
     constexpr int kStride = 1024;
     const float most = greatest(row);

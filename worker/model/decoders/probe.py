@@ -141,6 +141,8 @@ def _record(model: Any) -> AttentionShape:
 def _check_independence(model: Any, max_seq_len: int) -> None:
     token_ids, positions = _tokens(model), torch.arange(_NUM_TOKENS)
     expected = _run(model, token_ids, positions, own_values)[1:]
+    if not expected.isfinite().all():
+        raise Unsupported("it computes NaN or infinite logits: its weights or config are damaged")
     moved_ids, moved_positions = token_ids.clone(), positions.clone()
     moved_ids[0], moved_positions[0] = token_ids[1], max_seq_len - 1
     moved = _run(model, moved_ids.roll(_SHIFT), moved_positions.roll(_SHIFT), own_values)
