@@ -41,3 +41,10 @@ async def answered(page: Page) -> str:
 async def open_console(page: Page, gateway: LiveGateway, view: str = "chat") -> None:
     await page.goto(f"{gateway.url}/#{view}")
     await page.locator(f"#view-{view}").wait_for()
+
+
+async def give_key(page: Page, gateway: LiveGateway, key: str, view: str = "chat") -> None:
+    """Open the console of a gateway with keys, and give it the key."""
+    await page.goto(f"{gateway.url}/#{view}")
+    await page.get_by_label("Key", exact=True).fill(key)
+    await page.get_by_role("button", name="Use the key").click()

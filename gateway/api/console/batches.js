@@ -5,13 +5,13 @@ import { $, Table, bar, count, duration, el, show, since, tag } from "./dom.js";
 
 const ENDED = new Set(["completed", "failed", "expired", "cancelled"]);
 
-const batches = new Table($("#batches"), {
+const batches = new Table($("#batch-list"), {
   label: "Batches",
   key: (batch) => batch.id,
   empty: "No batches yet.",
   columns: [
     {
-      title: "Batch", version: (batch) => batch.id,
+      title: "Batch", kind: "wide", version: (batch) => batch.id,
       fill: (batch) => [el("span", { className: "id whole", textContent: batch.id })],
     },
     { title: "Endpoint", text: (batch) => batch.endpoint },

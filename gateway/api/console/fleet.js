@@ -16,7 +16,7 @@ const workers = new Table($("#workers"), {
   columns: [
     { title: "Worker", version: (worker) => worker.id, fill: (worker) => idCell(worker.id) },
     {
-      title: "Model", version: (worker) => worker.model + worker.numerics,
+      title: "Model", kind: "name", version: (worker) => worker.model + worker.numerics,
       fill: (worker) => [el("span", {}, worker.model, el("span", { className: "sub", textContent: worker.numerics }))],
     },
     {
@@ -44,7 +44,7 @@ const queues = new Table($("#queues"), {
   key: (queue) => `${queue.model} ${queue.lane}`,
   empty: "No queues yet: a model's queues appear with its first worker.",
   columns: [
-    { title: "Model", text: (queue) => queue.model },
+    { title: "Model", kind: "name", text: (queue) => queue.model },
     { title: "Class", text: (queue) => LANES[queue.lane] },
     { title: "Waiting", kind: "number", text: (queue) => count(queue.num_waiting) },
     { title: "Oldest", kind: "number", text: (queue) => duration(queue.oldest_s) },
@@ -58,8 +58,8 @@ const streams = new Table($("#streams"), {
   empty: "No request is in flight.",
   columns: [
     { title: "Request", version: (stream) => stream.id, fill: (stream) => idCell(stream.id) },
-    { title: "Tenant", text: (stream) => name(stream.tenant) },
-    { title: "Model", text: (stream) => stream.model },
+    { title: "Tenant", kind: "name", text: (stream) => name(stream.tenant) },
+    { title: "Model", kind: "name", text: (stream) => stream.model },
     {
       title: "State", version: (stream) => stream.state + stream.num_workers + stream.num_crashes,
       fill: (stream) => [el("span", {}, tag(STREAM_STATES[stream.state], stream.state === "running" ? "good" : ""), moved(stream))],
@@ -78,7 +78,7 @@ const tenants = new Table($("#tenants"), {
   key: (tenant) => tenant.tenant,
   empty: "No tenant has sent a request since the gateway's start.",
   columns: [
-    { title: "Tenant", text: (tenant) => name(tenant.tenant) },
+    { title: "Tenant", kind: "name", text: (tenant) => name(tenant.tenant) },
     { title: "Requests", kind: "number", text: (tenant) => count(tenant.num_requests) },
     { title: "In flight", kind: "number", text: (tenant) => count(tenant.num_in_flight) },
     { title: "Failed", kind: "number", text: (tenant) => count(tenant.num_failed) },
@@ -95,10 +95,10 @@ const keys = new Table($("#keys"), {
   empty: "This gateway needs no API keys.",
   columns: [
     {
-      title: "Key", version: (key) => key.label,
+      title: "Key", kind: "name", version: (key) => key.label,
       fill: (key) => [el("span", {}, el("span", { className: "id", textContent: key.id }), el("span", { className: "sub", textContent: key.label }))],
     },
-    { title: "Tenant", text: (key) => key.tenant },
+    { title: "Tenant", kind: "name", text: (key) => key.tenant },
     limit("Requests a minute", (key) => [key.num_requests, key.requests_per_minute]),
     limit("Tokens a minute", (key) => [key.num_tokens, key.tokens_per_minute]),
     limit("At the same time", (key) => [key.num_running, key.max_concurrent]),
