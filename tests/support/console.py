@@ -18,9 +18,10 @@ async def ask(page: Page, question: str) -> None:
 
 
 async def ask_for_many_tokens(page: Page) -> None:
-    """A question whose answer depends on nothing but the request."""
+    """A question whose answer depends on nothing but the request, and is shown as it is."""
     await page.get_by_label("Maximum tokens").fill(str(NUM_TOKENS))
     await page.get_by_label("Seed").fill("7")
+    await page.get_by_label("Show answers as Markdown").uncheck()
     await ask(page, "Tell me something long.")
 
 

@@ -16,7 +16,7 @@ const ELSEWHERE = "Another tab reads this answer now.";
 const conversation = $("#conversation");
 const question = $("#question");
 const parameters = $("#parameters");
-const state = { turns: [], parameters: {}, ...JSON.parse(sessionStorage.getItem(STORE) ?? "{}") };
+const state = { turns: [], parameters: {}, isMarkdown: true, ...JSON.parse(sessionStorage.getItem(STORE) ?? "{}") };
 state.turns = state.turns.map((turn) => ({ ...NEW, ...turn }));
 let views = [];
 let savedAt = 0;
@@ -145,6 +145,7 @@ function send(asked) {
 
 function newView(turn) {
   return new TurnView(turn, {
+    isMarkdown: state.isMarkdown,
     curlOf: (one) => curl(bodyOf(one)),
     onResults: (results) => send({ results }),
   });
@@ -280,6 +281,12 @@ export async function startChat() {
   parameters.addEventListener("input", () => {
     state.parameters = readParameters();
     $("#temperature-value").textContent = $("#temperature").value;
+    save();
+  });
+  $("#markdown").checked = state.isMarkdown;
+  $("#markdown").addEventListener("change", () => {
+    state.isMarkdown = $("#markdown").checked;
+    for (const view of views) view.draw(state.isMarkdown);
     save();
   });
   $("#tools").addEventListener("change", checkTools);

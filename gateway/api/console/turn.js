@@ -1,5 +1,6 @@
 // A turn of the conversation: a question, or the results of tools, and the answer to it.
 
+import { MarkdownText, PlainText } from "./answer.js";
 import { $, copy, el, plural, speak } from "./dom.js";
 import { CallsView, collect } from "./tools.js";
 
@@ -7,6 +8,8 @@ const MOVED = {
   worker_lost: "Worker lost, continued on another",
   handed_over: "Worker left, continued on another",
 };
+
+const MARKUP = /[*_`#|~]/g; // of Markdown, which is not to be read out
 
 // What a turn has before it is sent. It is kept as JSON.
 export const NEW = {
@@ -21,9 +24,8 @@ export const isTold = (turn) => turn.text !== "" || turn.calls.length > 0;
 
 // One question and its answer on the page.
 export class TurnView {
-  constructor(turn, { curlOf, onResults }) {
+  constructor(turn, { isMarkdown, curlOf, onResults }) {
     this.turn = turn;
-    this.text = null;
     this.unspoken = "";
     this.answer = el("div", { className: "answer" });
     this.thoughts = el("div");
@@ -42,28 +44,34 @@ export class TurnView {
       this.reasoning, this.answer, this.calls.element, this.notes,
       el("div", { className: "after" }, this.remark, this.problem, this.actions));
     $("#turns").append(this.element);
-    this.#restore();
+    this.thoughts.append(turn.reasoning);
+    this.reasoning.hidden = !turn.reasoning;
+    for (const move of turn.moves) this.#note(move);
+    this.calls.show(turn.calls);
+    this.draw(isMarkdown);
     this.update();
   }
 
-  // Draws what was saved, with a seam where another worker went on.
-  #restore() {
-    const { text, moves, reasoning } = this.turn;
+  // Draws the text that there is, as Markdown or as it is, with a seam where another worker went on.
+  draw(isMarkdown) {
+    const { text, moves } = this.turn;
+    this.answer.replaceChildren();
+    this.answer.classList.toggle("markdown", isMarkdown);
+    this.body = isMarkdown ? new MarkdownText(this.answer) : new PlainText(this.answer);
     let place = 0;
-    for (const move of moves) {
-      this.#write(text.slice(place, move.at));
-      this.#seam(move);
-      place = move.at;
+    for (const { at, reason } of moves) {
+      this.body.write(text.slice(place, at));
+      this.body.seam(MOVED[reason]);
+      place = at;
     }
-    this.#write(text.slice(place));
-    if (reasoning) this.#think(reasoning);
-    this.calls.show(this.turn.calls);
+    this.body.write(text.slice(place));
+    this.body.finish();
   }
 
   append(piece) {
     this.turn.text += piece;
-    this.#write(piece);
-    this.unspoken += piece;
+    this.body.write(piece);
+    this.unspoken += piece.replace(MARKUP, "");
     const sentences = this.unspoken.match(/^.*[.!?:\n](?=\s|$)/s);
     if (sentences) {
       speak(sentences[0]);
@@ -73,7 +81,8 @@ export class TurnView {
 
   think(piece) {
     this.turn.reasoning += piece;
-    this.#think(piece);
+    this.reasoning.hidden = false;
+    this.thoughts.append(piece);
   }
 
   call(pieces) {
@@ -85,14 +94,17 @@ export class TurnView {
     if (this.turn.moves.some((move) => move.attempt === attempt)) return; // told again after a reload
     const move = { attempt, reason, at: this.turn.text.length };
     this.turn.moves.push(move);
-    this.#seam(move);
+    this.body.seam(MOVED[reason]);
+    this.#note(move);
     speak(MOVED[reason]);
   }
 
   update(remark = null) {
     const { turn } = this;
     const isWaiting = isRunning(turn) && !turn.reasoning && !isTold(turn);
-    this.answer.className = isRunning(turn) ? `answer ${isWaiting ? "waiting" : "streaming"}` : "answer";
+    this.answer.classList.toggle("waiting", isWaiting);
+    this.answer.classList.toggle("streaming", isRunning(turn) && !isWaiting);
+    if (!isRunning(turn)) this.body.finish();
     this.answer.setAttribute("aria-busy", String(isRunning(turn)));
     this.remark.textContent = remark ?? remarkOf(turn);
     this.problem.textContent = turn.error;
@@ -103,25 +115,9 @@ export class TurnView {
     }
   }
 
-  #write(piece) {
-    if (this.text === null) {
-      this.text = document.createTextNode("");
-      this.answer.append(this.text);
-    }
-    this.text.appendData(piece);
-  }
-
-  #think(piece) {
-    this.reasoning.hidden = false;
-    this.thoughts.append(piece);
-  }
-
-  #seam({ reason }) {
-    const words = MOVED[reason];
-    if (this.turn.text) this.answer.append(el("span", { className: "seam", title: words }));
-    this.text = null;
+  #note({ reason }) {
     this.notes.hidden = false;
-    this.notes.append(el("li", { textContent: words }));
+    this.notes.append(el("li", { textContent: MOVED[reason] }));
   }
 }
 

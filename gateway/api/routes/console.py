@@ -37,7 +37,8 @@ class _File(NamedTuple):
 
 def install(app: FastAPI) -> None:
     """Serve the page at ``/``, and its parts under ``/console/``."""
-    files = {path.name: _read(path) for path in FILES.iterdir() if path.suffix in _TYPES}
+    found = (path for path in FILES.rglob("*") if path.suffix in _TYPES)
+    files = {path.relative_to(FILES).as_posix(): _read(path) for path in found}
 
     @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
@@ -48,7 +49,7 @@ def install(app: FastAPI) -> None:
     async def find_console() -> Response:
         return RedirectResponse("./", status_code=308)
 
-    @app.get("/console/{name}", include_in_schema=False)
+    @app.get("/console/{name:path}", include_in_schema=False)
     async def get_part(name: str, request: Request) -> Response:
         if name not in files:
             raise HTTPException(404)

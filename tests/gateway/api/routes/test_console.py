@@ -1,13 +1,17 @@
 """The console's files: it loads nothing from elsewhere, and its page needs no key."""
 
 import re
+from hashlib import sha256
 from pathlib import Path
 from urllib.parse import urljoin
 
 from gateway.api.routes.console import FILES
 from tests.support.gateway.http import LiveGateway
 
-_REFERENCE = re.compile(r"""(?:src|href)="(/[^"]+)"|from "(\./[^"]+)\"""")
+_REFERENCE = re.compile(r"""(?:src|href)="(/[^"]+)"|(?:from|^import) "(\./[^"]+)\"""", re.MULTILINE)
+_VENDORED = re.compile(
+    r"^\| \[(\S+)\].*\[.+\]\((\S+)\).*`\S*?([^/`]+)` \| `(\w{64})` \|$", re.MULTILINE
+)
 
 
 async def loaded(gateway: LiveGateway) -> dict[str, int]:
@@ -21,6 +25,8 @@ async def loaded(gateway: LiveGateway) -> dict[str, int]:
             continue
         response = await gateway.http.get(path)
         statuses[path] = response.status_code
+        if "/vendor/" in path:
+            continue
         found = [match[1] or match[2] for match in _REFERENCE.finditer(response.text)]
         paths += [urljoin(path, one) for one in found if one != "/docs"]
     return statuses
@@ -30,7 +36,17 @@ async def test_the_page_and_its_parts_need_no_key(closed_gateway: LiveGateway) -
     statuses = await loaded(closed_gateway)
     names = {Path(path).name for path in statuses} - {""}
     assert set(statuses.values()) == {200}
-    assert names | {"index.html"} == {path.name for path in FILES.iterdir()}
+    parts = {path.name for path in FILES.rglob("*") if path.suffix in (".js", ".css", ".svg")}
+    assert names == parts
+
+
+def test_the_libraries_are_those_that_the_table_lists() -> None:
+    vendored = FILES / "vendor"
+    listed = _VENDORED.findall((vendored / "README.md").read_text(encoding="utf-8"))
+
+    hashes = {path.name: sha256(path.read_bytes()).hexdigest() for path in vendored.glob("*.js")}
+    assert {file: digest for _, _, file, digest in listed} == hashes
+    assert all((vendored / license_file).stat().st_size for _, license_file, _, _ in listed)
 
 
 async def test_the_browser_runs_nothing_that_is_not_a_file_of_the_gateway(
