@@ -13,7 +13,7 @@ from rich.markup import escape
 from cli.batch.command import batch
 from cli.chat.command import chat
 from cli.doctor.command import doctor
-from cli.manage import batches, dead, keys, usage, webhooks
+from cli.manage import batches, dead, keys, tenants, usage, webhooks
 from cli.manage.drain import drain
 from cli.manage.status import status, top
 from cli.options import EPILOG, commands_with
@@ -45,6 +45,7 @@ app.command()(size)
 app.add_typer(batches.app, name="batches")
 app.add_typer(dead.app, name="dead")
 app.add_typer(keys.app, name="keys")
+app.add_typer(tenants.app, name="tenants")
 app.add_typer(usage.app, name="usage")
 app.add_typer(webhooks.app, name="webhooks")
 
@@ -56,7 +57,7 @@ def _keep_examples(group: typer.Typer) -> None:
         command.help = docstring.replace("\n\nwarren ", "\n\n\b\nwarren ")
 
 
-for one in (app, batches.app, dead.app, keys.app, usage.app, webhooks.app):
+for one in (app, batches.app, dead.app, keys.app, tenants.app, usage.app, webhooks.app):
     _keep_examples(one)
 
 

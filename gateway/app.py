@@ -26,6 +26,7 @@ from gateway.api.routes import (
     quick,
     responses,
     streams,
+    tenants,
     uploads,
     usage,
     webhooks,
@@ -101,6 +102,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
         models,
         usage,
         admin,
+        tenants,
         webhooks,
         health,
     ):

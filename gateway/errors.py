@@ -87,6 +87,7 @@ _STATUS: dict[str, HttpStatus] = {
     errors.NotFound.code: HttpStatus(404, "invalid_request_error"),
     errors.PreviousResponseNotFound.code: HttpStatus(400, "invalid_request_error"),
     errors.StreamNotFound.code: HttpStatus(404, "invalid_request_error"),
+    errors.Conflict.code: HttpStatus(409, "invalid_request_error", is_retryable=False),
     errors.Cancelled.code: HttpStatus(409, "invalid_request_error", is_retryable=False),
     # What took over may be the request's own first sending, which came late.
     errors.TakenOver.code: HttpStatus(409, "invalid_request_error", is_retryable=True),

@@ -254,6 +254,10 @@ class TenantUsage:
         usage.num_interactive += is_interactive
         return usage
 
+    def forget(self, tenant: str) -> None:
+        """Forget a tenant that is erased."""
+        self.by_tenant.pop(tenant, None)
+
 
 class GenAiMetrics:
     """OpenTelemetry's metrics of a generative AI server. Without ``WARREN_OTLP_METRICS_ENDPOINT``

@@ -27,6 +27,7 @@ from gateway.log.reply_queues import ReplyQueues
 from gateway.metrics import Metrics
 from gateway.store.batches import BATCH_PREFIX
 from gateway.store.state import Store
+from gateway.tenants.erasure import TenantErasure
 from gateway.webhooks.dispatcher import Deliverer
 from gateway.webhooks.sending import Sender
 from shared import topology
@@ -36,6 +37,7 @@ from shared.errors import AccessRefused, BusError, StartupError, Unavailable
 from shared.messages import (
     ModelName,
     Release,
+    StopWork,
     Withheld,
     decode_announcement,
     decode_command,
@@ -81,6 +83,9 @@ class Gateway:
     deliverer: Deliverer
     recorder: UsageRecorder
     prices: PriceTable
+    erasure: TenantErasure
+    listing_letters: asyncio.Lock
+    """Held by those that look at the dead letters: one hides them from the others."""
     started_at: float = field(default_factory=time.time)
     """Unix time in seconds."""
     batches_changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -124,6 +129,7 @@ class Gateway:
             lambda: admission.num_requests,
             relays.slack_s,
         )
+        limits, listing_letters = Limits(bus, settings.max_detached), asyncio.Lock()
         return cls(
             settings=settings,
             bus=bus,
@@ -133,7 +139,7 @@ class Gateway:
             workers=workers,
             keys=keys,
             refusals=Refusals(),
-            limits=Limits(bus, settings.max_detached),
+            limits=limits,
             signer=Signer.of(settings),
             quick=QuickLane(bus),
             publishers=publishers,
@@ -150,6 +156,8 @@ class Gateway:
                 on_model=lambda model: queues.recall({model: time.time()}),
             ),
             prices=PriceTable.of(settings.prices_file),
+            erasure=TenantErasure(bus, store, relays, limits, keys, settings, listing_letters),
+            listing_letters=listing_letters,
         )
 
     @property
@@ -233,6 +241,10 @@ class Gateway:
                 self.batches_changed.set()
             else:
                 self.relays.obey(command)
+        elif isinstance(command, StopWork):
+            for request_id in self.relays.cancel_all(command.tenant):
+                self.limits.end(request_id)
+            self.metrics.tenant_usage.forget(command.tenant)
 
 
 def _is_model_name(text: str) -> bool:

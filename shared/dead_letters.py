@@ -149,6 +149,29 @@ async def opened(
         yield letters
 
 
+async def drop_of(bus: Bus, tenant: str, trusted_users: Iterable[str] = ()) -> int:
+    """Remove all dead letters of a tenant permanently, and those of the broker's user with its
+    name; returns how many. Every letter is looked at alone, so that its body is not kept. Raises
+    `BusError`."""
+    publishers = Publishers((bus.user, *trusted_users))
+    state = await bus.inspect(topology.DEAD_LETTERS.name)
+    if state is None:
+        return 0
+    num_seen = num_dropped = 0
+    # What is not acknowledged returns to its place when the consumer closes.
+    async with bus.consume(topology.DEAD_LETTERS.name) as consumer:
+        with suppress(TimeoutError):
+            while True:
+                is_expected = num_seen < state.num_ready
+                async with asyncio.timeout(_PATIENCE_S if is_expected else _REQUEUED_WITHIN_S):
+                    letter = _letter(await anext(consumer), publishers)
+                num_seen += 1
+                if letter.tenant == tenant:
+                    await letter.drop()
+                    num_dropped += 1
+    return num_dropped
+
+
 def find(letters: list[DeadLetter], request_id: str) -> DeadLetter:
     """Find the letter with this id. Raises `InvalidRequest` if there is none."""
     for letter in letters:

@@ -9,6 +9,7 @@
     │   ├── PermissionDenied            insufficient_permissions
     │   ├── IdempotencyMismatch         idempotency_mismatch
     │   ├── NotFound                    not_found
+    │   ├── Conflict                    conflict
     │   ├── PreviousResponseNotFound    previous_response_not_found
     │   ├── StreamNotFound              stream_not_found
     │   └── StreamExpired               stream_expired
@@ -95,6 +96,12 @@ class NotFound(RequestError):
     """No object has this id, or it belongs to another tenant."""
 
     code = "not_found"
+
+
+class Conflict(RequestError):
+    """The state of what the request names forbids it, until somebody changes that state."""
+
+    code = "conflict"
 
 
 class PreviousResponseNotFound(RequestError):
@@ -258,6 +265,7 @@ _FROM_WIRE: dict[str, type[WarrenError]] = {
         PermissionDenied,
         IdempotencyMismatch,
         NotFound,
+        Conflict,
         PreviousResponseNotFound,
         StreamNotFound,
         StreamExpired,

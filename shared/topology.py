@@ -32,7 +32,15 @@ import msgspec
 
 from shared.bus.base import Binding, Bus, Exchange, Message, Queue
 from shared.errors import QueueDown, QueueSilent, UndecodableMessage
-from shared.messages import Command, Drain, GenerationJob, JobClass, QuickJob, is_reply_key
+from shared.messages import (
+    Command,
+    Drain,
+    GenerationJob,
+    JobClass,
+    QuickJob,
+    StopWork,
+    is_reply_key,
+)
 
 Lane: TypeAlias = (
     JobClass | Literal["quick", "suspect", "resumed", "near", "overflow", "batch-overflow"]
@@ -297,8 +305,9 @@ class Publishers:
         return user in self._trusted or (bool(user) and request_id.startswith(own_name(user)))
 
     def may_command(self, user: str, command: Command) -> bool:
-        """Whether ``user`` may give this command. Only trusted users command workers as a whole."""
-        if isinstance(command, Drain):
+        """Whether ``user`` may give this command. Only trusted users command workers as a whole and
+        end the work of a tenant."""
+        if isinstance(command, Drain | StopWork):
             return user in self._trusted
         return self.may_name(user, command.request_id)
 

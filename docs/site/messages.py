@@ -69,6 +69,7 @@ _GROUPS: Sequence[tuple[str, str, Sequence[type[msgspec.Struct]]]] = (
             messages.Restored,
             messages.Release,
             messages.Withheld,
+            messages.StopWork,
             messages.UsageReport,
             messages.KeyUsage,
             messages.DetachedJob,

@@ -18,7 +18,7 @@ from gateway.batches.windows import BatchMemory, Memory, Window
 from gateway.store.batches import BatchRecord, Ending, LeaseLost, LineAnswer
 from gateway.store.state import StoredState
 from gateway.wiring import Gateway
-from shared.errors import Unavailable
+from shared.errors import NotFound, Unavailable
 from shared.telemetry import incidents
 
 logger = logging.getLogger(__name__)
@@ -146,7 +146,11 @@ class _BatchRun:
                     helper.cancel()
         except* LeaseLost:  # or the batch has just ended here
             pass
-        await self._refresh()
+        try:
+            await self._refresh()
+        except NotFound:
+            logger.warning("batch erased", extra={"batch": self.batch.id})
+            return
         fields = {"batch": self.batch.id, "status": self.batch.status}
         if self.batch.fence == fence:
             logger.info("batch ended", extra=fields)

@@ -157,6 +157,10 @@ class Limits:
         self._ended.append(Ended(request_id=request_id))
         self._news.set()
 
+    def detached_of(self, tenant: str) -> list[str]:
+        """The ids of the detached requests of a tenant that have not ended, at all gateways."""
+        return [one for one, job in self._ledger.detached.items() if job.tenant == tenant]
+
     def headers(self, key: ApiKey) -> Iterator[tuple[bytes, bytes]]:
         """OpenAI's headers about the limits of a key."""
         for rate in self._ledger.rates(key, self._clock()):

@@ -136,6 +136,23 @@ class Relays:
                 if tenant is not None and relay.facts is None:
                     raise Unavailable("No worker has started on this request yet.")
 
+    def cancel_all(self, tenant: str) -> list[str]:
+        """Cancel the requests of a tenant whose logs this gateway reads, or whose clients it waits
+        for, in the background; returns their ids."""
+        waiting = (relay for relay, _ in self._departed.values())
+        relays = (*self._relays.values(), *waiting)
+        request_ids = [relay.request_id for relay in relays if relay.tenant == tenant]
+        for request_id in request_ids:
+            self._spawn(self._cancel_own(request_id), request_id)
+        return request_ids
+
+    async def delete_log(self, request_id: str) -> None:
+        """Delete the log of a request that has ended, if the broker still has it. Raises
+        `BusError`."""
+        log = self._queues.named(request_id)
+        await log.find()
+        await log.delete()
+
     def holds(self, request_id: str) -> bool:
         """Whether this gateway relays the log, or waits for its client."""
         return request_id in self._relays or request_id in self._departed
@@ -355,6 +372,10 @@ class Relays:
                 await self._end(relay)
         finally:
             await relay.stop()
+
+    async def _cancel_own(self, request_id: str) -> None:
+        with suppress(BusError, StreamExpired, StreamNotFound):  # it has just ended
+            await self.cancel(request_id, None)
 
     async def _end(self, relay: LogRelay) -> None:
         with suppress(BusError):

@@ -103,6 +103,11 @@ class LogRelay:
         return self.cursor.facts
 
     @property
+    def tenant(self) -> str | None:
+        """The tenant of the request; None if that is not known yet."""
+        return self.facts.tenant if self.facts is not None else self.claim.tenant
+
+    @property
     def has_proved_its_right(self) -> bool:
         """Whether the reader's right to the log is proved: the request is new, or the log names its
         tenant."""
@@ -195,8 +200,7 @@ class LogRelay:
 
     def objection(self, release: Release) -> str | None:
         """The code of the error with which to refuse a release of the log, if any."""
-        tenant = self.facts.tenant if self.facts else self.claim.tenant
-        if release.tenant is not None and tenant not in (None, release.tenant):
+        if release.tenant is not None and self.tenant not in (None, release.tenant):
             return StreamNotFound.code
         if release.body_hash and release.body_hash != self.body_hash:
             return IdempotencyMismatch.code

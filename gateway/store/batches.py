@@ -242,6 +242,25 @@ class Batches:
         return batch, is_new
 
     @uncancelled
+    async def cancel_all(self, tenant: str) -> None:
+        """Begin to cancel all batches of a tenant."""
+        is_running = and_(
+            BATCHES.c.tenant == tenant, BATCHES.c.status.in_(("validating", "in_progress"))
+        )
+        values = {"status": "cancelling", "cancelling_at": int(time.time())}
+        async with self._database.begin() as connection:
+            await connection.execute(update(BATCHES).where(is_running).values(values))
+
+    @uncancelled
+    async def unended(self, tenant: str) -> list[str]:
+        """The ids of the batches of a tenant that have not ended, at most `MAX_UNENDED`."""
+        is_unended = and_(BATCHES.c.tenant == tenant, BATCHES.c.status.in_(UNENDED))
+        async with self._database.read() as connection:
+            return list(
+                (await connection.execute(select(BATCHES.c.id).where(is_unended))).scalars()
+            )
+
+    @uncancelled
     async def claim(
         self, running: Mapping[str, str], lease_s: float, *, is_full: bool = False
     ) -> BatchRecord | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from gateway.store.batches import Batches
 from gateway.store.database import SQLITE_FILE, Database
+from gateway.store.erasure import Erasure
 from gateway.store.files.blobs import Blobs
 from gateway.store.files.records import Files
 from gateway.store.files.uploads import Uploads
@@ -48,6 +49,7 @@ class StoredState:
     conversations: Conversations
     usage: UsageRecords
     models: SeenModels
+    erasure: Erasure
 
 
 class Store:
@@ -164,6 +166,7 @@ class Store:
                 conversations,
                 UsageRecords(database),
                 SeenModels(database),
+                Erasure(database, files),
             )
             self._is_open.set()
         return self._state

@@ -3,7 +3,7 @@
 import asyncio
 import operator
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -22,6 +22,7 @@ MAX_ROWS = 10_000
 _MAX_SUMS_AT_ONCE = 2
 """Sums over many records take seconds. They leave most of the database's connections to all that
 holds up clients and leases."""
+_PAGE_LEN = 1000
 _MAX_COUNT = 2**31 - 1
 """The largest number that the database's 32-bit columns hold."""
 _WRITE_LOCK = 0x55534147
@@ -139,6 +140,21 @@ class UsageRecords:
         require_few_rows(len(rows), max_rows)
         sums = [_sum(ordered, row) for row in rows]
         return [found for found in sums if found.used.num_requests]  # without groups there is a row
+
+    async def request_ids(self, tenant: str, *, since: float) -> AsyncIterator[list[str]]:
+        """The ids of a tenant's requests that ended at this time or later, in pages."""
+        position = tuple_(USAGE.c.ended_at, USAGE.c.request_id)
+        query = (
+            select(USAGE.c.ended_at, USAGE.c.request_id)
+            .where(USAGE.c.tenant == tenant, USAGE.c.ended_at >= since)
+            .order_by(USAGE.c.ended_at, USAGE.c.request_id)
+            .limit(_PAGE_LEN)
+        )
+        rows = await self._rows(query)
+        while rows:
+            yield [row.request_id for row in rows]
+            last = rows[-1]
+            rows = await self._rows(query.where(position > tuple_(last.ended_at, last.request_id)))
 
     @uncancelled
     async def _rows(self, query: Executable) -> list[Any]:

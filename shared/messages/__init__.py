@@ -30,6 +30,7 @@ from shared.messages.commands import (
     ReasoningSwitch,
     Release,
     Replaced,
+    StopWork,
     Withheld,
 )
 from shared.messages.events import (
@@ -154,6 +155,7 @@ __all__ = [
     "Role",
     "SamplingParams",
     "Started",
+    "StopWork",
     "TextPrompt",
     "TokenDelta",
     "TokenIds",

@@ -115,7 +115,13 @@ class Drain(Wire, frozen=True, kw_only=True):
     """Hand running jobs over at once. A worker that is draining already obeys this as well."""
 
 
-Command: TypeAlias = Cancel | Continue | Release | Withheld | Drain
+class StopWork(Wire, frozen=True, kw_only=True):
+    """To all gateways: cancel all requests of a tenant, and forget what was counted of it."""
+
+    tenant: Tenant
+
+
+Command: TypeAlias = Cancel | Continue | Release | Withheld | Drain | StopWork
 
 
 class ReasoningSwitch(Struct, frozen=True, kw_only=True):

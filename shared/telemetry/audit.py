@@ -29,6 +29,7 @@ Act: TypeAlias = Literal[
     "dead letters requeued",
     "dead letters dropped",
     "usage records erased",
+    "tenant erased",
 ]
 _MAX_REFUSALS = 20
 """Refusals that are recorded in a second, so that a flood of them does not fill the disk."""

@@ -33,6 +33,7 @@ from shared.messages import (
     Restored,
     SamplingParams,
     Started,
+    StopWork,
     TextPrompt,
     TokenDelta,
     TokenizeJob,
@@ -132,6 +133,7 @@ GOLDEN_COMMANDS = [
         '{"type":"withheld","request_id":"r","reader":"g","code":"stream_not_found"}',
     ),
     (Drain(), '{"type":"drain","is_immediate":false}'),
+    (StopWork(tenant="alice"), '{"type":"stop_work","tenant":"alice"}'),
 ]
 GOLDEN_ANNOUNCEMENT = (
     '{"type":"announcement","worker":"worker.1","model":"m","vocab_size":9,"max_seq_len":8,'

@@ -4,7 +4,6 @@ With API keys, an operator's key has the scope ``operator``. Without them, every
 if the gateway listens on the loopback interface only, and otherwise nobody.
 """
 
-import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, suppress
@@ -229,8 +228,7 @@ def router(gateway: Gateway) -> APIRouter:
 
 
 def _add_dead_letters(routes: APIRouter, gateway: Gateway) -> None:
-    lock = asyncio.Lock()
-    """Listings hold the letters, so that another one would find none."""
+    lock = gateway.listing_letters
 
     @routes.get("/dead-letters", openapi_extra={"responses": {"200": answered(DeadLetterList)}})
     async def list_dead_letters(

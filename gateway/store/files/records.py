@@ -195,7 +195,8 @@ class Files:
 
     def count(self, tenant: str, num_bytes: int) -> None:
         """Count what was added to a tenant's files, for which there was room."""
-        self._left_bytes[tenant] -= num_bytes
+        if tenant in self._left_bytes:  # it is not after an erasure
+            self._left_bytes[tenant] -= num_bytes
 
     def content(self, file_id: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
         """The bytes from ``start`` to before ``end``, in parts."""
@@ -214,6 +215,17 @@ class Files:
             raise InvalidRequest("The file is the input of a batch that has not ended.")
         with suppress(Unavailable):  # it is deleted; `sweep` removes its bytes later
             await self._remove(file_id)
+
+    async def erase(self, tenant: str) -> int:
+        """Remove all files of a tenant, whatever their state; returns how many. What is being
+        written when its record goes is removed by its writer."""
+        num_erased = 0
+        while file_ids := await self._any_of(tenant):
+            for file_id in file_ids:
+                await self.discard(file_id)
+            num_erased += len(file_ids)
+        self._left_bytes.pop(tenant, None)
+        return num_erased
 
     async def sweep(self) -> None:
         """Remove files that have expired, and what is left of unfinished and deleted ones. What
@@ -245,6 +257,13 @@ class Files:
         await self._blobs.delete(file_id)
         async with self._database.begin() as connection:
             await connection.execute(delete(FILES).where(FILES.c.id == file_id))
+
+    @uncancelled
+    async def _any_of(self, tenant: str) -> Sequence[str]:
+        """The ids of some files of a tenant."""
+        query = select(FILES.c.id).where(FILES.c.tenant == tenant).limit(_MAX_SWEPT)
+        async with self._database.read() as connection:
+            return (await connection.execute(query)).scalars().all()
 
     @uncancelled
     async def _garbage(self, after: str) -> Sequence[str]:

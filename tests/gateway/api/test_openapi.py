@@ -65,6 +65,7 @@ def test_every_endpoint_is_in_the_document() -> None:
         "/admin/v1/dead-letters/{letter_id}",
         "/admin/v1/dead-letters/{letter_id}/retry",
         "/admin/v1/status",
+        "/admin/v1/tenants/{tenant}",
         "/admin/v1/usage",
         "/admin/v1/webhooks",
         "/admin/v1/webhooks/dead",

@@ -126,11 +126,12 @@ UNSERVED = "unserved"
 """The model of the jobs that `dead_letter` rejects. No worker competes for them."""
 
 
-async def dead_letter(bus: Bus, request_id: str) -> None:
+async def dead_letter(bus: Bus, request_id: str, tenant: str = "") -> None:
     """Reject a batch job as a worker does."""
     queue = topology.jobs_queue(UNSERVED, "batch")
     await bus.declare(topology.DEAD_LETTERS, queue)
-    job = msgspec.structs.replace(new_job(UNSERVED, mode="final"), request_id=request_id)
+    job = new_job(UNSERVED, mode="final")
+    job = msgspec.structs.replace(job, request_id=request_id, tenant=tenant)
     await publish(bus, job, "batch")
     async with bus.consume(queue.name) as consumer:
         await (await anext(consumer)).reject()

@@ -36,6 +36,7 @@ from shared.messages import (
     QuickJob,
     ReplyEvent,
     Started,
+    StopWork,
     TextPrompt,
     Tokenized,
     TokenizeJob,
@@ -326,7 +327,7 @@ class ScriptedWorker:
 
     def _obey_one(self, command: Command) -> None:
         self.commands.append(command)
-        if isinstance(command, Drain):  # a test obeys it
+        if isinstance(command, Drain | StopWork):  # a test obeys the first
             return
         for job, run in self._running.items():
             if job.job.request_id != command.request_id:

@@ -21,6 +21,7 @@ from shared.messages import (
     GenerationJob,
     SamplingParams,
     Started,
+    StopWork,
     TextPrompt,
     TokenizeJob,
     TokenPrompt,
@@ -288,5 +289,7 @@ def test_only_trusted_users_drain_workers() -> None:
 
     assert publishers.may_command("gateway", Drain())
     assert not publishers.may_command("mallory", Drain())
+    assert publishers.may_command("gateway", StopWork(tenant="mallory"))
+    assert not publishers.may_command("mallory", StopWork(tenant="mallory"))
     assert publishers.may_command("mallory", Cancel(request_id="mallory.1"))
     assert not publishers.may_command("mallory", Cancel(request_id="alice.1"))

@@ -1,0 +1,60 @@
+"""Erases a tenant: every row of the database and every blob that belongs to it.
+
+What belongs to a tenant follows from the schema: the rows of tables with a column ``tenant``, and
+the rows of tables that refer to them. A new table is therefore erased without any change here.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from sqlalchemy import ColumnElement, Table, select
+
+from gateway.store.database import Database
+from gateway.store.files.records import Files
+from gateway.store.schema import FILES, METADATA, USAGE
+
+
+class _Owned(NamedTuple):
+    """The rows of one table that belong to a tenant."""
+
+    table: Table
+    condition: ColumnElement[bool]
+
+
+class Erasure:
+    """Erases tenants. Every method raises `Unavailable`."""
+
+    def __init__(self, database: Database, files: Files) -> None:
+        self._database = database
+        self._files = files
+
+    async def erase(self, tenant: str) -> Mapping[str, int]:
+        """Delete all that is stored of a tenant, except for its usage records; returns how many
+        rows of each table were deleted. An erasure that was interrupted is completed by the next
+        one."""
+        num_deleted = {FILES.name: await self._files.erase(tenant)}
+        for table, condition in _owned_by(tenant):
+            if table is not FILES and table is not USAGE:
+                num_deleted[table.name] = await self._database.delete(table, condition)
+        return num_deleted
+
+    async def erase_usage(self, tenant: str) -> Mapping[str, int]:
+        """Delete the usage records of a tenant, which name its requests: they are needed until
+        the logs of the requests have been deleted."""
+        return {USAGE.name: await self._database.delete(USAGE, USAGE.c.tenant == tenant)}
+
+
+def _owned_by(tenant: str) -> Iterator[_Owned]:
+    """What belongs to a tenant, the rows that refer to others first: to delete a million rows
+    together with the row that they refer to would exceed the time of one statement."""
+    owned: dict[str, _Owned] = {}
+    for table in METADATA.sorted_tables:  # those that others refer to come first
+        if "tenant" in table.c:
+            owned[table.name] = _Owned(table, table.c.tenant == tenant)
+            continue
+        for key in table.foreign_keys:
+            parent = owned.get(key.column.table.name)
+            if parent is not None:
+                rows = select(key.column).where(parent.condition)
+                owned[table.name] = _Owned(table, key.parent.in_(rows))
+    return reversed(owned.values())

@@ -1,0 +1,47 @@
+"""``warren tenants`` against a real gateway."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.main import app
+from gateway.intake.keys.key_file import KeyFile
+from gateway.tenants import erasure
+from shared.errors import RequestError
+from tests.support.gateway.serving import served
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(erasure, "_SETTLED_S", 0.0)
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with served() as url:
+        yield url
+
+
+def run(*arguments: str, typed: str = "", exit_code: int = 0) -> str:
+    result = CliRunner().invoke(app, arguments, input=typed, catch_exceptions=False)
+    assert result.exit_code == exit_code, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize(("typed", "exit_code"), [("y\n", 0), ("n\n", 1)])
+def test_erasing_asks_first(url: str, typed: str, exit_code: int) -> None:
+    shown = run("tenants", "erase", "alice", "--url", url, typed=typed, exit_code=exit_code)
+
+    assert ("0 rows of files deleted" in shown) == (exit_code == 0)
+
+
+def test_the_keys_of_the_tenant_are_named(tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    operator = keys.add("ops", scopes=("operator",))
+    with (
+        served(keys_file=str(keys.path)) as url,
+        pytest.raises(RequestError, match="API keys in force"),
+    ):
+        run("tenants", "erase", "ops", "--yes", "--url", url, "--api-key", operator)
