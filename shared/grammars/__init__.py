@@ -1,9 +1,10 @@
 """Output constraints: conversion to llguidance grammars, and trial compilation in a sandbox.
 
 `grammar_source` converts a constraint, `for_generation` the JSON schemas in it, and `TRIALS` checks
-whether it can be compiled.
+whether it can be compiled, and translates the grammars of llama.cpp that `is_gbnf` recognizes.
 """
 
+from shared.grammars.gbnf import is_gbnf
 from shared.grammars.json_schemas import for_generation
 from shared.grammars.trials import (
     CALL_CAPTURE,
@@ -24,4 +25,5 @@ __all__ = [
     "Trials",
     "for_generation",
     "grammar_source",
+    "is_gbnf",
 ]

@@ -1,7 +1,7 @@
-"""The sandbox process for trial compilation: one constraint per input line, one result per output
-line.
+"""The sandbox process for trial compilation: one task per input line, one result per output line.
 
-It exits at the end of its input, and is killed by its limits if a constraint is too costly.
+It exits at the end of its input, and is killed by its limits if a constraint is too costly. It has
+no environment, and once it has begun, no files, network or other processes.
 """
 
 import os
@@ -14,7 +14,9 @@ from collections.abc import Sequence
 import msgspec
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
-from shared.grammars.trials import LIMITS, grammar_source
+from shared.grammars import gbnf
+from shared.grammars.confinement import confine
+from shared.grammars.trials import CONFINED, LIMITS, Task, TrialResult, grammar_source
 from shared.messages import Constraint
 from shared.turns import NICENESS
 
@@ -62,20 +64,50 @@ def problem(constraint: Constraint) -> str:
     return str(matcher.get_error())
 
 
+def verdict(task: Task) -> TrialResult:
+    """The result of a task."""
+    if task.kind != "gbnf":
+        return TrialResult(problem=problem(Constraint(kind=task.kind, source=task.source)))
+    try:
+        return TrialResult(lark=gbnf.to_lark(task.source))
+    except ValueError as error:
+        return TrialResult(problem=str(error))
+
+
+_WARM_UP = (
+    Task(kind="json_schema", source='{"type": "object"}'),
+    Task(kind="regex", source="(unclosed"),
+    Task(kind="gbnf", source='root ::= "a"'),
+)
+"""What is imported when it is first needed is imported before the process is confined."""
+
+
 def main() -> None:
-    """Process constraints until the input ends."""
+    """Process tasks until the input ends."""
     os.nice(NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (_MAX_BYTES, _MAX_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_STACK, (_MAX_STACK_BYTES, _MAX_STACK_BYTES))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for task in _WARM_UP:
+        verdict(task)
+    try:
+        confine()
+    except OSError as error:
+        _answer(str(error))
+    else:
+        _answer(CONFINED)
     for line in sys.stdin.buffer:
         # The default action of the signal ends the process, whatever it is doing.
         signal.setitimer(signal.ITIMER_PROF, _MAX_CPU_S)
-        answer = problem(msgspec.json.decode(line, type=Constraint))
+        answer = verdict(msgspec.json.decode(line, type=Task))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
-        sys.stdout.buffer.flush()
+        _answer(answer)
+
+
+def _answer(answer: object) -> None:
+    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

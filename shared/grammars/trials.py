@@ -9,6 +9,7 @@ import asyncio
 import functools
 import json
 import logging
+import os
 import queue
 import select
 import subprocess
@@ -18,10 +19,11 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import msgspec
 from llguidance import LLMatcher, LLParserLimits
+from msgspec import Struct
 
 from shared.grammars.json_schemas import for_generation
 from shared.messages import Constraint
@@ -76,46 +78,84 @@ def _json_schema(source: str) -> str:
         raise ValueError("the schema is nested too deeply") from None
 
 
+class Task(Struct, frozen=True, kw_only=True):
+    """A constraint to compile, or a grammar of llama.cpp (``gbnf``) to translate."""
+
+    kind: Literal["json_schema", "regex", "lark", "gbnf"]
+    source: str
+
+
+class TrialResult(Struct, frozen=True, kw_only=True):
+    """The result of a task."""
+
+    problem: str = ""
+    """The problem, or an empty string."""
+    lark: str = ""
+    """The translation."""
+
+
+CONFINED = ""
+"""What the sandbox says when it begins; anything else is the reason why it is not confined."""
+_Answer = TypeVar("_Answer")
 _Process: TypeAlias = subprocess.Popen[bytes]
 
 
 class Trials:
-    """Checks whether constraints can be compiled, one of a tenant at a time. Thread-safe."""
+    """Checks whether constraints can be compiled, one of a tenant at a time. Thread-safe.
+
+    Verdicts are remembered for their tenant only: the time of an answer would tell other tenants
+    what has been asked for.
+    """
 
     def __init__(self) -> None:
         self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
         self._started: set[_Process] = set()
         weakref.finalize(self, _end_all, self._started)
-        self._verdicts: OrderedDict[Constraint, str] = OrderedDict()
+        self._verdicts: OrderedDict[tuple[str, Task], TrialResult] = OrderedDict()
         self._threads: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, TenantThreads]
         self._threads = weakref.WeakKeyDictionary()
 
     async def problem(self, constraint: Constraint, tenant: str = "") -> str:
         """The problem with a constraint, or an empty string. Tenants take turns, and one whose
         trials take long waits for those of others. Raises `Overloaded`."""
-        if (known := self._verdicts.get(constraint)) is not None:
+        return (await self._verdict(_task(constraint), tenant)).problem
+
+    def problem_now(self, constraint: Constraint, tenant: str = "") -> str:
+        """The blocking form of `problem`; it takes about a second at most."""
+        return self._verdict_now(_task(constraint), tenant).problem
+
+    async def translate(self, grammar: str, tenant: str = "") -> str:
+        """A grammar of llama.cpp in Lark, in the tenant's turn. Raises `ValueError` with its
+        problem, and `Overloaded`."""
+        return _lark(await self._verdict(Task(kind="gbnf", source=grammar), tenant))
+
+    def translate_now(self, grammar: str, tenant: str = "") -> str:
+        """The blocking form of `translate`."""
+        return _lark(self._verdict_now(Task(kind="gbnf", source=grammar), tenant))
+
+    async def _verdict(self, task: Task, tenant: str) -> TrialResult:
+        if (known := self._verdicts.get((tenant, task))) is not None:
             return known
         loop = asyncio.get_running_loop()
         if (threads := self._threads.get(loop)) is None:
             threads = TenantThreads(_MAX_PROCESSES, "grammar-trials", only_wait=True)
             self._threads[loop] = threads
-        work = functools.partial(self.problem_now, constraint)
+        work = functools.partial(self._verdict_now, task, tenant)
         return await threads.run(tenant, work, max_wait_s=_MAX_WAIT_S)
 
-    def problem_now(self, constraint: Constraint) -> str:
-        """The blocking form of `problem`; it takes about a second at most."""
-        verdict = self._verdicts.get(constraint)
+    def _verdict_now(self, task: Task, tenant: str) -> TrialResult:
+        verdict = self._verdicts.get((tenant, task))
         if verdict is None:
-            verdict = self._try(constraint)
-            self._verdicts[constraint] = verdict
+            verdict = self._try(task)
+            self._verdicts[tenant, task] = verdict
             if len(self._verdicts) > _MAX_VERDICTS:
                 self._verdicts.popitem(last=False)
         return verdict
 
-    def _try(self, constraint: Constraint) -> str:
+    def _try(self, task: Task) -> TrialResult:
         process = self._next_process()
         try:
-            answer = _ask(process, constraint)
+            answer = _ask(process, task)
         except BaseException:
             self._end(process)
             raise
@@ -127,7 +167,7 @@ class Trials:
             # Another tenant does not wait for the start that this constraint has made necessary.
             self._idle.put(self._start())
         logger.warning("constraint rejected", extra={"returncode": process.returncode})
-        return TOO_COSTLY
+        return TrialResult(problem=TOO_COSTLY)
 
     def _next_process(self) -> _Process:
         with suppress(queue.Empty):
@@ -146,29 +186,50 @@ class Trials:
         _end_all([process])
 
 
+def _task(constraint: Constraint) -> Task:
+    return Task(kind=constraint.kind, source=constraint.source)
+
+
+def _lark(verdict: TrialResult) -> str:
+    if verdict.problem:
+        raise ValueError(verdict.problem)
+    return verdict.lark
+
+
 def _start() -> _Process:
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, "-m", "shared.grammars.sandbox"],
         cwd=Path(__file__).parents[2],
+        # Nothing else: the environment of a service contains its secrets.
+        env={"PYTHONPATH": os.pathsep.join(sys.path)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
+    reason = _read(process, str)
+    if reason != CONFINED:
+        logger.warning("grammar sandbox not confined", extra={"reason": reason})
+    return process
 
 
-def _ask(process: _Process, constraint: Constraint) -> str | None:
+def _ask(process: _Process, task: Task) -> TrialResult | None:
     """Ask the sandbox for its result; None if the process died."""
     assert process.stdin is not None
-    assert process.stdout is not None
     try:
-        process.stdin.write(msgspec.json.encode(constraint) + b"\n")
+        process.stdin.write(msgspec.json.encode(task) + b"\n")
         process.stdin.flush()
     except BrokenPipeError:
         return None
+    return _read(process, TrialResult)
+
+
+def _read(process: _Process, kind: type[_Answer]) -> _Answer | None:
+    """The next answer of a sandbox; None if the process died."""
+    assert process.stdout is not None
     answers = select.poll()  # unlike `select.select`, it takes descriptors above 1,023
     answers.register(process.stdout, select.POLLIN)
     answer = process.stdout.readline() if answers.poll(_MAX_TRIAL_S * 1000) else b""
-    return msgspec.json.decode(answer, type=str) if answer.endswith(b"\n") else None
+    return msgspec.json.decode(answer, type=kind) if answer.endswith(b"\n") else None
 
 
 def _end_all(processes: Iterable[_Process]) -> None:

@@ -171,7 +171,8 @@ class Constraints:
         serves."""
         self._tokenizer = tokenizer
         self._vocabulary = _new_vocabulary(tokenizer)
-        self._grammars: OrderedDict[Constraint, Grammar] = OrderedDict()
+        self._grammars: OrderedDict[tuple[str, Constraint], Grammar] = OrderedDict()
+        """By tenant, too: the time of an answer would tell others what a tenant asks for."""
         self._compilers = TenantThreads(_NUM_COMPILERS, "grammars")
 
     async def compile(self, constraint: Constraint, tenant: str = "") -> Grammar:
@@ -180,21 +181,22 @@ class Constraints:
         Raises `InvalidRequest` if it is invalid, takes too much time or memory, or if the tokenizer
         does not support constraints, and `Overloaded`.
         """
-        grammar = self._grammars.get(constraint)
+        key = tenant, constraint
+        grammar = self._grammars.get(key)
         if grammar is None:
             if problem := await TRIALS.problem(constraint, tenant):
                 raise _refusal(problem)
-            compiling = functools.partial(self._known_or_compiled, constraint)
+            compiling = functools.partial(self._known_or_compiled, key)
             grammar = await self._compilers.run(tenant, compiling)
-        self._grammars[constraint] = grammar
-        self._grammars.move_to_end(constraint)
+        self._grammars[key] = grammar
+        self._grammars.move_to_end(key)
         while len(self._grammars) > _MAX_COMPILED:
             self._grammars.popitem(last=False)
         return grammar
 
-    def _known_or_compiled(self, constraint: Constraint) -> Grammar:
+    def _known_or_compiled(self, key: tuple[str, Constraint]) -> Grammar:
         # An equal one may have been compiled while this one waited for its turn.
-        return self._grammars.get(constraint) or self._compile(constraint)
+        return self._grammars.get(key) or self._compile(key[1])
 
     def _compile(self, constraint: Constraint) -> Grammar:
         if self._vocabulary is None:

@@ -5,23 +5,17 @@ A check compiles the constraint in a separate process, with the worker's limits 
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from functools import lru_cache
-from graphlib import CycleError, TopologicalSorter
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import msgspec
-from llguidance.gbnf_to_lark import ASTNode, GrammarParser, RuleNode, RuleRefNode, resolve
 from msgspec import Struct
 
 from gateway.api.bodies.parsing import check_json, refused
 from shared.errors import InvalidRequest
-from shared.grammars import TRIALS
+from shared.grammars import TRIALS, is_gbnf
 from shared.messages import MAX_GRAMMAR_CHARS, Constraint
 
 _MAX_ALTERNATIVES = 1024
-_NUM_TRANSLATED = 64
-"""Translated grammars that are kept: the lines of a batch, for example, have the same one."""
 _MAX_REASON_CHARS = 500
 _MAX_SHOWN_CHARS = 64
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
@@ -71,6 +65,13 @@ class RequestedConstraint(NamedTuple):
     drop_part: Callable[[str], "RequestedConstraint | None"] | None = None
     """For an optional constraint: returns it without the part at this parameter, which no worker
     can compile, or None if nothing is left."""
+    with_lark: Callable[[Constraint], "RequestedConstraint"] | None = None
+    """For a grammar of llama.cpp, which ``constraint`` is until it is translated: returns what is
+    asked for with the translation."""
+
+    def of(self, constraint: Constraint) -> "RequestedConstraint":
+        """The same parameter with another constraint, which is ready for workers."""
+        return RequestedConstraint(self.param, constraint)
 
 
 def wanted_constraint(fields: Mapping[str, Any]) -> RequestedConstraint | None:
@@ -97,6 +98,29 @@ def json_constraint(schema: Any, param: str) -> Constraint:
     return _constraint("json_schema", msgspec.json.encode(schema).decode(), param)
 
 
+async def translated(wanted: RequestedConstraint, tenant: str) -> RequestedConstraint:
+    """What is asked for, with its grammar translated if it is one of llama.cpp's. Raises
+    `InvalidRequest` and `Overloaded`."""
+    if wanted.with_lark is None:
+        return wanted
+    try:
+        lark = await TRIALS.translate(wanted.constraint.source, tenant)
+    except ValueError as error:
+        raise _unusable(wanted.param, str(error)) from None
+    return wanted.with_lark(_constraint("lark", lark, wanted.param))
+
+
+def translated_now(wanted: RequestedConstraint) -> RequestedConstraint:
+    """The same for callers outside an event loop; it blocks. Raises `InvalidRequest`."""
+    if wanted.with_lark is None:
+        return wanted
+    try:
+        lark = TRIALS.translate_now(wanted.constraint.source)
+    except ValueError as error:
+        raise _unusable(wanted.param, str(error)) from None
+    return wanted.with_lark(_constraint("lark", lark, wanted.param))
+
+
 async def check(wanted: RequestedConstraint, tenant: str) -> None:
     """Raise `InvalidRequest` if no worker could obey, naming the part at fault if it is one, and
     `Overloaded`."""
@@ -116,8 +140,12 @@ def check_now(wanted: RequestedConstraint) -> None:
 
 def _require(wanted: RequestedConstraint, problem: str) -> None:
     if problem:
-        # A problem quotes the constraint.
-        raise InvalidRequest(f"{wanted.param}: {problem[:_MAX_REASON_CHARS]}", param=wanted.param)
+        raise _unusable(wanted.param, problem)
+
+
+def _unusable(param: str, problem: str) -> InvalidRequest:
+    # A problem quotes the constraint.
+    return InvalidRequest(f"{param}: {problem[:_MAX_REASON_CHARS]}", param=param)
 
 
 def _all_wanted(fields: Mapping[str, Any]) -> Iterator[RequestedConstraint]:
@@ -157,7 +185,8 @@ def _of_kind(kind: str, value: Any, param: str) -> Iterator[RequestedConstraint]
     elif kind == "regex":
         yield RequestedConstraint(param, _constraint("regex", value, param))
     else:
-        yield RequestedConstraint(param, _constraint("lark", _lark(value, param), param))
+        wanted = RequestedConstraint(param, _constraint("lark", value, param))
+        yield wanted._replace(with_lark=wanted.of) if is_gbnf(value) else wanted
 
 
 def _alternatives(texts: Any, param: str) -> Constraint:
@@ -171,47 +200,6 @@ def _alternatives(texts: Any, param: str) -> Constraint:
         )
     quoted = (json.dumps(text, ensure_ascii=False) for text in texts)
     return _constraint("lark", "start: " + " | ".join(quoted), param)
-
-
-@lru_cache(_NUM_TRANSLATED)
-def _lark(grammar: str, param: str) -> str:
-    """llama.cpp's grammars are translated, which takes a millisecond per kilobyte."""
-    if "::=" not in grammar:
-        return grammar
-    if len(grammar) > MAX_GRAMMAR_CHARS:
-        return grammar
-    try:
-        rules = GrammarParser().parse(grammar)
-        in_order = list(rules.values())
-        resolve(_needed_first(rules))
-        lines = [*map(str, in_order)]
-    except Exception as error:  # noqa: BLE001 - whatever the translator trips on is the grammar's
-        raise refused(param, str(error)) from None
-    return "\n".join(["%llguidance {}", *lines])
-
-
-def _needed_first(rules: Mapping[str, RuleNode]) -> dict[str, RuleNode]:
-    """The rules in an order in which those that a rule needs precede it, except in cycles.
-    `resolve` looks at all rules again for each one that precedes what it needs."""
-    needed = TopologicalSorter({name: _named_in(rule) for name, rule in rules.items()})
-    with suppress(CycleError):  # the rules without cycles are sorted nevertheless
-        needed.prepare()
-    names: list[str] = []
-    while ready := needed.get_ready():
-        names += ready
-        needed.done(*ready)
-    return {**{name: rules[name] for name in names if name in rules}, **rules}
-
-
-def _named_in(rule: ASTNode) -> set[str]:
-    names: set[str] = set()
-    waiting = [rule]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, RuleRefNode):
-            names.add(node.name)
-        waiting += node.children()
-    return names
 
 
 def _constraint(kind: Any, source: str, param: str) -> Constraint:

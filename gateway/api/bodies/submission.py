@@ -19,6 +19,8 @@ from gateway.api.bodies.structured_output import (
     RequestedConstraint,
     check,
     check_now,
+    translated,
+    translated_now,
     wanted_constraint,
 )
 from gateway.api.bodies.tool_choice import ToolUse
@@ -77,31 +79,40 @@ class Submission(NamedTuple):
         return self._replace(job=job)
 
     async def check_constraint(self) -> "Submission":
-        """Check that workers can compile the constraint, and drop the optional parts that they
-        cannot. Raises `InvalidRequest` and `Overloaded`."""
+        """Translate the constraint if it needs to be, check that workers can compile it, and drop
+        the optional parts that they cannot. Raises `InvalidRequest` and `Overloaded`."""
+        if self.wanted is None:
+            return self
+        wanted = await translated(self.wanted, self.job.tenant)
+        submitted = self._constrained(wanted)
         try:
-            if self.wanted is not None:
-                await check(self.wanted, self.job.tenant)
+            await check(wanted, self.job.tenant)
         except InvalidRequest as error:
-            return await self._dropping_part(error).check_constraint()
-        return self
+            return await submitted._dropping_part(error).check_constraint()
+        return submitted
 
     def check_constraint_now(self) -> "Submission":
         """`check_constraint` for callers outside an event loop; it blocks."""
+        if self.wanted is None:
+            return self
+        wanted = translated_now(self.wanted)
+        submitted = self._constrained(wanted)
         try:
-            if self.wanted is not None:
-                check_now(self.wanted)
+            check_now(wanted)
         except InvalidRequest as error:
-            return self._dropping_part(error).check_constraint_now()
-        return self
+            return submitted._dropping_part(error).check_constraint_now()
+        return submitted
+
+    def _constrained(self, wanted: RequestedConstraint | None) -> "Submission":
+        """The same with another constraint."""
+        constraint = None if wanted is None else wanted.constraint
+        sampling = structs.replace(self.job.sampling, constraint=constraint)
+        return self._replace(job=structs.replace(self.job, sampling=sampling), wanted=wanted)
 
     def _dropping_part(self, error: InvalidRequest) -> "Submission":
         if self.wanted is None or self.wanted.drop_part is None:
             raise error
-        wanted = self.wanted.drop_part(error.param or "")
-        constraint = None if wanted is None else wanted.constraint
-        sampling = structs.replace(self.job.sampling, constraint=constraint)
-        return self._replace(job=structs.replace(self.job, sampling=sampling), wanted=wanted)
+        return self._constrained(self.wanted.drop_part(error.param or ""))
 
 
 def submission(
@@ -227,6 +238,17 @@ def _requested_constraint(
         return RequestedConstraint("tools", calls.constraint(parser), calls.schemas())
     if wanted is None:
         return None if calls is None else _constraint_after_tag(calls, parser)
+    if wanted.with_lark is None:
+        return _combined(wanted, calls, parser)
+    of = wanted.of
+    return wanted._replace(with_lark=lambda lark: _combined(of(lark), calls, parser))
+
+
+def _combined(
+    wanted: RequestedConstraint, calls: ToolUse | None, parser: str | None
+) -> RequestedConstraint:
+    """The constraint of an answer, beside optional calls and after a thought. Raises
+    `InvalidRequest`."""
     if calls is not None:
         constraint = calls.constraint(parser, wanted.constraint)
         return RequestedConstraint("tools", constraint, (wanted, *calls.schemas()))

@@ -175,6 +175,32 @@ def test_a_verdict_is_remembered() -> None:
     assert set(psutil.Process().children()) - others == {process}
 
 
+def test_a_verdict_is_remembered_for_its_tenant_only() -> None:
+    others = set(psutil.Process().children())
+    trials = Trials()
+    assert not trials.problem_now(constraint("regex", "eighth"), "alice")
+    (process,) = set(psutil.Process().children()) - others
+    process.suspend()  # it could not answer
+    known = trials.problem_now(constraint("regex", "eighth"), "alice")
+    process.kill()
+    process.wait()
+
+    asked = trials.problem_now(constraint("regex", "eighth"), "bob")
+
+    assert known == asked == ""
+    assert set(psutil.Process().children()) - others != {process}
+
+
+async def test_a_grammar_of_llama_cpp_is_translated_in_the_process() -> None:
+    trials = Trials()
+
+    lark = await trials.translate('root ::= "a"', "alice")
+
+    assert lark == trials.translate_now('root ::= "a"') == '%llguidance {}\nstart: PART\nPART: "a"'
+    with pytest.raises(ValueError, match="there is no rule named root"):
+        await trials.translate('rule ::= "a"', "alice")
+
+
 def test_a_process_that_was_killed_is_started_again() -> None:
     others = set(psutil.Process().children())
     trials = Trials()

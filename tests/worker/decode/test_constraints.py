@@ -60,6 +60,17 @@ async def test_masks_hold_what_the_constraint_allows(tokenizer: Tokenizer) -> No
     assert not walk(grammar, tokenizer, "add")
 
 
+async def test_a_compiled_constraint_is_kept_for_its_tenant_only(tokenizer: Tokenizer) -> None:
+    constraints, constraint = Constraints(tokenizer), Constraint(kind="regex", source="a(b|c)d")
+    grammar = await constraints.compile(constraint, "alice")
+
+    again = await constraints.compile(constraint, "alice")
+    of_another = await constraints.compile(constraint, "bob")
+
+    assert again is grammar
+    assert of_another is not grammar
+
+
 async def test_text_without_a_choice_is_forced(tokenizer: Tokenizer) -> None:
     schema = {"type": "object", "properties": {"name": {"type": "boolean"}}, "required": ["name"]}
     constraint = Constraint(kind="json_schema", source=json.dumps(schema))
