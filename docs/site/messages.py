@@ -73,6 +73,7 @@ _GROUPS: Sequence[tuple[str, str, Sequence[type[msgspec.Struct]]]] = (
             messages.UsageReport,
             messages.KeyUsage,
             messages.DetachedJob,
+            messages.LeftJob,
             messages.Ended,
             messages.UsageRecord,
         ),

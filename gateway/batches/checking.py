@@ -21,7 +21,7 @@ from gateway.batches.bad_lines import BadInput, read_line, repeated, require_url
 from gateway.batches.lines import ENDPOINTS, InputLine, Request, RequestLine
 from gateway.intake.admission import parse_off_loop
 from gateway.intake.keys.api_key import ApiKey
-from gateway.intake.limits import require_possible, tokens_of, tokens_of_quick
+from gateway.intake.token_estimates import require_possible, tokens_of, tokens_of_quick
 from gateway.wiring import Gateway
 from shared.errors import BusError, Overloaded, RequestError, Unavailable
 from shared.messages import Announcement

@@ -11,6 +11,7 @@ from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Grant, Limits
 from gateway.store.batches import BatchRecord
 from shared.errors import RateLimited
+from shared.messages import GenerationJob
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +40,14 @@ class LineSlot:
         self.grant: Grant | None = None
         """Set once the line is admitted."""
 
-    async def take(self, num_tokens: int) -> Grant:
-        """Wait until the limits admit the line, which has about this many tokens.
+    async def take(self, num_tokens: int, job: GenerationJob | None = None) -> Grant:
+        """Wait until the limits admit the line, which has about this many tokens. ``job`` is its
+        generation, if it is one.
 
         Raises `InvalidRequest` if they never will, and `Unavailable` and `BusError`.
         """
         if self.grant is None:
-            self.grant = await self._lines.admit(self._stack, num_tokens)
+            self.grant = await self._lines.admit(self._stack, num_tokens, job)
         return self.grant
 
 
@@ -71,11 +73,13 @@ class LineLimits:
         async with AsyncExitStack() as stack:
             yield LineSlot(self, stack)
 
-    async def admit(self, stack: AsyncExitStack, num_tokens: int) -> Grant:
+    async def admit(
+        self, stack: AsyncExitStack, num_tokens: int, job: GenerationJob | None
+    ) -> Grant:
         async with self._turn:
             while True:
                 try:
-                    admission = self._limits.admit(self.key, num_tokens)
+                    admission = self._limits.admit(self.key, num_tokens, job, is_batch_line=True)
                     return await stack.enter_async_context(admission)
                 except RateLimited as error:
                     self._report(error)

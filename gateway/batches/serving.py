@@ -26,8 +26,8 @@ from gateway.batches.lines import (
     request_id_of,
 )
 from gateway.intake.admission import parse_off_loop
-from gateway.intake.limits import tokens_of, tokens_of_quick
 from gateway.intake.signer import hash_body
+from gateway.intake.token_estimates import tokens_of, tokens_of_quick
 from gateway.log.cursor import Departure
 from gateway.log.reply_queues import ReplyLog
 from gateway.store.batches import BatchRecord
@@ -196,7 +196,7 @@ class LineServer:
         submitted = await submitted.check_constraint()
         log = gateway.reply_queues.named(request_id, LOG_RETENTION_S, may_exist=True)
         if slot.grant is None and not await self._is_begun(log):
-            await slot.take(tokens_of(submitted.job))
+            await slot.take(tokens_of(submitted.job), submitted.job)
             # The worker measures the time in the queue from here.
             job = structs.replace(submitted.job, created_at=time.time())
             submitted = submitted._replace(job=job)
@@ -214,8 +214,10 @@ class LineServer:
                         relay.close(Departure.LEFT)
                     raise
                 finally:
-                    if grant is not None and relay.has_ended:
+                    if relay.has_ended and grant is not None:
                         grant.settle(observation.total_tokens)
+                    elif relay.has_ended:  # another gateway has counted it
+                        gateway.limits.end_left(request_id)
                 try:
                     yield answer
                 except BaseException:  # it was not recorded

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gateway.intake.keys.api_key import ApiKey
 from shared.errors import RateLimited
-from shared.messages import DetachedJob, KeyUsage
+from shared.messages import DetachedJob, KeyUsage, LeftJob
 
 _WINDOW_S = 61
 """A minute, and the second that has begun."""
@@ -43,6 +43,21 @@ class Claim:
     detached: DetachedClaim | None = None
     """None if the job is not detached."""
     max_detached: int = 0
+    request_id: str = ""
+    """The id of a generation, whose worker reports its end; otherwise empty."""
+    ends_by: float = 0.0
+    """When a generation ends at the latest, a Unix time."""
+    is_repeated: bool = False
+    """Whether the same request has claimed the generation before, and that claim has its tokens."""
+    is_dropped: bool = False
+    """Whether the generation was cancelled before it had begun."""
+    has_ended: bool = False
+    """Whether the generation has ended."""
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is a generation, not a detached one, that has not ended."""
+        return bool(self.request_id) and self.detached is None and not self.has_ended
 
     @property
     def second(self) -> int:
@@ -93,7 +108,52 @@ class KeyUse(NamedTuple):
     num_tokens: int
     """In the last minute, those of unfinished answers estimated."""
     num_running: int
-    """Requests in flight."""
+    """Requests in flight, and jobs that go on although their clients have left."""
+
+
+class JobClaims:
+    """The claims of one gateway's generations that have not ended, by request id. A request that is
+    sent again claims the same job."""
+
+    def __init__(self) -> None:
+        self._claims: dict[str, list[Claim]] = {}
+
+    def add(self, claim: Claim) -> None:
+        claims = self._claims.setdefault(claim.request_id, [])
+        if claim not in claims:
+            claims.append(claim)
+
+    def has(self, claim: Claim) -> bool:
+        return claim in self._claims.get(claim.request_id, [])
+
+    def is_claimed(self, request_id: str) -> bool:
+        return request_id in self._claims
+
+    def remove(self, claim: Claim) -> None:
+        """Remove one claim of a job, which goes on if it has others."""
+        claims = self._claims.get(claim.request_id, [])
+        if claim in claims:
+            claims.remove(claim)
+        if not claims:
+            self._claims.pop(claim.request_id, None)
+
+    def end(self, request_id: str) -> Claim | None:
+        """Record that a job has ended; returns the claim that has its tokens, if this gateway has
+        it."""
+        claims = self._claims.pop(request_id, [])
+        for claim in claims:
+            claim.has_ended = True
+        return next((claim for claim in claims if not claim.is_repeated), None)
+
+    def forget(self, before: float) -> list[Claim]:
+        """Forget the jobs that should have ended ``before`` this Unix time; returns the claims that
+        have their tokens."""
+        late = [
+            request_id
+            for request_id, claims in self._claims.items()
+            if all(claim.ends_by < before for claim in claims)
+        ]
+        return [claim for request_id in late if (claim := self.end(request_id)) is not None]
 
 
 class UsageLedger:
@@ -102,6 +162,9 @@ class UsageLedger:
     def __init__(self, own: str) -> None:
         self.detached: dict[str, DetachedJob] = {}
         """The detached jobs that have not ended, by request id."""
+        self.left: dict[str, LeftJob] = {}
+        """The jobs of keys with `ApiKey.max_concurrent` that go on without their clients, by
+        request id."""
         self._own = own
         self._gateways = {own: _Gateway(heard_at=math.inf)}
 
@@ -113,7 +176,9 @@ class UsageLedger:
         if claim.detached is not None:
             self._check_detached(claim, *before)
         if key.max_concurrent is not None:
-            num_running = len(mine) + self._num_running(key.key_id, now)
+            # A request that is sent again is the same job.
+            num_left = self._num_left(key.key_id, now, claim.request_id)
+            num_running = len(mine) + self._num_attended(key.key_id, now) + num_left
             if num_running >= key.max_concurrent:
                 raise RateLimited(
                     _says("concurrent requests", key.max_concurrent, num_running, 1),
@@ -175,10 +240,19 @@ class UsageLedger:
                 del tallies[key_id]
         return list(tallies)
 
-    def forget_detached(self, now: float) -> None:
-        """Forget detached jobs whose deadline has passed."""
-        for request_id in [one for one, job in self.detached.items() if job.deadline < now]:
-            del self.detached[request_id]
+    def is_without_client(self, request_id: str) -> bool:
+        """Whether the job of a request goes on without its client."""
+        return request_id in self.detached or request_id in self.left
+
+    def end(self, request_id: str) -> DetachedJob | LeftJob | None:
+        """Forget a job that has ended; returns it if it was detached, or its client had left."""
+        left = self.left.pop(request_id, None)
+        return self.detached.pop(request_id, None) or left
+
+    def forget_jobs(self, now: float) -> None:
+        """Forget jobs whose deadline has passed, although nobody has reported their ends."""
+        self.detached = {one: job for one, job in self.detached.items() if job.deadline >= now}
+        self.left = {one: job for one, job in self.left.items() if job.deadline >= now}
 
     def hear(self, gateway: str, usage: dict[str, KeyUsage], now: float) -> None:
         """Record what another gateway says of the keys that it names."""
@@ -198,16 +272,23 @@ class UsageLedger:
 
     def use_of(self, key_id: str, now: float) -> KeyUse:
         requests, tokens = (self._seconds(key_id, now, index) for index in range(len(_KINDS)))
-        num_running = self._num_running(key_id, now)
+        num_running = self._num_attended(key_id, now) + self._num_left(key_id, now)
         return KeyUse(sum(requests.values()), sum(tokens.values()), num_running)
 
-    def _num_running(self, key_id: str, now: float) -> int:
+    def _num_left(self, key_id: str, now: float, but: str = "") -> int:
+        """The jobs of a key whose clients have left, without the job of request ``but``."""
+        return sum(
+            job.key_id == key_id and job.deadline >= now and request_id != but
+            for request_id, job in self.left.items()
+        )
+
+    def _num_attended(self, key_id: str, now: float) -> int:
         return sum(tally.num_running for tally in self._tallies(key_id, now))
 
     def _check_detached(self, claim: Claim, *before: Claim) -> None:
         assert claim.detached is not None
         own_id, tenant = claim.detached.request_id, claim.detached.job.tenant
-        self.forget_detached(claim.at)
+        self.forget_jobs(claim.at)
         # A request that is sent again is the same job.
         detached = self.detached | dict(one.detached for one in before if one.detached)
         num_detached = sum(

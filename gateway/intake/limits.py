@@ -6,6 +6,9 @@ request if it is within the limits. Only announcements that cross each other cau
 announcement states the gateway's total usage of a key, so the next one corrects the effect of a
 lost one, or of a request that was not admitted. A gateway that starts asks the others for theirs.
 
+A request counts as running until its job has ended. If its client leaves before, the job is
+announced to all gateways as one that goes on, and the worker reports its end to all of them.
+
 A request of a key without limits is admitted at once, unless it is detached.
 """
 
@@ -13,27 +16,17 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
 
-from gateway.intake.key_usage import Claim, DetachedClaim, KeyUse, UsageLedger
+from gateway.intake.key_usage import Claim, DetachedClaim, JobClaims, KeyUse, UsageLedger
 from gateway.intake.keys.api_key import ApiKey
+from gateway.intake.token_estimates import require_possible
 from shared import topology
 from shared.bus.base import Bus, Message
-from shared.errors import BusError, InvalidRequest, Unavailable, WarrenError
-from shared.messages import (
-    ChatPrompt,
-    DetachedJob,
-    EmbeddingJob,
-    Ended,
-    GenerationJob,
-    Prompt,
-    QuickJob,
-    TextPrompt,
-    TokenPrompt,
-    UsageReport,
-    encode,
-)
+from shared.errors import BusError, Unavailable, WarrenError
+from shared.messages import DetachedJob, Ended, GenerationJob, LeftJob, UsageReport, encode
 
 logger = logging.getLogger(__name__)
 
@@ -42,15 +35,17 @@ RATE_HEADERS = tuple(
     for kind in ("requests", "tokens")
     for name in ("limit", "remaining", "reset")
 )
-_ANSWER_TOKENS = 1024
-"""The tokens of an answer without ``max_tokens``, until it has ended."""
-_CHARS_PER_TOKEN = 4
 _SETTLE_S = 0.05
 """Seconds that the other gateways have to answer one that has just begun to listen."""
 _PATIENCE_S = 5.0
 _MAX_LATE_S = 10.0
 _RETRY_PAUSE_S = 0.5
 _HEARTBEAT_S = 2.0
+_DROPPED_S = 5.0
+"""Seconds for which a job still counts that was cancelled before its worker was heard of. A worker
+that has begun reports its end earlier; otherwise the job never runs."""
+
+_Job = TypeVar("_Job", DetachedJob, LeftJob)
 
 
 class Grant:
@@ -64,17 +59,22 @@ class Grant:
         self._claim = claim
 
     def note_published(self, *, has_ended: bool = False) -> None:
-        """Note that the job is published. If its log has ended already, because the client sent the
-        request again, no worker reports the end of a detached job another time."""
+        """Note that the job is published, maybe once more. If its log has ended already, because
+        the client sent the request again, no worker reports its end another time."""
+        if self._claim is not None:
+            self._limits.note_published(self._claim, has_ended=has_ended, again=self.is_published)
         self.is_published = True
-        if has_ended and self._claim is not None and self._claim.detached is not None:
-            self._limits.end(self._claim.detached.request_id)
 
-    def settle(self, num_tokens: int) -> None:
-        """Count the actual tokens of prompts and answers. Those of a detached job are counted when
-        its worker reports its end."""
+    def settle(self, num_tokens: int | None) -> None:
+        """Note that the job has ended, with so many tokens of prompts and answers; None if its
+        worker is to report them. A detached job ends when its worker reports its end."""
         if self._claim is not None and self._claim.detached is None:
             self._limits.settle(self._claim, num_tokens)
+
+    def drop(self) -> None:
+        """Note that the job is cancelled, and that no worker seems to have begun with it."""
+        if self._claim is not None and self._claim.detached is None:
+            self._limits.drop(self._claim)
 
 
 class Limits:
@@ -92,8 +92,9 @@ class Limits:
         """Claims that are not decided yet, in order."""
         self._announced: dict[Claim, int] = {}
         """The number of the first announcement that has the claim."""
-        self._detached: dict[str, Claim] = {}
-        """The claims of detached jobs of this gateway, by request id."""
+        self._jobs = JobClaims()
+        self._left: dict[str, LeftJob] = {}
+        """What the next report says of `UsageLedger.left`."""
         self._changed: set[str] = set()
         """Ids of keys whose use must be announced to the other gateways."""
         self._ended: list[Ended] = []
@@ -114,23 +115,31 @@ class Limits:
 
     @asynccontextmanager
     async def admit(
-        self, key: ApiKey, num_tokens: int = 0, job: GenerationJob | None = None
+        self,
+        key: ApiKey,
+        num_tokens: int = 0,
+        job: GenerationJob | None = None,
+        *,
+        is_batch_line: bool = False,
     ) -> AsyncIterator[Grant]:
-        """Hold the slot of a request of about ``num_tokens``. ``job`` is a detached job, which
-        counts until it has ended.
+        """Hold the slot of a request of about ``num_tokens``. ``job`` is its generation, if it is
+        one, which counts until it has ended. That of the line of a batch is no detached request.
 
         Raises `RateLimited`, `InvalidRequest` if the request exceeds a limit by itself, and
         `Unavailable` if the other gateways cannot be asked.
         """
-        if job is None and not key.has_limits:
+        is_detached = job is not None and job.is_detached and not is_batch_line
+        if not is_detached and not key.has_limits:
             yield Grant(self)
             return
         claim = Claim(key, self._clock(), num_tokens)
         if job is not None:
             assert job.deadline is not None
-            counted = DetachedJob(job.tenant, job.deadline)
-            claim.detached = DetachedClaim(job.request_id, counted)
-            claim.max_detached = key.max_detached or self._max_detached
+            claim.request_id, claim.ends_by = job.request_id, job.deadline
+            if is_detached:
+                counted = DetachedJob(job.tenant, job.deadline)
+                claim.detached = DetachedClaim(job.request_id, counted)
+                claim.max_detached = key.max_detached or self._max_detached
         require_possible(key, num_tokens)
         await self._wait_decided(claim)
         grant = Grant(self, claim)
@@ -139,27 +148,55 @@ class Limits:
         finally:
             self._leave(claim, is_published=grant.is_published)
 
-    def check(self, key: ApiKey) -> None:
-        """Raises `RateLimited` if the key's limits admit no request now, however small. Nothing is
-        counted."""
+    def check(self, key: ApiKey, request_id: str = "") -> None:
+        """Raises `RateLimited` if the key's limits admit no request now, however small, or none
+        with this id, which may have a job already. Nothing is counted."""
         if key.has_limits:
-            self._ledger.check(Claim(key, self._clock()), *self._waiting)
+            claim = Claim(key, self._clock(), request_id=request_id)
+            self._ledger.check(claim, *self._waiting)
 
-    def settle(self, claim: Claim, num_tokens: int) -> None:
-        """Replace the estimated tokens of an admitted claim."""
-        if claim.key.has_limits:
-            self._ledger.settle(claim, num_tokens, self._clock())
-            self._publish_usage_of(claim.key.key_id)
+    def note_published(self, claim: Claim, *, has_ended: bool, again: bool) -> None:
+        """Note that the job of an admitted claim is published, or ``again`` after it had ended."""
+        if again and claim.request_id:
+            claim.has_ended = False
+            self._jobs.add(claim)
+        if claim.detached is None:
+            self.end_left(claim.request_id)  # it counts with this claim again
+        elif has_ended:
+            self.end(claim.request_id)
+
+    def settle(self, claim: Claim, num_tokens: int | None) -> None:
+        """Note that the job of an admitted claim has ended. ``num_tokens`` replaces the estimate,
+        unless it is None."""
+        if claim.has_ended:
+            return  # its worker has said so
+        claim.has_ended = True
+        if num_tokens is not None:
+            first = self._jobs.end(claim.request_id) if claim.request_id else claim
+            if first is not None:
+                self._count(first, num_tokens)
+
+    def drop(self, claim: Claim) -> None:
+        """Note that the job of an admitted claim was cancelled before it had begun."""
+        claim.is_dropped = True
+        claim.ends_by = min(claim.ends_by, self._clock() + _DROPPED_S)
 
     def end(self, request_id: str) -> None:
-        """Tell all gateways that a request was cancelled, which may be a detached one."""
-        self._ledger.detached.pop(request_id, None)
+        """Tell all gateways that the job of a request was cancelled or has ended, if it has no
+        client."""
+        self._ledger.end(request_id)
+        self._left.pop(request_id, None)
         self._ended.append(Ended(request_id=request_id))
         self._news.set()
 
     def detached_of(self, tenant: str) -> list[str]:
         """The ids of the detached requests of a tenant that have not ended, at all gateways."""
         return [one for one, job in self._ledger.detached.items() if job.tenant == tenant]
+
+    def end_left(self, request_id: str) -> None:
+        """`end` if the client of the job is known to have left."""
+        if request_id in self._ledger.left:
+            self.end(request_id)
 
     def headers(self, key: ApiKey) -> Iterator[tuple[bytes, bytes]]:
         """OpenAI's headers about the limits of a key."""
@@ -184,12 +221,8 @@ class Limits:
             return self._hear_end(fact)
         if fact.gateway != self.name:
             self._ledger.hear(fact.gateway, fact.keys, self._clock())
-            going_on = {
-                one: job
-                for one, job in fact.detached.items()
-                if (one, job.deadline) not in self._ends
-            }
-            self._ledger.detached.update(going_on)
+            self._ledger.detached.update(self._going_on(fact.detached))
+            self._ledger.left.update(self._going_on(fact.left))
             if fact.is_new:
                 self._must_send_full_report = True
                 self._news.set()
@@ -216,6 +249,7 @@ class Limits:
             if (
                 self._changed
                 or self._ended
+                or self._left
                 or self._must_request_reports
                 or self._must_send_full_report
             ):
@@ -267,14 +301,19 @@ class Limits:
                 decided.set_exception(error)
                 self._retract(claim)
             else:
-                if claim.detached is not None:
-                    if claim.detached.request_id in self._ledger.detached:
-                        # The first claim of the job has its tokens, and hears of its end.
-                        claim.num_tokens = 0
-                    else:
-                        self._detached[claim.detached.request_id] = claim
+                if claim.request_id:
+                    self._claim_job(claim)
                 self._ledger.add(claim)
                 decided.set_result(True)
+
+    def _claim_job(self, claim: Claim) -> None:
+        """Note the job of an admitted claim, which the same request may have claimed before."""
+        is_known = self._ledger.is_without_client(claim.request_id)
+        if is_known or self._jobs.is_claimed(claim.request_id):
+            claim.is_repeated, claim.num_tokens = True, 0
+            self._publish_usage_of(claim.key.key_id)
+        if claim.detached is None or not is_known:
+            self._jobs.add(claim)
 
     def _retract(self, claim: Claim) -> None:
         """Withdraw a claim that may have been announced to the other gateways. A job that was
@@ -282,8 +321,7 @@ class Limits:
         self._publish_usage_of(claim.key.key_id)
         if claim.detached is not None:
             request_id = claim.detached.request_id
-            is_first = self._detached.get(request_id) is claim
-            if is_first or request_id not in self._ledger.detached:
+            if self._jobs.has(claim) or request_id not in self._ledger.detached:
                 self.end(request_id)
 
     def _leave(self, claim: Claim, *, is_published: bool) -> None:
@@ -291,16 +329,34 @@ class Limits:
         if not is_published:
             self._ledger.settle(claim, 0, self._clock())
             self._retract(claim)
+            self._jobs.remove(claim)
+        elif claim.goes_on and claim.key.max_concurrent is not None:
+            job = LeftJob(claim.key.key_id, claim.ends_by)
+            self._ledger.left[claim.request_id] = self._left[claim.request_id] = job
+            self._news.set()
         self._publish_usage_of(claim.key.key_id)
 
+    def _count(self, claim: Claim, num_tokens: int) -> None:
+        if claim.key.has_limits:
+            self._ledger.settle(claim, num_tokens, self._clock())
+            self._publish_usage_of(claim.key.key_id)
+
     def _hear_end(self, ended: Ended) -> None:
-        job = self._ledger.detached.pop(ended.request_id, None)
+        job = self._ledger.end(ended.request_id)
         if ended.num_tokens is not None:
+            self._left.pop(ended.request_id, None)
             if job is not None:
                 self._ends[ended.request_id, job.deadline] = self._clock()
-            claim = self._detached.pop(ended.request_id, None)
+            claim = self._jobs.end(ended.request_id)
             if claim is not None:
-                self.settle(claim, ended.num_tokens)
+                self._count(claim, ended.num_tokens)
+                if isinstance(job, LeftJob):
+                    # The worker's message may reach another gateway before this gateway's report.
+                    self.end(ended.request_id)
+
+    def _going_on(self, jobs: Mapping[str, _Job]) -> dict[str, _Job]:
+        """The jobs of a report whose ends were not reported before it arrived."""
+        return {one: job for one, job in jobs.items() if (one, job.deadline) not in self._ends}
 
     def _publish_usage_of(self, *key_ids: str) -> None:
         """Let the next report name the use of these keys."""
@@ -320,12 +376,14 @@ class Limits:
         claims = list(self._waiting)
         detached = dict(self._ledger.detached) if self._must_send_full_report else {}
         detached.update(one.detached for one in claims if one.detached is not None)
+        left, self._left = self._left, {}
         changed, was_full = self._changed, self._must_send_full_report
         usage = UsageReport(
             gateway=self.name,
             number=self._report_number,
             keys={key_id: self._ledger.own_usage(key_id, *claims) for key_id in changed},
             detached=detached,
+            left=dict(self._ledger.left) if was_full else left,
             is_new=self._must_request_reports,
         )
         self._changed, self._must_request_reports, self._must_send_full_report = set(), False, False
@@ -334,6 +392,7 @@ class Limits:
         except BusError:
             # Nothing else would name a key that is no longer used.
             self._changed |= changed
+            self._left = left | self._left
             self._must_send_full_report |= was_full
             raise
         while self._ended:
@@ -341,52 +400,14 @@ class Limits:
             self._ended.pop(0)
 
     def _forget_ends(self) -> None:
-        """Forget detached jobs whose end was never reported, and ends after which no late report is
+        """Forget jobs whose end was never reported, and ends after which no late report is
         expected."""
         now = self._clock()
         self._ends = {one: at for one, at in self._ends.items() if at > now - _MAX_LATE_S}
-        self._ledger.forget_detached(now)
-        for request_id, claim in list(self._detached.items()):
-            if claim.detached is not None and claim.detached.job.deadline < now:
-                del self._detached[request_id]
-
-
-def require_possible(key: ApiKey, num_tokens: int) -> None:
-    """Raises `InvalidRequest` if the limits of the key never admit a request of about this many
-    tokens."""
-    if key.tokens_per_minute is not None and num_tokens > key.tokens_per_minute:
-        raise InvalidRequest(
-            f"The request has about {num_tokens} tokens, and this API key has "
-            f"{key.tokens_per_minute} tokens per minute.",
-            param="max_tokens",
-        )
-
-
-def tokens_of(job: GenerationJob) -> int:
-    """About how many tokens the prompts and answers of a job have, at most."""
-    answer = job.sampling.max_tokens
-    num_answer_tokens = _ANSWER_TOKENS if answer is None else answer
-    return _tokens_of_prompts(job.prompts) + num_answer_tokens * job.total_choices
-
-
-def tokens_of_quick(job: QuickJob) -> int:
-    """About how many tokens the prompts of a quick job have; 0 unless a model computes them."""
-    return _tokens_of_prompts(job.prompts) if isinstance(job, EmbeddingJob) else 0
-
-
-def _tokens_of_prompts(prompts: tuple[Prompt, ...]) -> int:
-    return sum(map(_num_tokens, prompts))
-
-
-def _num_tokens(prompt: Prompt) -> int:
-    match prompt:
-        case TokenPrompt():
-            return len(prompt.token_ids)
-        case TextPrompt():
-            num_chars = len(prompt.text)
-        case ChatPrompt():
-            num_chars = sum(len(message.content) for message in prompt.messages)
-    return -(-num_chars // _CHARS_PER_TOKEN)
+        self._ledger.forget_jobs(now)
+        for claim in self._jobs.forget(now):
+            if claim.is_dropped:
+                self._count(claim, 0)
 
 
 def _duration(seconds: float) -> str:

@@ -94,7 +94,15 @@ from shared.messages.prompts import (
     ToolCall,
 )
 from shared.messages.sampling import Constraint, SamplingParams
-from shared.messages.usage import DetachedJob, Ended, KeyUsage, UsageClass, UsageRecord, UsageReport
+from shared.messages.usage import (
+    DetachedJob,
+    Ended,
+    KeyUsage,
+    LeftJob,
+    UsageClass,
+    UsageRecord,
+    UsageReport,
+)
 
 __all__ = [
     "JSON",
@@ -139,6 +147,7 @@ __all__ = [
     "HandedOver",
     "JobClass",
     "KeyUsage",
+    "LeftJob",
     "Logprob",
     "ModelName",
     "Progress",

@@ -51,6 +51,10 @@ class GenerationJob(Wire, frozen=True, kw_only=True):
     """The id of the API key of the request, for its usage record; empty without one."""
     is_detached: bool = False
     """The client may be disconnected: a reply queue without a reader does not cancel the job."""
+    is_counted: bool = False
+    """The job counts against the limits of its API key until a worker reports its end: `Ended`."""
+    max_total_tokens: Count | None = None
+    """The most tokens that all prompts and answers may have together; None: no limit."""
     wants_prompt_text: bool = False
     """Request the text of each prompt in `Started`."""
     publication: Count = 0

@@ -37,6 +37,15 @@ class DetachedJob(Struct, frozen=True, array_like=True):
     """When it ends at the latest."""
 
 
+class LeftJob(Struct, frozen=True, array_like=True):
+    """A job that goes on although its client has left: it counts as a running request of its API
+    key."""
+
+    key_id: KeyId
+    deadline: UnixTime
+    """When it ends at the latest."""
+
+
 class UsageReport(Wire, frozen=True, kw_only=True):
     """To all gateways: what one gateway has admitted, and is about to admit.
 
@@ -51,13 +60,16 @@ class UsageReport(Wire, frozen=True, kw_only=True):
     """The use of each key, by key id. Keys whose use has not changed are left out."""
     detached: dict[RequestId, DetachedJob] = field(default_factory=dict)
     """New detached jobs, by request id."""
+    left: dict[RequestId, LeftJob] = field(default_factory=dict)
+    """Jobs whose clients have left since the last report, by request id."""
     is_new: bool = False
     """The gateway may have missed reports of the others: each answers with the use of all its keys
-    and all detached jobs that it knows."""
+    and all jobs without a client that it knows."""
 
 
 class Ended(Wire, frozen=True, kw_only=True):
-    """To all gateways: a detached job has ended."""
+    """To all gateways: a job has ended that is detached or counts against the limits of its API
+    key. A gateway also sends this for a job that counts with a request of its own again."""
 
     request_id: RequestId
     num_tokens: Count | None = None

@@ -58,7 +58,8 @@ GOLDEN_JOB = (
     '{"type":"chat","messages":[{"role":"user","content":"hi"}]},'
     '{"type":"text","text":"a"},{"type":"tokens","token_ids":[1,2]}],"num_choices":1,'
     '"sampling":{"max_tokens":3,"temperature":0.5,"stop":["x"]},"mode":"stream","deadline":1.5,'
-    '"created_at":0.0,"tenant":"","key_id":"","is_detached":false,"wants_prompt_text":false,'
+    '"created_at":0.0,"tenant":"","key_id":"","is_detached":false,"is_counted":false,'
+    '"max_total_tokens":null,"wants_prompt_text":false,'
     '"publication":0,"execution":0,"context":"","trace":{},"version":1}'
 )
 GOLDEN_EVENTS = [

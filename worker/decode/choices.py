@@ -5,7 +5,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from msgspec import structs
@@ -136,8 +136,7 @@ def _plan(
         max_tokens = job.sampling.max_tokens
         limit = model.max_seq_len if max_tokens is None else max_tokens
         # An answer that may end with the context needs room for its first token alone.
-        does_end_with_context = max_tokens is None or job.sampling.clamp_max_tokens
-        wanted = min(limit, 1) if does_end_with_context else limit
+        wanted = min(limit, 1) if _may_be_cut(job.sampling) else limit
         if wanted > room:
             raise ContextLengthExceeded(
                 f"This model's maximum context length is {model.max_seq_len} tokens. However, you "
@@ -146,7 +145,33 @@ def _plan(
                 param="messages" if isinstance(prompt, ChatPrompt) else "prompt",
             )
         plans.append(ChoicePlan(prompt_ids, min(limit, room), vocabulary))
-    return plans
+    return plans if job.max_total_tokens is None else _within(job.max_total_tokens, job, plans)
+
+
+def _may_be_cut(sampling: SamplingParams) -> bool:
+    """Whether the answer may end before it has ``max_tokens``."""
+    return sampling.max_tokens is None or sampling.clamp_max_tokens
+
+
+def _within(limit: int, job: GenerationJob, plans: list[ChoicePlan]) -> list[ChoicePlan]:
+    """The plans with no more tokens than the API key has for a minute. Raises `InvalidRequest`."""
+    num_prompt_tokens = sum(len(plan.prompt_ids) for plan in plans)
+    share = (limit - num_prompt_tokens) // job.total_choices
+    may_be_cut = _may_be_cut(job.sampling)
+    num_wanted = sum(
+        job.num_choices * min(plan.max_tokens, 1 if may_be_cut else plan.max_tokens)
+        for plan in plans
+    )
+    if num_prompt_tokens + num_wanted > limit:
+        raise InvalidRequest(
+            f"The request has {num_prompt_tokens + num_wanted} tokens ({num_prompt_tokens} in the "
+            f"prompt, {num_wanted} in the completion), and this API key has {limit} tokens per "
+            "minute.",
+            param="max_tokens",
+        )
+    if not may_be_cut:
+        return plans
+    return [replace(plan, max_tokens=min(plan.max_tokens, share)) for plan in plans]
 
 
 def _dated(prompt: Prompt, job: GenerationJob) -> Prompt:

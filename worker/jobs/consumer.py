@@ -157,6 +157,11 @@ class HeldJob:
                 await copy.ack()
 
 
+def _is_counted(job: GenerationJob) -> bool:
+    """Whether gateways count the job until they hear of its end."""
+    return job.is_counted or job.is_detached
+
+
 JobKey: TypeAlias = tuple[str, int]
 """A request id and an execution of that request."""
 
@@ -485,7 +490,7 @@ class JobConsumer:
                 del self._held[key]
             await held.settle_copies(outcome)
         # A delivery that comes while this waits for the broker would not be settled any more.
-        if delivery is not None and outcome in ENDS and held.job.is_detached:
+        if delivery is not None and outcome in ENDS and _is_counted(held.job):
             await self._tell_end(held.job.request_id, held.runner.num_tokens)
 
     async def _settle(self, held: HeldJob, delivery: JobDelivery, outcome: Outcome) -> None:
@@ -514,8 +519,8 @@ class JobConsumer:
                 await delivery.reject(requeue=True)
 
     async def _tell_end(self, request_id: str, num_tokens: int) -> None:
-        """Tell the gateways that a detached job counts against its tenant no longer. If they miss
-        it, the job counts until its deadline."""
+        """Tell the gateways that a job counts against its API key or its tenant no longer. If they
+        miss it, the job counts until its deadline."""
         ended = Ended(request_id=request_id, num_tokens=num_tokens)
         with suppress(BusError):
             await self._bus.publish(topology.USAGE, Message(encode(ended)))

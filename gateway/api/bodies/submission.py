@@ -75,7 +75,13 @@ class Submission(NamedTuple):
         max_tokens = caller.limited_tokens(sampling.max_tokens, self.token_param)
         if max_tokens != sampling.max_tokens:
             sampling = structs.replace(sampling, max_tokens=max_tokens, clamp_max_tokens=True)
-        job = structs.replace(self.job, sampling=sampling, key_id=caller.key_id)
+        job = structs.replace(
+            self.job,
+            sampling=sampling,
+            key_id=caller.key_id,
+            is_counted=caller.counts_jobs,
+            max_total_tokens=caller.tokens_per_minute,
+        )
         return self._replace(job=job)
 
     async def check_constraint(self) -> "Submission":

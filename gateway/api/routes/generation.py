@@ -37,8 +37,9 @@ from gateway.api.render.responses import ResponseObject
 from gateway.api.response_storage import ResponseStorage
 from gateway.intake.admission import Entry, parse_off_loop, read_body
 from gateway.intake.keys.api_key import ApiKey
-from gateway.intake.limits import Grant, tokens_of
+from gateway.intake.limits import Grant
 from gateway.intake.signer import KEY_HEADER, Verb, check_key, hash_body
+from gateway.intake.token_estimates import tokens_of
 from gateway.log.cursor import Departure, Fate, Restarted
 from gateway.log.framing import Framer
 from gateway.log.relay import LogRelay
@@ -144,17 +145,18 @@ async def generate(
     tenant: str = request.state.tenant
     with gateway.admission.admit_with_body(tenant) as entry:
         parsed, body_hash = await _read(gateway, request, entry, read)
-        gateway.limits.check(caller)  # before anything is loaded
+        key = request.headers.get(KEY_HEADER)
+        repeated = "" if key is None else _repeated_id(gateway, prefix, tenant, key)
+        gateway.limits.check(caller, repeated)  # before anything is loaded
         arrived_at = time.time()
         parsed, storage = await parsed.load_history(gateway, tenant, entry)
-        with _log_for(gateway, request, prefix, is_detached=parsed.body.detach) as log:
+        with _log_for(gateway, prefix, repeated, is_detached=parsed.body.detach) as log:
             submitted = await _build_submission(
                 gateway, request, parsed, log, arrived_at, body_hash, is_stored=storage is not None
             )
             job = submitted.job
-            detached = job if job.is_detached else None
-            num_tokens = tokens_of(job) if caller.has_limits or detached else 0
-            async with gateway.limits.admit(caller, num_tokens, detached) as grant:
+            num_tokens = tokens_of(job) if caller.has_limits else 0
+            async with gateway.limits.admit(caller, num_tokens, job) as grant:
                 # What takes long counts, even if the request is refused then.
                 submitted = await submitted.check_constraint()
                 job = await parsed.truncate_prompt(gateway, submitted.job)
@@ -230,20 +232,21 @@ async def _build_submission(
     return submitted
 
 
+def _repeated_id(gateway: Gateway, prefix: str, tenant: str, key: str) -> str:
+    """The id of all requests with the same Idempotency-Key. Raises `InvalidRequest`."""
+    return gateway.signer.request_id(prefix, tenant, check_key(key))
+
+
 @contextmanager
 def _log_for(
-    gateway: Gateway, request: Request, prefix: str, *, is_detached: bool
+    gateway: Gateway, prefix: str, repeated: str, *, is_detached: bool
 ) -> Iterator[ReplyLog]:
-    """The log of a new request, whose id begins with ``prefix``, and may be derived from its
-    Idempotency-Key.
-
-    Raises `InvalidRequest`.
-    """
-    queues, key = gateway.reply_queues, request.headers.get(KEY_HEADER)
+    """The log of a request with the id ``repeated``, or of a new one whose id begins with
+    ``prefix``."""
+    queues = gateway.reply_queues
     retention_s = gateway.settings.detach_ttl_s if is_detached else 0.0
-    if key is not None:
-        request_id = gateway.signer.request_id(prefix, request.state.tenant, check_key(key))
-        yield queues.named(request_id, retention_s, may_exist=True)
+    if repeated:
+        yield queues.named(repeated, retention_s, may_exist=True)
     elif is_detached:
         yield queues.named(new_id(prefix), retention_s)
     else:
@@ -332,9 +335,11 @@ class Responder:
 
     async def _leave(self, relay: LogRelay, departure: Departure, observation: Observation) -> None:
         relay.close(departure)
-        if departure is Departure.SERVED or relay.has_ended or relay.fate is Fate.ENDS:
-            # Otherwise more tokens are generated, and the estimate stands.
-            self.grant.settle(observation.total_tokens)
+        if relay.has_ended:
+            # Of an end that the client has not taken, its worker reports the tokens.
+            self.grant.settle(observation.total_tokens if relay.is_ended else None)
+        elif relay.fate is Fate.ENDS and not relay.is_answered:
+            self.grant.drop()
         is_answered = departure is Departure.SERVED and relay.is_ended
         if self.storage is not None and not is_answered and relay.fate is Fate.ENDS:
             await self.storage.discard()

@@ -3,6 +3,7 @@ the tokens of a prompt."""
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -39,7 +40,7 @@ from gateway.api.openapi import (
 from gateway.api.routes.generation import LiveResponse
 from gateway.intake.admission import Entry, parse_off_loop, read_body
 from gateway.intake.keys.api_key import ApiKey
-from gateway.intake.limits import tokens_of_quick
+from gateway.intake.token_estimates import tokens_of_quick
 from gateway.wiring import Gateway
 from shared.errors import WarrenError
 from shared.telemetry import requests
@@ -169,8 +170,10 @@ async def _answer(
     began = time.monotonic()
     async with gateway.limits.admit(caller, num_tokens) as grant:
         grant.note_published()
+        # The job goes on without its client, and counts until it is answered.
+        watch = nullcontext() if caller.counts_jobs else until_disconnect(request.receive)
         try:
-            async with until_disconnect(request.receive):
+            async with watch:
                 answered = await body.answer(gateway.quick, draft)
         except ClientGone:
             return

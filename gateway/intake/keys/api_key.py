@@ -91,6 +91,11 @@ class ApiKey:
         """Whether its requests are counted at all gateways together."""
         return self.has_rates or self.max_concurrent is not None
 
+    @property
+    def counts_jobs(self) -> bool:
+        """Whether its requests count until their jobs have ended."""
+        return self.tokens_per_minute is not None or self.max_concurrent is not None
+
     def allows_model(self, model: str) -> bool:
         return not self.models or any(fnmatch.fnmatchcase(model, one) for one in self.models)
 

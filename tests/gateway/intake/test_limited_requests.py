@@ -8,8 +8,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from msgspec import structs
 
 from gateway.intake.keys.key_file import KeyFile
+from shared import topology
+from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import (
     ChatPrompt,
@@ -21,6 +24,7 @@ from shared.messages import (
     QuickAnswer,
     QuickJob,
     TokenLogprobs,
+    encode,
 )
 from tests.support.gateway.http import (
     LiveGateway,
@@ -37,6 +41,7 @@ from tests.support.workers.scripted_worker import (
     repeat_the_prompt,
     start_only,
     wait_before_the_end,
+    words,
 )
 
 CHAT = "/v1/chat/completions"
@@ -405,3 +410,151 @@ async def test_the_logprobs_of_a_whole_answer_take_room(
     assert answer.status_code == (429 if max_bytes_in_flight < 400 * len(logprobs) else 200)
     if answer.status_code == 200:
         assert len(answer.json()["choices"][0]["prompt_logprobs"]) == len(logprobs)
+
+
+@pytest.fixture
+def held(worker: ScriptedWorker) -> asyncio.Event:
+    """The worker's jobs say one word and go on until this is set."""
+    may_end = asyncio.Event()
+
+    async def begin(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("word ")
+        await may_end.wait()
+        await job.finish("done")
+
+    worker.script = begin
+    return may_end
+
+
+async def leave_after_the_first_event(gateway: LiveGateway, headers: dict[str, str]) -> int:
+    """Read a stream up to its first event, or a refusal; returns the status."""
+    body = chat_body(stream=True)
+    async with gateway.http.stream("POST", CHAT, json=body, headers=headers) as answer:
+        async for _ in answer.aiter_raw():
+            break
+        return answer.status_code
+
+
+async def test_clients_that_leave_after_the_first_event_run_no_second_job_beside_the_first(
+    broker: MemoryBroker, worker: ScriptedWorker, file: KeyFile, held: asyncio.Event
+) -> None:
+    headers = headers_of(file, max_concurrent=1)
+    async with two_gateways(broker, keys_file=file.path) as (first, second):
+        statuses = [await leave_after_the_first_event(one, headers) for one in (first, second) * 4]
+        assert statuses == [200, *[429] * 7]
+        assert worker.most_running == 1
+
+        held.set()
+
+        async def is_free() -> bool:
+            return await leave_after_the_first_event(second, headers) == 200
+
+        await eventually(is_free)
+    assert worker.most_running == 1
+
+
+async def test_a_client_that_does_not_return_frees_its_place_when_its_job_is_cancelled(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile, held: asyncio.Event
+) -> None:
+    headers = headers_of(file, max_concurrent=1)
+    async with live_gateway(bus, keys_file=file.path, disconnect_grace_s=0.2) as gateway:
+        assert await leave_after_the_first_event(gateway, headers) == 200
+
+        async def is_free() -> bool:
+            return await leave_after_the_first_event(gateway, headers) == 200
+
+        await eventually(is_free)
+    assert worker.most_running == 1
+
+
+async def test_the_worker_counts_the_tokens_of_a_client_that_has_left(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile, held: asyncio.Event
+) -> None:
+    headers = headers_of(file, tokens_per_minute=10_000)
+    async with live_gateway(bus, keys_file=file.path, disconnect_grace_s=20) as gateway:
+        await leave_after_the_first_event(gateway, headers)
+        left = await gateway.http.get("/v1/models", headers=headers)
+        held.set()
+
+        async def is_settled() -> bool:
+            listed = await gateway.http.get("/v1/models", headers=headers)
+            return listed.headers["x-ratelimit-remaining-tokens"] == str(10_000 - num_used)
+
+        num_used = len(words(worker.jobs[0].job.prompts[0])) + 2
+        assert int(left.headers["x-ratelimit-remaining-tokens"]) < 9_000
+        await eventually(is_settled)
+
+
+async def test_prompts_in_tools_count_before_they_run(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile, held: asyncio.Event
+) -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "word " * 1400}}
+    headers = headers_of(file, tokens_per_minute=2000)
+    body = chat_body(tools=[tool], max_tokens=1)
+    worker.announcement = structs.replace(worker.announcement, tool_parser="hermes")
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        asking = [
+            asyncio.create_task(gateway.http.post(CHAT, json=body, headers=headers))
+            for _ in range(8)
+        ]
+        await worker.wait_until(lambda: bool(worker.jobs))
+        held.set()
+        answers = [await one for one in asking]
+
+    assert sorted(answer.status_code for answer in answers) == [200, *[429] * 7]
+    assert len(worker.jobs) == 1
+    (job,) = worker.jobs
+    assert (job.job.max_total_tokens, job.job.is_counted) == (2000, True)
+
+
+async def test_a_client_that_returns_with_its_idempotency_key_is_admitted_beside_its_job(
+    broker: MemoryBroker, worker: ScriptedWorker, file: KeyFile, held: asyncio.Event
+) -> None:
+    headers = {**headers_of(file, max_concurrent=1), "Idempotency-Key": "one"}
+    async with two_gateways(broker, keys_file=file.path) as (first, second):
+        assert await leave_after_the_first_event(first, headers) == 200
+        held.set()
+
+        answer = await second.http.post(CHAT, json=chat_body(stream=True), headers=headers)
+
+    assert answer.status_code == 200
+    assert "done" in answer.text
+    assert len(worker.jobs) == 1
+
+
+async def test_texts_of_a_client_that_has_left_count_until_they_are_embedded(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    asked: list[QuickJob] = []
+
+    def hold(job: QuickJob) -> None:
+        asked.append(job)
+
+    worker.quick_script = hold
+    headers = headers_of(file, max_concurrent=1)
+    body = {"model": MODEL, "input": "a"}
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+
+        async def is_asked() -> bool:
+            return bool(asked)
+
+        async def embed() -> httpx.Response:
+            return await gateway.http.post("/v1/embeddings", json=body, headers=headers)
+
+        leaving = asyncio.create_task(embed())
+        await eventually(is_asked)
+        leaving.cancel()
+        await asyncio.wait([leaving])
+        refused = await embed()
+        answer = Failed(code="invalid_request", message="No.")
+        reply_to = topology.reply_binding(worker.quick_messages[0].reply_to)
+        await bus.publish(reply_to, Message(encode(answer), correlation_id=asked[0].request_id))
+        worker.quick_script = count_words
+
+        async def is_free() -> bool:
+            return (await embed()).status_code == 200
+
+        await eventually(is_free)
+
+    assert refused.status_code == 429

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Limits
@@ -23,7 +24,7 @@ from shared.messages import (
     decode_usage,
     encode,
 )
-from tests.support.gateway.http import running_limits
+from tests.support.gateway.http import eventually, running_limits
 
 START = 1_800_000_000.0
 SHARES = (80, 15, 5)
@@ -124,6 +125,18 @@ def detached_job(request_id: str, clock: Clock) -> GenerationJob:
         is_detached=True,
         deadline=clock.now + 3600,
     )
+
+
+def running_job(request_id: str, clock: Clock) -> GenerationJob:
+    job = detached_job(request_id, clock)
+    return structs.replace(job, is_detached=False, deadline=clock.now + 600)
+
+
+def use_of(limits: Limits, key: ApiKey) -> tuple[int, int]:
+    """The tokens of the last minute, and the requests and jobs that run."""
+    use_now = limits.use_of(key)
+    assert use_now is not None
+    return use_now.num_tokens, use_now.num_running
 
 
 async def heard() -> None:
@@ -396,6 +409,151 @@ async def test_detached_jobs_that_other_gateways_claimed_are_forgotten_at_their_
         await heard()
 
     assert [report.detached for report in bus.reports] == [{}, {}]
+
+
+async def test_a_job_whose_client_has_left_runs_at_all_gateways_until_its_worker_reports_its_end(
+    gateways: list[Limits], clock: Clock
+) -> None:
+    one = key(max_concurrent=1, tokens_per_minute=1000)
+    async with gateways[0].admit(one, 400, running_job("req-0", clock)) as grant:
+        grant.note_published()
+    await heard()
+    assert [await use(limits, one, 0, 0) for limits in gateways] == [-1, -1, -1]
+
+    for limits in gateways:
+        limits.hear(Ended(request_id="req-0", num_tokens=700))
+    await heard()
+
+    assert [use_of(limits, one) for limits in gateways] == [(700, 0)] * 3
+
+
+async def test_an_end_that_comes_before_the_report_of_the_gateway_brings_no_job_back(
+    gateways: list[Limits], clock: Clock
+) -> None:
+    first, other, _ = gateways
+    one = key(max_concurrent=1)
+    ended = Ended(request_id="req-0", num_tokens=5)
+    async with first.admit(one, job=running_job("req-0", clock)) as grant:
+        grant.note_published()
+    other.hear(ended)
+    await heard()
+
+    first.hear(ended)
+    await heard()
+
+    assert use_of(other, one) == (5, 0)
+
+
+async def test_an_end_that_the_gateway_hears_while_its_client_does_not_read_counts(
+    gateways: list[Limits], clock: Clock
+) -> None:
+    one = key(max_concurrent=1, tokens_per_minute=1000)
+    async with gateways[0].admit(one, 400, running_job("req-0", clock)) as grant:
+        grant.note_published()
+        gateways[0].hear(Ended(request_id="req-0", num_tokens=50))
+    await heard()
+
+    assert [use_of(limits, one) for limits in gateways] == [(50, 0)] * 3
+
+
+async def test_a_request_that_is_sent_again_is_admitted_beside_its_own_job(
+    gateways: list[Limits], clock: Clock
+) -> None:
+    one = key(max_concurrent=1, tokens_per_minute=1000)
+    async with gateways[0].admit(one, 400, running_job("req-0", clock)) as grant:
+        grant.note_published()
+    await heard()
+    for number in (1, 0):
+        async with gateways[number].admit(one, 400, running_job("req-0", clock)) as grant:
+            grant.note_published()
+            await heard()
+            assert use_of(gateways[2], one) == (400, 1)
+        await heard()
+    assert [use_of(limits, one) for limits in gateways] == [(400, 1)] * 3
+
+    for limits in gateways:
+        limits.hear(Ended(request_id="req-0", num_tokens=50))
+    await heard()
+
+    assert [use_of(limits, one) for limits in gateways] == [(50, 0)] * 3
+
+
+async def test_another_request_that_is_refused_under_the_key_of_a_job_does_not_end_it(
+    gateways: list[Limits], clock: Clock
+) -> None:
+    one = key(max_concurrent=1)
+    async with gateways[0].admit(one, job=running_job("req-0", clock)) as grant:
+        grant.note_published()
+    await heard()
+
+    async with gateways[1].admit(one, job=running_job("req-0", clock)):
+        pass  # its body differs, so it is not published
+    await heard()
+
+    assert [use_of(limits, one) for limits in gateways] == [(0, 1)] * 3
+
+
+async def test_a_job_that_is_cancelled_before_it_begins_counts_for_seconds(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.intake.limits._HEARTBEAT_S", 0.02)
+    one = key(max_concurrent=1, tokens_per_minute=1000)
+    async with RecordingBus() as bus, running_limits(Limits(bus, 1, clock), bus) as limits:
+        async with limits.admit(one, 400, running_job("req-0", clock)) as grant:
+            grant.note_published()
+            grant.drop()
+        assert use_of(limits, one) == (400, 1)
+
+        clock.now += 6
+
+        async def has_none() -> bool:
+            return use_of(limits, one) == (0, 0)
+
+        await eventually(has_none)
+
+
+async def test_a_gateway_that_begins_hears_of_jobs_whose_clients_have_left(clock: Clock) -> None:
+    one, broker = key(max_concurrent=1), MemoryBroker()
+    async with AsyncExitStack() as stack:
+        first = await opened(stack, broker, clock, 0)
+        async with first.admit(one, job=running_job("req-0", clock)) as grant:
+            grant.note_published()
+
+        second = await opened(stack, broker, clock, 1)
+
+        assert await use(second, one, 0, 0) == -1
+
+
+async def test_a_job_whose_end_is_never_reported_counts_until_its_deadline(
+    gateways: list[Limits], clock: Clock
+) -> None:
+    one = key(max_concurrent=1)
+    async with gateways[0].admit(one, job=running_job("req-0", clock)) as grant:
+        grant.note_published()
+    await heard()
+
+    clock.now += 601
+
+    assert [use_of(limits, one) for limits in gateways] == [(0, 0)] * 3
+
+
+async def test_the_line_of_a_batch_that_is_tried_again_counts_until_its_second_job_ends(
+    gateways: list[Limits], clock: Clock
+) -> None:
+    one = key(max_concurrent=1, tokens_per_minute=1000)
+    job = detached_job("req-0", clock)
+    async with gateways[0].admit(one, 400, job, is_batch_line=True) as grant:
+        grant.note_published()
+        grant.settle(10)
+        grant.note_published()
+    await heard()
+    assert use_of(gateways[1], one) == (10, 1)
+
+    for limits in gateways:
+        limits.hear(Ended(request_id="req-0", num_tokens=50))
+    await heard()
+
+    assert [use_of(limits, one) for limits in gateways] == [(50, 0)] * 3
 
 
 async def test_a_refused_or_unpublished_detached_request_leaves_nothing(

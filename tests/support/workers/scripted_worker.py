@@ -64,6 +64,7 @@ class ScriptedJob:
         self.ticket = secrets.token_hex(8)
         self.log = LogWriter(1, self.job.total_choices, self.job.execution)
         self.continued: asyncio.Future[Continue] = asyncio.get_running_loop().create_future()
+        self.has_started = False
         self._worker = worker
 
     async def publish(self, event: ReplyEvent) -> None:
@@ -81,6 +82,7 @@ class ScriptedJob:
     async def start(self) -> None:
         """Open an attempt. If it is not the first one, it continues at the position that the reader
         sends."""
+        self.has_started = True
         prompts = [words(prompt) for prompt in self.job.prompts]
         await self.publish(
             Started(
@@ -97,6 +99,13 @@ class ScriptedJob:
         )
         if not self.is_first:
             self.log = LogWriter.resume(await self.continued, self.job.execution)
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens of the prompts, and of the answers so far; 0 if the job did not begin."""
+        num_prompt = sum(len(words(prompt)) for prompt in self.job.prompts)
+        num_answered = sum(len(chain.token_ids) for chain in self.log.chains)
+        return num_prompt + num_answered if self.has_started else 0
 
     async def is_unread(self) -> bool:
         """Whether the reply queue no longer exists."""
@@ -195,6 +204,7 @@ class ScriptedWorker:
         self.model = model
         self.script = script
         self.quick_script: QuickScript = count_words
+        self.quick_messages: list[Message] = []
         self.commands: list[Command] = []
         self.jobs: list[ScriptedJob] = []
         self.is_silent = False
@@ -277,6 +287,7 @@ class ScriptedWorker:
 
     async def _answer(self, delivery: Delivery) -> None:
         message = delivery.message
+        self.quick_messages.append(message)
         answer = self.quick_script(decode_quick_job(message.body, message.content_type))
         if answer is None:
             return await delivery.ack()
@@ -300,8 +311,8 @@ class ScriptedWorker:
             if not run.cancelled():
                 run.result()
             await delivery.ack()
-            if job.job.is_detached:
-                ended = Ended(request_id=job.job.request_id, num_tokens=0)
+            if job.job.is_detached or job.job.is_counted:
+                ended = Ended(request_id=job.job.request_id, num_tokens=job.num_tokens)
                 with suppress(BusError):
                     await self.bus.publish(topology.USAGE, Message(encode(ended)))
         finally:

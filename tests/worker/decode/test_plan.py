@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from bench.echo_worker import echo_model
-from shared.errors import ContextLengthExceeded
+from shared.errors import ContextLengthExceeded, InvalidRequest
 from shared.messages import (
     ChatMessage,
     ChatPrompt,
@@ -162,3 +162,49 @@ async def test_a_bad_word_that_the_model_never_generates_is_left_out(tokenizer: 
     bad = planned.vocabulary.bad_words
     assert bad
     assert max(max(word) for word in bad) < last
+
+
+def limited(
+    num_tokens: int, num_prompt: int, num_choices: int = 1, **sampling: Any
+) -> GenerationJob:
+    prompt = TokenPrompt(token_ids=(1,) * num_prompt)
+    return structs.replace(
+        job(prompt, **sampling), max_total_tokens=num_tokens, num_choices=num_choices
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "num_tokens"),
+    [
+        (limited(100, 90, max_tokens=11), "101 tokens \\(90 in the prompt, 11 in"),
+        (limited(100, 90, num_choices=2, max_tokens=6), "102 tokens"),
+        (limited(100, 100), "101 tokens"),
+        (limited(100, 99, num_choices=2, max_tokens=6, clamp_max_tokens=True), "101 tokens"),
+    ],
+    ids=["answer", "choices", "prompt", "clamped"],
+)
+async def test_more_tokens_than_the_api_key_has_for_a_minute_are_refused(
+    wanted: GenerationJob, num_tokens: str, model: ServedModel
+) -> None:
+    with pytest.raises(InvalidRequest, match=num_tokens) as raised:
+        await plan(wanted, model)
+
+    assert raised.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "max_tokens"),
+    [
+        (limited(100, 90, max_tokens=10), 10),
+        (limited(100, 90), 10),
+        (limited(100, 90, num_choices=3), 3),
+        (limited(100, 90, max_tokens=50, clamp_max_tokens=True), 10),
+    ],
+    ids=["answer", "no max_tokens", "choices", "clamped"],
+)
+async def test_an_answer_without_max_tokens_ends_with_the_tokens_of_the_minute(
+    wanted: GenerationJob, max_tokens: int, model: ServedModel
+) -> None:
+    (planned,) = await plan(wanted, model)
+
+    assert planned.max_tokens == max_tokens

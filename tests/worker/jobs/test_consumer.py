@@ -159,10 +159,10 @@ async def test_a_consumer_that_has_room_takes_jobs_but_begins_none_early_beside_
     assert not consumer.window.yields
 
 
-@pytest.mark.parametrize("is_detached", [False, True])
-async def test_the_end_of_a_detached_job_is_sent_to_all_gateways(is_detached: bool) -> None:
+@pytest.mark.parametrize("mark", ["", "is_detached", "is_counted"])
+async def test_the_end_of_a_detached_or_counted_job_is_sent_to_all_gateways(mark: str) -> None:
     broker, told = MemoryBroker(), topology.usage_queue("g")
-    job = msgspec.structs.replace(new_job("echo"), is_detached=is_detached)
+    job = msgspec.structs.replace(new_job("echo"), **({mark: True} if mark else {}))
     async with MemoryBus(broker) as bus, echo_worker(broker):
         await bus.declare(told)
         await ask(bus, job)
@@ -173,7 +173,7 @@ async def test_the_end_of_a_detached_job_is_sent_to_all_gateways(is_detached: bo
             first = decode_usage((await anext(consumer)).message.body)
 
     assert isinstance(first, Ended)
-    assert first.request_id == (job.request_id if is_detached else "last")
+    assert first.request_id == (job.request_id if mark else "last")
     assert first.num_tokens is not None
     assert first.num_tokens > 8
 
