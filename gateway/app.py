@@ -74,6 +74,8 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
             for work in (
                 gateway.reply_queues.keep_spares,
                 gateway.relays.watch,
+                gateway.log_bindings.run,
+                gateway.upkeep.run,
                 gateway.quick.listen,
                 gateway.hear_usage,
                 gateway.limits.announce,

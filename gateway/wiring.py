@@ -22,6 +22,7 @@ from gateway.intake.limits import Limits
 from gateway.intake.signer import Signer
 from gateway.ledger.prices import PriceTable
 from gateway.ledger.recorder import UsageRecorder
+from gateway.log.bindings import LogBindings
 from gateway.log.registry import Relays
 from gateway.log.reply_queues import ReplyQueues
 from gateway.metrics import Metrics
@@ -33,6 +34,7 @@ from gateway.webhooks.sending import Sender
 from shared import topology
 from shared.bus.base import Bus, Message, Queue
 from shared.bus.subscribe import receive
+from shared.bus.upkeep import Upkeep
 from shared.errors import AccessRefused, BusError, StartupError, Unavailable
 from shared.messages import (
     ModelName,
@@ -86,6 +88,8 @@ class Gateway:
     erasure: TenantErasure
     listing_letters: asyncio.Lock
     """Held by those that look at the dead letters: one hides them from the others."""
+    log_bindings: LogBindings
+    upkeep: Upkeep
     started_at: float = field(default_factory=time.time)
     """Unix time in seconds."""
     batches_changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -141,7 +145,7 @@ class Gateway:
             refusals=Refusals(),
             limits=limits,
             signer=Signer.of(settings),
-            quick=QuickLane(bus),
+            quick=QuickLane(bus, workers.jobs),
             publishers=publishers,
             queues=queues,
             metrics=metrics,
@@ -158,6 +162,8 @@ class Gateway:
             prices=PriceTable.of(settings.prices_file),
             erasure=TenantErasure(bus, store, relays, limits, keys, settings, listing_letters),
             listing_letters=listing_letters,
+            log_bindings=LogBindings(bus, lambda: [*reply_queues.spare, *relays.logs]),
+            upkeep=Upkeep(bus, lambda: (*topology.EXCHANGES, topology.LEDGER_RECORDS)),
         )
 
     @property

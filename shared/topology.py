@@ -11,6 +11,8 @@ warren.suspects direct  <model>.suspect   -> jobs.<model>.suspect   jobs quarant
 warren.replies  topic   reply.<id>        -> reply.<id>             declared by the reader
                         reply.<user>.<id> -> reply.<user>.<id>      the same of other publishers
                         reply.<id>--<n>   -> reply.<id>--<n>        the log, recreated elsewhere
+                        reply.probe-<id>  -> reply.probe-<id>       declared by gateways, to notice
+                                                                    that bindings were lost
 warren.control  topic   worker.<id>       -> control.worker.<id>    commands to one worker
                         gateways          -> control.gateway.<id>   commands to all gateways
 warren.usage    fanout                    -> control.gateway.<id>.usage  what API keys have used
@@ -26,6 +28,7 @@ and a dot: the broker gives it no others.
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Literal, TypeAlias, TypeVar, get_args
 
 import msgspec
@@ -34,6 +37,7 @@ from shared.bus.base import Binding, Bus, Exchange, Message, Queue
 from shared.errors import QueueDown, QueueSilent, UndecodableMessage
 from shared.messages import (
     Command,
+    Declare,
     Drain,
     GenerationJob,
     JobClass,
@@ -60,6 +64,7 @@ USAGE_REPORTS = Exchange("warren.usage", "fanout")
 WORKERS = Exchange("warren.workers", "fanout")
 DEAD = Exchange("warren.dead", "fanout")
 LEDGER = Exchange("warren.ledger", "fanout")
+EXCHANGES = (JOBS, SUSPECTS, REPLIES, CONTROL, USAGE_REPORTS, WORKERS, DEAD, LEDGER)
 
 JOBS_PREFIX = "jobs."
 _WORKER = "worker."
@@ -104,6 +109,7 @@ _MAX_SILENT_LOOKS = 2
 _NEAR_TTL_S = 0.05
 """Seconds after which a job that its worker does not take goes to the other workers. A worker that
 is there takes it within a few milliseconds."""
+_PROBE_EXPIRES_S = 30.0
 _NEAR_EXPIRES_S = 3600.0
 """Deleting the queue loses what it still has, which waits only while the queue to which it goes is
 down or full."""
@@ -256,11 +262,22 @@ def publisher_queue(publisher_id: str) -> Queue:
     return Queue(f"reply.{publisher_id}.workers", (ANNOUNCEMENTS,), is_exclusive=True)
 
 
+def probe_queue(gateway_id: str) -> Queue:
+    """A queue without readers, bound like the logs, with which a gateway notices that the exchange
+    has lost its bindings. It is full with one message, so that nothing accumulates."""
+    log = reply_queue(f"probe-{gateway_id}", _PROBE_EXPIRES_S)
+    return replace(log, max_length=1)
+
+
+def lasting_resources(model: str) -> tuple[Exchange | Queue, ...]:
+    """What the broker should have as long as workers of ``model`` live."""
+    jobs = (jobs_queue(model, lane) for lane in DECLARED_LANES)
+    return (*EXCHANGES, DEAD_LETTERS, LEDGER_RECORDS, *jobs)
+
+
 async def declare_worker(bus: Bus, model: str, worker_id: str) -> None:
     """Declare everything that a worker of ``model`` needs."""
-    jobs = (jobs_queue(model, lane) for lane in DECLARED_LANES)
-    shared = (REPLIES, WORKERS, DEAD_LETTERS, LEDGER_RECORDS)
-    await bus.declare(*shared, *jobs, worker_queue(worker_id))
+    await bus.declare(*lasting_resources(model), worker_queue(worker_id))
 
 
 class Publishers:
@@ -307,7 +324,7 @@ class Publishers:
     def may_command(self, user: str, command: Command) -> bool:
         """Whether ``user`` may give this command. Only trusted users command workers as a whole and
         end the work of a tenant."""
-        if isinstance(command, Drain | StopWork):
+        if isinstance(command, Drain | StopWork | Declare):
             return user in self._trusted
         return self.may_name(user, command.request_id)
 

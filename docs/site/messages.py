@@ -54,7 +54,14 @@ _GROUPS: Sequence[tuple[str, str, Sequence[type[msgspec.Struct]]]] = (
     (
         "Commands",
         "The reader of a log sends commands to the worker, always in MessagePack.",
-        (messages.Continue, messages.Progress, messages.Replaced, messages.Cancel, messages.Drain),
+        (
+            messages.Continue,
+            messages.Progress,
+            messages.Replaced,
+            messages.Cancel,
+            messages.Drain,
+            messages.Declare,
+        ),
     ),
     (
         "Announcements",

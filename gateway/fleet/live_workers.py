@@ -18,8 +18,9 @@ from prometheus_client import Counter
 
 from gateway.fleet import affinity
 from gateway.fleet.affinity import Candidate, num_used
+from gateway.fleet.publishing import JobPublisher, job_message
 from shared import topology
-from shared.bus.base import Bus, Message
+from shared.bus.base import Bus
 from shared.errors import (
     BusError,
     InvalidRequest,
@@ -29,7 +30,7 @@ from shared.errors import (
     PublishRefused,
     Unroutable,
 )
-from shared.messages import Announcement, GenerationJob, JobClass, QuickJob, encode, seconds_left
+from shared.messages import Announcement, GenerationJob, JobClass, seconds_left
 from shared.telemetry import incidents
 from shared.telemetry.metrics import Catalog
 
@@ -215,9 +216,12 @@ class LiveWorkers:
     known_models: dict[str, float] = field(default_factory=dict)
     """The models whose queues are known to exist, with or without a live worker, and the Unix time
     at which each was last seen: announced, requested, or with a job in a queue."""
+    jobs: JobPublisher = field(init=False)
+    """Publishes to the queues that all workers of a model share."""
     _published: Counter = field(init=False)
 
     def __post_init__(self) -> None:
+        self.jobs = JobPublisher(self.bus, self._addresses_of)
         self._began_at = self.clock()
         self._published = self.catalog.counter(
             "warren_gateway_jobs_published_total",
@@ -251,6 +255,9 @@ class LiveWorkers:
     def of_model(self, model: str) -> list[Announcement]:
         """The latest announcement of each live worker of one model."""
         return [one.worker for one in self.candidates(model)]
+
+    def _addresses_of(self, model: str) -> list[str]:
+        return [worker.worker for worker in self.of_model(model)]
 
     def candidates(self, model: str) -> list[Candidate]:
         """Each live worker of one model."""
@@ -289,14 +296,14 @@ class LiveWorkers:
         """Publish a generation: to the queue of the worker that may have its prefix in its cache,
         or to the one that all workers share.
 
-        Raises the same errors as `publish_job`.
+        Raises the same errors as `JobPublisher.publish`.
         """
         near, shared = (self._published.labels(job.model, route) for route in ("near", "shared"))
         favourite = self._favourite(job) if job_class == "interactive" else None
         if favourite is not None and await self._publish_near(job, reply_key, favourite.worker):
             near.inc()
         else:
-            await publish_job(self.bus, job, reply_key, job_class)
+            await self.jobs.publish(job, reply_key, job_class)
             shared.inc()
             self._miss(job)
 
@@ -354,7 +361,7 @@ class LiveWorkers:
 
     async def _publish_near(self, job: GenerationJob, reply_key: str, address: str) -> bool:
         """Publish to the queue of one worker; False if it is gone or full. Raises `BusError`."""
-        message = _message(job, reply_key)
+        message = job_message(job, reply_key)
         with suppress(Unroutable, PublishRefused, MessageTooLarge):
             await self.bus.publish(topology.near_binding(job.model, address), message)
             return True
@@ -368,29 +375,3 @@ class LiveWorkers:
         if len(self._heard_at) > 2 * len(self._workers) + 16:
             oldest = now - _FORGET_HEARTBEAT_AFTER_S
             self._heard_at = {a: at for a, at in self._heard_at.items() if at > oldest}
-
-
-async def publish_job(
-    bus: Bus, job: GenerationJob | QuickJob, reply_key: str, job_class: JobClass = "interactive"
-) -> None:
-    """Publish a generation to the queue of its class, ``job_class``, and any other job to the quick
-    queue of its model. It is answered under ``reply_key``.
-
-    Raises `ModelNotFound`, `Overloaded`, `InvalidRequest` and `BusError`.
-    """
-    lane: topology.Lane = job_class if isinstance(job, GenerationJob) else "quick"
-    message = _message(job, reply_key)
-    try:
-        await bus.publish(topology.jobs_binding(job.model, lane), message)
-    except Unroutable:
-        raise ModelNotFound(f"The model '{job.model}' does not exist.", param="model") from None
-    except PublishRefused:
-        raise Overloaded(
-            "Too many requests are waiting for this model.", limit="queue_length"
-        ) from None
-    except MessageTooLarge:
-        raise InvalidRequest("The request is too large.") from None
-
-
-def _message(job: GenerationJob | QuickJob, reply_key: str) -> Message:
-    return Message(encode(job), correlation_id=job.request_id, reply_to=reply_key)

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from gateway.fleet.live_workers import publish_job
+from gateway.fleet.publishing import JobPublisher
 from shared import topology
 from shared.bus.base import Bus, Delivery, Message
 from shared.bus.subscribe import Attached, Lost, Subscription
@@ -48,8 +48,9 @@ _Answer = TypeVar("_Answer", Tokenized, Detokenized, Embedded)
 class QuickLane:
     """Publishes quick jobs and receives their answers."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, jobs: JobPublisher) -> None:
         self._bus = bus
+        self._jobs = jobs
         self._queue = topology.quick_replies_queue(uuid.uuid4().hex)
         self._asked: dict[str, tuple[QuickJob, asyncio.Future[ReplyEvent]]] = {}
         self._is_listening = asyncio.Event()
@@ -138,7 +139,7 @@ class QuickLane:
             ends: list[asyncio.Future[Any]] = [answered, self._lost]
             patience_s = None
             try:
-                await publish_job(self._bus, job, self._queue.bindings[0].routing_key)
+                await self._jobs.publish(job, self._queue.bindings[0].routing_key)
                 is_published = True
             except (BusUnavailable, PublishUnconfirmed):
                 if not is_published:

@@ -18,6 +18,7 @@ from gateway.log.reply_queues import ReplyLog
 from shared import topology
 from shared.bus.base import Bus, Consumer, Message
 from shared.bus.subscribe import Backoff
+from shared.bus.upkeep import report_unbound
 from shared.errors import (
     BusError,
     BusUnavailable,
@@ -303,9 +304,22 @@ class LogReading:
         consumer = await self._log.attach()
         self._down_at, self._backoff = math.inf, Backoff()
         if self._is_of_others:
-            with suppress(Unroutable, PublishRefused):
-                await self._mark(Accepted(body_hash=""))
+            with suppress(PublishRefused):
+                await self._mark_or_bind()
         return consumer
+
+    async def _mark_or_bind(self) -> None:
+        """Append a mark to the log. A log that is read and has no binding has lost it while nobody
+        read the log, and is bound again. Raises `BusError`."""
+        accepted = Accepted(body_hash="")
+        try:
+            await self._mark(accepted)
+        except Unroutable:
+            with suppress(BusError):
+                await self._bus.bind(self._log.queue)
+                binding = self._log.queue.bindings[0]
+                report_unbound(binding.exchange.name, binding.routing_key)
+                await self._mark(accepted)
 
     async def _recreate(self, copy: Restored) -> None:
         """Declare the log and begin it with ``copy``, without which neither readers nor workers

@@ -28,7 +28,7 @@ from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog, ReplyQueues
 from gateway.log.stalls import LOOK_INTERVAL_S, StallWatch
 from shared import topology
-from shared.bus.base import Bus, Message
+from shared.bus.base import Bus, Message, Queue
 from shared.errors import (
     BusError,
     IdempotencyMismatch,
@@ -160,6 +160,12 @@ class Relays:
     def current(self) -> list[LogRelay]:
         """The relays in progress."""
         return list(self._relays.values())
+
+    @property
+    def logs(self) -> list[Queue]:
+        """The logs of the relays in progress, and of clients that may return."""
+        departed = (relay for relay, _ in self._departed.values())
+        return [relay.queue for relay in (*self._relays.values(), *departed)]
 
     def slack_s(self, model: str, job_class: JobClass) -> float:
         """Seconds to the nearest deadline of the requests that no worker has started; the request

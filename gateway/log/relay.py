@@ -18,7 +18,7 @@ from gateway.log.cursor import (
 )
 from gateway.log.reading import EXPIRED, LogReading, RelayBuffer, deadline_exceeded
 from gateway.log.reply_queues import ReplyLog
-from shared.bus.base import Bus
+from shared.bus.base import Bus, Queue
 from shared.errors import (
     Cancelled,
     IdempotencyMismatch,
@@ -72,6 +72,11 @@ class LogRelay:
         self._departure = Departure.ABORTED
         self._askers: set[str] = set()
         """Other readers that have asked for the log."""
+
+    @property
+    def queue(self) -> Queue:
+        """The log's queue."""
+        return self._log.queue
 
     @property
     def log_name(self) -> str:

@@ -157,6 +157,11 @@ class ReplyQueues:
         retention_s = max(retention_s, self._retention_s)
         return ReplyLog(self._bus, request_id, retention_s, may_exist=may_exist)
 
+    @property
+    def spare(self) -> list[Queue]:
+        """The queues of future requests."""
+        return [log.queue for logs in self._spare.values() for log in logs]
+
     async def keep_spares(self) -> None:
         """Keep spare logs ready for each prefix that was ever requested; never returns."""
         try:

@@ -75,6 +75,14 @@ class Queue:
             raise ValueError(f"queue {self.name!r}: quorum queues cannot be exclusive")
 
 
+def exchanges_of(resource: Exchange | Queue) -> frozenset[Exchange]:
+    """The exchanges that a declaration of ``resource`` needs, itself included."""
+    if isinstance(resource, Exchange):
+        return frozenset({resource})
+    bindings = (*resource.bindings, *([resource.dead_letter] if resource.dead_letter else []))
+    return frozenset(binding.exchange for binding in bindings)
+
+
 class Message(msgspec.Struct, frozen=True):
     body: bytes
     content_type: str = MSGPACK
@@ -187,6 +195,19 @@ class Bus(Protocol):
         `QueueBusy` if the queue is exclusive to another connection, and `BusError` if the name
         exists with other properties.
         """
+        ...
+
+    async def declare_again(self, *resources: Exchange | Queue) -> tuple[str, ...]:
+        """Declare resources that were declared before, with their bindings, in case an operator has
+        removed some of them. Returns the names of the exchanges and queues that were missing.
+
+        A broker does not say whether a binding was missing. Raises as `declare`.
+        """
+        ...
+
+    async def bind(self, queue: Queue) -> None:
+        """Bind a queue that exists, whatever its other properties are. Raises `QueueNotFound` if
+        it, or an exchange, does not exist, and `BusUnavailable`."""
         ...
 
     async def delete_queue(self, name: str) -> None:

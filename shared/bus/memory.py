@@ -12,7 +12,15 @@ from typing import Self
 
 import msgspec
 
-from shared.bus.base import MAX_MESSAGE_BYTES, Binding, Exchange, Message, Queue, QueueState
+from shared.bus.base import (
+    MAX_MESSAGE_BYTES,
+    Binding,
+    Exchange,
+    Message,
+    Queue,
+    QueueState,
+    exchanges_of,
+)
 from shared.bus.memory_exchange import MemoryExchange
 from shared.bus.memory_queue import MemoryConsumer, MemoryQueue
 from shared.errors import (
@@ -44,8 +52,7 @@ class MemoryBroker:
         stays taken."""
         queue = self._queues.pop(name)
         self._down[name] = queue
-        for binding in queue.declared.bindings:
-            self._exchanges[binding.exchange.name].unbind(binding.routing_key, queue)
+        self._unbind(queue)
         queue.cut_off(QueueDown(f"the node of queue {name} is down"))
 
     def bring_back(self, name: str) -> None:
@@ -53,8 +60,29 @@ class MemoryBroker:
         queue = self._down.pop(name)
         self._queues[name] = queue
         for binding in queue.declared.bindings:
-            self._exchanges[binding.exchange.name].bind(binding.routing_key, queue)
+            self.declare_exchange(binding.exchange).bind(binding.routing_key, queue)
         queue.touch()
+
+    @property
+    def bindings(self) -> set[tuple[str, str, str]]:
+        """All bindings: exchange, routing key and queue."""
+        return {
+            (exchange.declared.name, key, name)
+            for exchange in self._exchanges.values()
+            for key, name in exchange.bindings
+        }
+
+    def unbind(self, name: str) -> None:
+        """Remove all bindings of a queue, as an operator can."""
+        self._unbind(self._queues[name])
+
+    def delete_exchange(self, name: str) -> None:
+        """Delete an exchange with its bindings, as an operator can."""
+        del self._exchanges[name]
+
+    def has(self, resource: Exchange | Queue) -> bool:
+        names = self._exchanges if isinstance(resource, Exchange) else self._queues
+        return resource.name in names
 
     def declare_exchange(self, declared: Exchange) -> MemoryExchange:
         exchange = self._exchanges.setdefault(declared.name, MemoryExchange(declared))
@@ -69,14 +97,21 @@ class MemoryBroker:
         if declared.dead_letter is not None:
             self.declare_exchange(declared.dead_letter.exchange)
         exchanges = [self.declare_exchange(binding.exchange) for binding in declared.bindings]
-        if existing is not None:
-            return existing.touch()
         owner = bus if declared.is_exclusive else None
-        queue = MemoryQueue(declared, owner, self._dead_letter, self._expire)
+        queue = existing or MemoryQueue(declared, owner, self._dead_letter, self._expire)
         self._queues[declared.name] = queue
         for exchange, binding in zip(exchanges, declared.bindings, strict=True):
             exchange.bind(binding.routing_key, queue)
-        return None
+        queue.touch()
+
+    def bind(self, declared: Queue, bus: "MemoryBus") -> None:
+        """Bind a queue. Raises `QueueNotFound` if it, or an exchange, does not exist."""
+        queue = self.find(declared.name, bus)
+        for binding in declared.bindings:
+            exchange = self._exchanges.get(binding.exchange.name)
+            if queue is None or exchange is None:
+                raise QueueNotFound(f"no queue {declared.name} or exchange {binding.exchange.name}")
+            exchange.bind(binding.routing_key, queue)
 
     def find(self, name: str, bus: "MemoryBus") -> MemoryQueue | None:
         """Find the queue of that name. Raises `QueueBusy` if it is exclusive to another
@@ -118,9 +153,13 @@ class MemoryBroker:
 
     def _delete(self, queue: MemoryQueue) -> None:
         del self._queues[queue.declared.name]
-        for binding in queue.declared.bindings:
-            self._exchanges[binding.exchange.name].unbind(binding.routing_key, queue)
+        self._unbind(queue)
         queue.close()
+
+    def _unbind(self, queue: MemoryQueue) -> None:
+        for binding in queue.declared.bindings:
+            if (exchange := self._exchanges.get(binding.exchange.name)) is not None:
+                exchange.unbind(binding.routing_key, queue)
 
     def _dead_letter(self, binding: Binding, message: Message) -> None:
         try:
@@ -188,6 +227,17 @@ class MemoryBus:
             self._broker.declare_queue(resource, self)
             if resource.is_exclusive:
                 self._exclusive[resource.name] = resource
+
+    async def declare_again(self, *resources: Exchange | Queue) -> tuple[str, ...]:
+        self._require_connection()
+        exchanges = {exchange for one in resources for exchange in exchanges_of(one)}
+        missing = [one.name for one in {*exchanges, *resources} if not self._broker.has(one)]
+        await self.declare(*resources)
+        return tuple(missing)
+
+    async def bind(self, queue: Queue) -> None:
+        self._require_connection()
+        self._broker.bind(queue, self)
 
     async def delete_queue(self, name: str) -> None:
         self._require_connection()

@@ -14,9 +14,18 @@ class MemoryExchange:
         self._exact: dict[str, dict[str, MemoryQueue]] = {}
         self._patterns: list[tuple[re.Pattern[str], MemoryQueue]] = []
 
+    @property
+    def bindings(self) -> list[tuple[str, str]]:
+        """The routing key and the queue of each binding."""
+        exact = [(key, name) for key, queues in self._exact.items() for name in queues]
+        patterns = [(regex.pattern, queue.declared.name) for regex, queue in self._patterns]
+        return [*exact, *patterns]
+
     def bind(self, routing_key: str, queue: MemoryQueue) -> None:
         if self.declared.kind == "topic" and re.search(r"[*#]", routing_key):
-            self._patterns.append((_compile(routing_key), queue))
+            bound = (_compile(routing_key), queue)
+            if bound not in self._patterns:
+                self._patterns.append(bound)
         else:
             self._exact.setdefault(self._key(routing_key), {})[queue.declared.name] = queue
 

@@ -121,7 +121,12 @@ class StopWork(Wire, frozen=True, kw_only=True):
     tenant: Tenant
 
 
-Command: TypeAlias = Cancel | Continue | Release | Withheld | Drain | StopWork
+class Declare(Wire, frozen=True, kw_only=True):
+    """To one worker, from a gateway: declare and bind your queues again, because a message for one
+    of them found no queue."""
+
+
+Command: TypeAlias = Cancel | Continue | Release | Withheld | Drain | StopWork | Declare
 
 
 class ReasoningSwitch(Struct, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from shared.messages import (
     Choice,
     Completed,
     Continue,
+    Declare,
     DetokenizeJob,
     Drain,
     EmbeddingJob,
@@ -135,6 +136,7 @@ GOLDEN_COMMANDS = [
     ),
     (Drain(), '{"type":"drain","is_immediate":false}'),
     (StopWork(tenant="alice"), '{"type":"stop_work","tenant":"alice"}'),
+    (Declare(), '{"type":"declare"}'),
 ]
 GOLDEN_ANNOUNCEMENT = (
     '{"type":"announcement","worker":"worker.1","model":"m","vocab_size":9,"max_seq_len":8,'

@@ -22,10 +22,8 @@ import msgspec
 from shared import topology
 from shared.bus.base import Bus, Delivery, Message, Queue
 from shared.bus.subscribe import Attached, Lost, Subscription
-from shared.errors import (
-    BusError,
-    UndecodableMessage,
-)
+from shared.bus.upkeep import report_unbound
+from shared.errors import BusError, UndecodableMessage, Unroutable
 from shared.messages import (
     MAX_CHOICES,
     Cancel,
@@ -540,7 +538,12 @@ class JobConsumer:
 
     async def _publish(self, message: Message, queue: Queue) -> None:
         (binding,) = queue.bindings
-        await self._bus.publish(binding, message)
+        try:
+            await self._bus.publish(binding, message)
+        except Unroutable:
+            await self._bus.bind(queue)  # an operator may have removed the binding
+            report_unbound(binding.exchange.name, binding.routing_key)
+            await self._bus.publish(binding, message)
 
     async def _refuse(self, delivery: JobDelivery, error: UndecodableMessage) -> None:
         report_undecodable(delivery.message, error, self._metrics, self._worker)

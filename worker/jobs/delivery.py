@@ -16,6 +16,7 @@ import msgspec
 from shared import topology
 from shared.bus.base import DEATH_REASON_HEADER, Binding, Bus, Delivery, Message
 from shared.bus.subscribe import Subscription
+from shared.bus.upkeep import report_unbound
 from shared.errors import (
     BusError,
     BusUnavailable,
@@ -296,7 +297,9 @@ class Ledger:
                 return True
 
     async def _prepare_retry(self, error: BusError) -> None:
-        if isinstance(error, Unroutable):  # the queue was deleted
+        if isinstance(error, Unroutable):  # the queue was deleted, or its binding
+            binding = topology.LEDGER_RECORDS.bindings[0]
+            report_unbound(binding.exchange.name, binding.routing_key)
             with suppress(BusError):
                 return await self._bus.declare(topology.LEDGER_RECORDS)
         return await asyncio.sleep(_RETRY_PAUSE_S)

@@ -12,11 +12,13 @@ from itertools import islice
 from shared import topology
 from shared.bus.base import MAX_PREFETCH, Bus, Message, Queue
 from shared.bus.subscribe import receive
+from shared.bus.upkeep import Upkeep
 from shared.errors import AccessRefused, BusError, BusUnavailable, StartupError
 from shared.messages import (
     Announcement,
     Cancel,
     Continue,
+    Declare,
     Drain,
     JobClass,
     decode_announcement,
@@ -187,6 +189,8 @@ class Worker:
         solitude = Solitude([*new, self._near, self._resumed], [self._quick])
         suspect = self._consumer("suspect", self._window(1), admission=solitude.enter)
         self._consumers = [*new, suspect]
+        self._lasting = list(topology.lasting_resources(model.name))
+        self._upkeep = Upkeep(bus, lambda: self._lasting)
 
     async def run(self, health: HealthServer, ready: Callable[[], None]) -> None:
         await self._declare()
@@ -200,6 +204,7 @@ class Worker:
                     self._announce,
                     self._hear_peers,
                     self._balance,
+                    self._upkeep.run,
                     self._supervisor.cancel_unread,
                     self._supervisor.promote_batch,
                     self._quick.run,
@@ -245,6 +250,7 @@ class Worker:
                 logger.warning(missed, extra={"reason": error.message})
             else:
                 declared.append(consumer)
+                self._lasting.append(self._queue_of(lane))
         return declared
 
     def _queue_of(self, lane: Lane) -> Queue:
@@ -354,6 +360,8 @@ class Worker:
             logger.warning("unauthorized command dropped", extra=facts)
         elif isinstance(command, Cancel | Continue):
             self._held.obey(command)
+        elif isinstance(command, Declare):
+            self._upkeep.ask()
         elif isinstance(command, Drain):
             logger.info("drain requested", extra={"is_immediate": command.is_immediate})
             self._stop.set()

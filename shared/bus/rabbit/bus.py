@@ -148,6 +148,23 @@ class RabbitBus:
                     undo=self._delete_queue if is_exclusive else None,
                 )
 
+    async def declare_again(self, *resources: Exchange | Queue) -> tuple[str, ...]:
+        missing: dict[str, None] = {}
+        for resource in resources:
+            async with self._places.take():
+                doing = f"declare {resource.name} again"
+                found = await self._home.calls.run(self._resources.declare_again(resource), doing)
+            missing |= dict.fromkeys(found)
+        return tuple(missing)
+
+    async def bind(self, queue: Queue) -> None:
+        async with self._places.take():
+            await self._home.calls.run(
+                self._resources.bind_queue(queue),
+                f"bind {queue.name}",
+                probe=partial(probe, self._home),
+            )
+
     async def delete_queue(self, name: str) -> None:
         async with self._places.take():
             # Otherwise each log of a node that is down would hold a place until the timeout.

@@ -14,7 +14,7 @@ from aiormq.exceptions import ChannelInvalidStateError
 from pamqp.commands import Channel as ChannelMethods
 from pamqp.common import FieldValue
 
-from shared.bus.base import Exchange, Queue, QueueState
+from shared.bus.base import Exchange, Queue, QueueState, exchanges_of
 from shared.bus.rabbit.encoding import AMQP_FAILURES, is_answer, queue_arguments, translated
 from shared.bus.rabbit.link import Link, OpenChannel
 from shared.errors import BusUnavailable, QueueNotFound
@@ -164,8 +164,8 @@ class Resources:
             await self._declare_queue(queue)
 
     async def _declare_queue(self, queue: Queue) -> None:
-        for binding in (*queue.bindings, *([queue.dead_letter] if queue.dead_letter else [])):
-            await self.declare_exchange(binding.exchange)
+        for exchange in exchanges_of(queue):
+            await self.declare_exchange(exchange)
         async with self._calls.lend() as channel:
             with translated(f"declare {queue.name}", channel):
                 try:
@@ -173,6 +173,22 @@ class Resources:
                 except ChannelInvalidStateError:
                     await self._raise_reason(channel)
                     raise
+
+    async def declare_again(self, resource: Exchange | Queue) -> tuple[str, ...]:
+        """See `Bus.declare_again`."""
+        missing = []
+        for exchange in exchanges_of(resource):
+            try:
+                await self._declare_exchange(exchange, is_passive=True)
+            except QueueNotFound:
+                missing.append(exchange.name)
+                self._known.discard(exchange)
+                await self.declare_exchange(exchange)
+        if isinstance(resource, Queue):
+            if await self.inspect(resource.name) is None:
+                missing.append(resource.name)
+            await self.declare_queue(resource)
+        return tuple(missing)
 
     async def bind_queue(self, queue: Queue) -> None:
         """Bind a queue that exists; raises `QueueNotFound` otherwise."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gateway.fleet.publishing import JobPublisher
 from gateway.fleet.quick import QuickLane
 from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
@@ -43,7 +44,7 @@ async def bus(broker: MemoryBroker) -> AsyncIterator[DelayingBus]:
 
 @pytest.fixture
 async def lane(bus: MemoryBus) -> AsyncIterator[QuickLane]:
-    lane = QuickLane(bus)
+    lane = QuickLane(bus, JobPublisher(bus))
     listening = asyncio.create_task(lane.listen())
     yield lane
     listening.cancel()

@@ -1,9 +1,12 @@
 """Both buses behind one interface, so that one suite specifies them."""
 
 import uuid
-from collections.abc import Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, Protocol
+
+import aiormq
+from aiormq.abc import AbstractChannel
 
 from shared.bus.base import Binding, Bus, Exchange, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
@@ -28,6 +31,14 @@ class Wires(Protocol):
         """Break the connection of one bus as a broker or a network does."""
         ...
 
+    async def unbind(self, queue: Queue) -> None:
+        """Remove a queue's bindings, as an operator can."""
+        ...
+
+    async def delete_exchange(self, exchange: Exchange) -> None:
+        """Delete an exchange with its bindings, as an operator can."""
+        ...
+
 
 class MemoryWires:
     def __init__(self, stack: AsyncExitStack) -> None:
@@ -41,6 +52,12 @@ class MemoryWires:
     def sever(self, bus: Bus) -> None:
         assert isinstance(bus, MemoryBus)
         bus.sever()
+
+    async def unbind(self, queue: Queue) -> None:
+        self._broker.unbind(queue.name)
+
+    async def delete_exchange(self, exchange: Exchange) -> None:
+        self._broker.delete_exchange(exchange.name)
 
 
 class RabbitWires:
@@ -57,6 +74,26 @@ class RabbitWires:
 
     def sever(self, bus: Bus) -> None:
         self._proxies[bus].sever()
+
+    async def unbind(self, queue: Queue) -> None:
+        async with operating(self._url) as channel:
+            for binding in queue.bindings:
+                key = binding.routing_key
+                await channel.queue_unbind(queue.name, binding.exchange.name, key)
+
+    async def delete_exchange(self, exchange: Exchange) -> None:
+        async with operating(self._url) as channel:
+            await channel.exchange_delete(exchange.name)
+
+
+@asynccontextmanager
+async def operating(url: str) -> AsyncIterator[AbstractChannel]:
+    """A channel of an operator."""
+    connection = await aiormq.connect(url)
+    try:
+        yield await connection.channel()
+    finally:
+        await connection.close()
 
 
 def queue_maker(bus: Bus, stack: AsyncExitStack) -> QueueMaker:

@@ -21,6 +21,7 @@ from shared.messages import (
     ChatPrompt,
     Command,
     Continue,
+    Declare,
     Detokenized,
     DetokenizeJob,
     Drain,
@@ -338,7 +339,7 @@ class ScriptedWorker:
 
     def _obey_one(self, command: Command) -> None:
         self.commands.append(command)
-        if isinstance(command, Drain | StopWork):  # a test obeys the first
+        if isinstance(command, Drain | StopWork | Declare):  # a test obeys the first
             return
         for job, run in self._running.items():
             if job.job.request_id != command.request_id:

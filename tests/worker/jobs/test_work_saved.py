@@ -7,7 +7,7 @@ import urllib.request
 import msgspec
 import pytest
 
-from gateway.fleet.live_workers import publish_job
+from gateway.fleet.publishing import JobPublisher
 from shared import topology
 from shared.bus.base import Bus, Message
 from shared.bus.memory import MemoryBus
@@ -51,7 +51,7 @@ async def test_a_job_that_expires_before_a_worker_comes_is_no_dead_letter(mode: 
     async with MemoryBus() as bus:
         await bus.declare(topology.DEAD_LETTERS, topology.jobs_queue("echo", "interactive"))
         async with reading(bus, job) as consumer:
-            await publish_job(bus, job, topology.reply_key(job.request_id))
+            await JobPublisher(bus).publish(job, topology.reply_key(job.request_id))
             await asyncio.sleep(0.1)
             async with echo_worker(bus):
                 log = await read(bus, job, consumer)

@@ -262,7 +262,7 @@ class OddBus(MemoryBus):
     num_logs = 0
 
     async def declare(self, *resources: Exchange | Queue) -> None:
-        if resources[0].name.startswith("reply."):
+        if resources[0].name.startswith("reply.chatcmpl-"):
             self.num_logs += 1
             if self.num_logs == 2:
                 raise RuntimeError("odd")
