@@ -23,9 +23,10 @@ async def browser(chromium: str) -> AsyncIterator[Browser]:
 async def page(browser: Browser) -> AsyncIterator[Page]:
     """A page that has reported no error at the end of the test."""
     errors: list[str] = []
-    page = await browser.new_page()
+    context = await browser.new_context()
+    page = await context.new_page()
     page.set_default_timeout(TIMEOUT_MS)
     page.on("pageerror", lambda error: errors.append(str(error)))
     yield page
-    await page.close()
+    await context.close()
     assert errors == []

@@ -1,7 +1,7 @@
 // Batches: upload, progress and results. The gateway may not have the endpoints; then there is no such view.
 
 import { ApiError, attempt, json, postJson, request } from "./api.js";
-import { $, Table, bar, count, duration, el, show, since, tag } from "./dom.js";
+import { $, Table, bar, count, download, duration, el, show, since, tag } from "./dom.js";
 
 const ENDED = new Set(["completed", "failed", "expired", "cancelled"]);
 
@@ -41,7 +41,7 @@ function actions(batch) {
   const buttons = files.filter(([, id]) => id).map(([label, id]) => {
     const button = el("button", {
       type: "button", className: "quiet", textContent: label, "aria-label": `${label} of ${batch.id}`,
-      onclick: () => attempt(button, () => download(id)),
+      onclick: () => attempt(button, () => save(id)),
     });
     return button;
   });
@@ -58,11 +58,8 @@ function actions(batch) {
   return buttons;
 }
 
-async function download(fileId) {
-  const content = await (await request(`/v1/files/${fileId}/content`)).blob();
-  const url = URL.createObjectURL(content);
-  el("a", { href: url, download: `${fileId}.jsonl` }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 1000);
+async function save(fileId) {
+  download(`${fileId}.jsonl`, await (await request(`/v1/files/${fileId}/content`)).blob());
 }
 
 export async function listBatches() {

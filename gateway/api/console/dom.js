@@ -82,6 +82,22 @@ const dialog = $("#ask-dialog");
 
 // Asks a question with several answers, { label, value, kind }; resolves to a value, or to "".
 export function ask(title, text, answers) {
+  $("#ask-label").hidden = true;
+  return open(title, text, answers);
+}
+
+// Asks for a line of text; resolves to it, or to "".
+export async function askForText(title, label, value, verb) {
+  const field = $("#ask-field");
+  $("#ask-label").hidden = false;
+  $("#ask-label span").textContent = label;
+  field.value = value;
+  const asking = open(title, "", [{ label: verb, value: "given", kind: "strong" }]);
+  field.select();
+  return (await asking) ? field.value.trim() : "";
+}
+
+function open(title, text, answers) {
   $("#ask-title").textContent = title;
   $("#ask-text").textContent = text;
   const buttons = [{ label: "Cancel", value: "", kind: "quiet" }, ...answers].map(({ label, value, kind }) =>
@@ -93,6 +109,10 @@ export function ask(title, text, answers) {
     dialog.addEventListener("close", () => resolve(dialog.returnValue), { once: true });
   });
 }
+
+$("#ask-field").addEventListener("keydown", (event) => {
+  if (event.key === "Enter") dialog.close("given");
+});
 
 const TOAST_MS = 6000;
 
@@ -138,6 +158,13 @@ export function bytes(number) {
 }
 
 export const since = (unixSeconds) => (unixSeconds ? Math.max(0, Date.now() / 1000 - unixSeconds) : null);
+
+// Offers a file to the user.
+export function download(name, content) {
+  const url = URL.createObjectURL(content);
+  el("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
 
 // Puts text on the clipboard; pages that were not loaded from this machine or over TLS have none.
 export async function copy(text, what) {

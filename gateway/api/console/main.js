@@ -2,10 +2,11 @@
 
 import { ApiError, askForKey } from "./api.js";
 import { listBatches, startBatches } from "./batches.js";
-import { listModels, showModels, startChat } from "./chat.js";
+import { startChat } from "./chat.js";
 import { $, el, plural } from "./dom.js";
 import { showStatus } from "./fleet.js";
 import { countLetters, listSoon } from "./letters.js";
+import { listModels, showModels } from "./settings.js";
 
 const OFTEN_MS = 1000;
 const SELDOM_MS = 5000;
@@ -44,17 +45,25 @@ function summary({ gateway, workers, queues }) {
   return ["ok", plural(serving.length, "worker") + (waiting ? `, ${plural(waiting, "job")} waiting` : "")];
 }
 
+// The models of the workers as /v1/models lists them.
+function modelsOf(workers) {
+  const lengths = new Map();
+  for (const { model, max_seq_len: length } of workers) {
+    lengths.set(model, Math.min(length, lengths.get(model) ?? Infinity));
+  }
+  return [...lengths].sort().map(([id, max_model_len]) => ({ id, max_model_len }));
+}
+
 // Asks for the status again and again, more often while somebody watches it.
 async function look() {
   clearTimeout(timer);
   try {
     if (!isOperator && !document.hidden) {
-      const names = await listModels();
-      pulse(...(names.length ? ["ok", "Ready"] : ["warn", "No workers"]));
+      pulse(...((await listModels()) ? ["ok", "Ready"] : ["warn", "No workers"]));
     } else if (!document.hidden) {
       const status = await showStatus();
       pulse(...summary(status));
-      showModels([...new Set(status.workers.map((worker) => worker.model))].sort());
+      showModels(modelsOf(status.workers));
       await countLetters(status.num_dead_letters, view === "dead-letters");
     }
     if (view === "batches" && !document.hidden) await listBatches();

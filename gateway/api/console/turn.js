@@ -1,7 +1,7 @@
 // A turn of the conversation: a question, or the results of tools, and the answer to it.
 
 import { MarkdownText, PlainText } from "./answer.js";
-import { $, copy, el, plural, speak } from "./dom.js";
+import { copy, el, plural, speak } from "./dom.js";
 import { CallsView, collect } from "./tools.js";
 
 const MOVED = {
@@ -11,9 +11,10 @@ const MOVED = {
 
 const MARKUP = /[*_`#|~]/g; // of Markdown, which is not to be read out
 
-// What a turn has before it is sent. It is kept as JSON.
+// What a turn has before it is sent. It is kept as JSON. `key` is its Idempotency-Key, `parent` the key of the
+// turn that it follows, `id` that of its stream, and `place` the id of the last event that was read.
 export const NEW = {
-  question: "", results: null, id: null, place: "", text: "", reasoning: "", calls: [], moves: [], state: "running",
+  key: "", parent: null, question: "", results: null, settings: null, id: null, place: "", text: "", reasoning: "", calls: [], moves: [], state: "running",
   error: "", usage: null, finish: null, firstAt: null, seconds: null,
 };
 
@@ -22,9 +23,10 @@ export const isRunning = (turn) => turn.state === "running";
 // Whether the answer says or calls anything.
 export const isTold = (turn) => turn.text !== "" || turn.calls.length > 0;
 
-// One question and its answer on the page.
+// One question and its answer on the page. `onAgain` asks the question again, `onEdit` asks another one in its
+// place, and `onBranch` shows the next or previous branch.
 export class TurnView {
-  constructor(turn, { isMarkdown, curlOf, onResults }) {
+  constructor(turn, { isMarkdown, curlOf, onResults, onAgain, onEdit, onBranch }) {
     this.turn = turn;
     this.unspoken = "";
     this.answer = el("div", { className: "answer" });
@@ -36,14 +38,23 @@ export class TurnView {
     this.remark = el("span");
     this.problem = el("span", { className: "error", role: "alert" });
     const button = (textContent, onclick) => el("button", { type: "button", className: "plain", textContent, onclick });
-    this.actions = el("span", {},
-      button("Copy", () => copy(turn.text, "Answer")), " ",
+    this.again = button("Regenerate", onAgain);
+    this.edit = button("Edit", () => this.#edit(onEdit));
+    this.edit.hidden = turn.results !== null;
+    this.actions = el("span", { className: "turn-tools" }, this.again, this.edit,
+      button("Copy", () => copy(turn.text, "Answer")),
       button("Copy as curl", () => copy(curlOf(turn), "Command")));
+    this.place = el("span");
+    this.back = button("‹", () => onBranch(-1));
+    this.next = button("›", () => onBranch(1));
+    this.back.setAttribute("aria-label", "Previous branch");
+    this.next.setAttribute("aria-label", "Next branch");
+    this.branches = el("span", { className: "branches", hidden: true }, this.back, this.place, this.next);
+    this.asked = el("p", { className: "asked" }, el("span", { className: "hidden", textContent: "You: " }), asked(turn));
     this.element = el("li", {},
-      el("p", { className: "asked" }, el("span", { className: "hidden", textContent: "You: " }), asked(turn)),
+      this.asked,
       this.reasoning, this.answer, this.calls.element, this.notes,
-      el("div", { className: "after" }, this.remark, this.problem, this.actions));
-    $("#turns").append(this.element);
+      el("div", { className: "after" }, this.branches, this.remark, this.problem, this.actions));
     this.thoughts.append(turn.reasoning);
     this.reasoning.hidden = !turn.reasoning;
     for (const move of turn.moves) this.#note(move);
@@ -66,6 +77,42 @@ export class TurnView {
     }
     this.body.write(text.slice(place));
     this.body.finish();
+  }
+
+  // Says which of the branches that begin here this is.
+  showBranches(place, numBranches) {
+    this.branches.hidden = numBranches < 2;
+    this.place.textContent = `${place + 1} of ${numBranches}`;
+    this.isFirst = place === 0;
+    this.isLast = place === numBranches - 1;
+  }
+
+  // Another branch may begin here, or be shown: not while an answer is read.
+  allowBranches(isAllowed) {
+    this.again.disabled = this.edit.disabled = !isAllowed;
+    this.back.disabled = !isAllowed || this.isFirst;
+    this.next.disabled = !isAllowed || this.isLast;
+  }
+
+  #edit(onEdit) {
+    const field = el("textarea", { rows: 3, required: true, value: this.turn.question, "aria-label": "The edited message" });
+    const form = el("form", { className: "edit" }, field, el("div", { className: "actions" },
+      el("button", { type: "button", className: "quiet", textContent: "Cancel", onclick: () => close() }),
+      el("button", { type: "submit", className: "strong", textContent: "Ask this instead" })));
+    const close = () => {
+      form.replaceWith(this.asked);
+      this.edit.focus();
+    };
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      close();
+      onEdit(field.value.trim());
+    });
+    form.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") close();
+    });
+    this.asked.replaceWith(form);
+    field.focus();
   }
 
   append(piece) {
