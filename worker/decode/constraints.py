@@ -1,8 +1,6 @@
 """Compiles output constraints for the model's vocabulary."""
 
 import functools
-import json
-import logging
 import re
 import time
 from collections import OrderedDict
@@ -11,16 +9,14 @@ from contextlib import suppress
 from copy import copy
 from itertools import takewhile
 
-from llguidance import LLMatcher, LLTokenizer
-from msgspec import structs
+from llguidance import LLMatcher
 
 from shared.errors import InvalidRequest
-from shared.grammars import CALL_CAPTURE, ENTRY_RULE, LIMITS, TRIALS, grammar_source
+from shared.grammars import CALL_CAPTURE, LIMITS, TRIALS, grammar_source
 from shared.messages import Constraint
 from shared.turns import TenantThreads
+from worker.decode.grammar_vocabulary import GrammarVocabulary
 from worker.text import Tokenizer
-
-logger = logging.getLogger(__name__)
 
 _MAX_COMPILED = 64
 """The number of compiled grammars that are kept; the largest take a few MB."""
@@ -28,8 +24,6 @@ _NUM_COMPILERS = 2
 _MAX_EQUAL_CALLS = 3
 """The number of equal tool calls in a row after which a choice ends."""
 _MAX_REASON_CHARS = 500
-_ENTRY = re.compile(rf'^(?P<name>{ENTRY_RULE}\w+): (?P<text>"(?:[^"\\\n]|\\.)*")$', re.MULTILINE)
-"""A rule that stands for an entry of the vocabulary: see `ENTRY_RULE`."""
 _TAG = re.compile(rb"<[^<>=]*>|\[[A-Z_]+\]")
 _CALL_ID = re.compile(
     rb"(?<=[\w.-]):[0-9]+(?=<\|tool_call_argument_begin\|>)|\[CALL_ID\][A-Za-z0-9]+(?=[\[{])"
@@ -170,7 +164,7 @@ class Constraints:
         """Takes up to a second, in which no other thread runs: to be called before the model
         serves."""
         self._tokenizer = tokenizer
-        self._vocabulary = _new_vocabulary(tokenizer)
+        self._vocabulary = GrammarVocabulary(tokenizer)
         self._grammars: OrderedDict[tuple[str, Constraint], Grammar] = OrderedDict()
         """By tenant, too: the time of an answer would tell others what a tenant asks for."""
         self._compilers = TenantThreads(_NUM_COMPILERS, "grammars")
@@ -199,42 +193,16 @@ class Constraints:
         return self._grammars.get(key) or self._compile(key[1])
 
     def _compile(self, constraint: Constraint) -> Grammar:
-        if self._vocabulary is None:
+        vocabulary = self._vocabulary.llguidance
+        if vocabulary is None:
             raise _refusal("the tokenizer of the model does not support constraints")
-        source = grammar_source(self._with_token_ids(constraint))
-        matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=LIMITS)
+        source = grammar_source(self._vocabulary.with_token_ids(constraint))
+        matcher = LLMatcher(vocabulary, source, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise _refusal(matcher.get_error())
         grammar = Grammar(matcher, self._tokenizer)
         grammar.matcher((), None).mask()  # the first mask is the slowest
         return grammar
-
-    def _with_token_ids(self, constraint: Constraint) -> Constraint:
-        if constraint.kind != "lark":
-            return constraint
-        source = _ENTRY.sub(self._with_token_id, constraint.source)
-        return structs.replace(constraint, source=source)
-
-    def _with_token_id(self, rule: "re.Match[str]") -> str:
-        try:
-            token_id = self._tokenizer.token_id(json.loads(rule["text"]))
-        except ValueError:  # a client's rule, with an escape that JSON lacks
-            return rule[0]
-        return rule[0] if token_id is None else f"{rule['name']}: <[{token_id}]>"
-
-
-def _new_vocabulary(tokenizer: Tokenizer) -> LLTokenizer | None:
-    try:
-        return LLTokenizer(
-            tokenizer.source,
-            n_vocab=max(tokenizer.vocab_size, tokenizer.num_entries),
-            # The configuration may name ids that the tokenizer lacks.
-            eos_token=sorted(one for one in tokenizer.eos_ids if one < tokenizer.num_entries)
-            or None,
-        )
-    except ValueError as error:  # it reads byte-level tokenizers, and those with a byte fallback
-        logger.warning("constraints are not supported", extra={"reason": str(error)})
-        return None
 
 
 def token_mask(token_ids: Iterable[int], num_bytes: int) -> bytes:

@@ -194,6 +194,64 @@ async def test_each_family_calls_with_its_own_tokens(
         assert not walk(grammar, tokenizer, calls.replace("weather", "whether"))
 
 
+@pytest.mark.parametrize("text", ["</s>", "<|im_end|>", "<tag>", "a <tag>b", "<unk>"])
+@pytest.mark.parametrize("is_special", [False, True])
+async def test_text_of_a_special_token_is_written_with_other_tokens(
+    is_special: bool, text: str, tmp_path: Path
+) -> None:
+    encoder = byte_level_tokenizer()
+    encoder.add_tokens(
+        [AddedToken(one, special=is_special) for one in ("<tag>", "<|im_end|>", "</s>")]
+    )
+    config = {"eos_token": "</s>"}
+    tokenizer = Tokenizer.load(save_tokenizer(encoder, tmp_path, tokenizer_config=config))
+    schema = {
+        "type": "object",
+        "properties": {text: {"const": text}},
+        "required": [text],
+        "additionalProperties": False,
+    }
+    sources = {
+        "json_schema": json.dumps(schema),
+        "regex": re.escape(text),
+        "lark": f"start: {json.dumps(text)} // <tag>",
+    }
+
+    for kind, source in sources.items():
+        constraint = Constraint(kind=kind, source=source)  # type: ignore[arg-type]
+        written = forced(await Constraints(tokenizer).compile(constraint), tokenizer)
+        expected = f'{{"{text}": "{text}"}}' if kind == "json_schema" else text
+        assert written.replace(':"', ': "') == expected
+
+
+def forced(grammar: Grammar, tokenizer: Tokenizer) -> str:
+    """The text that is written if the first allowed token is taken each time."""
+    matcher = grammar.matcher((), None)
+    token_ids: list[int] = []
+    while not matcher.is_complete:
+        mask = int.from_bytes(matcher.mask(), "little")
+        token_ids.append((mask & -mask).bit_length() - 1)
+        assert token_ids[-1] not in tokenizer.eos_ids
+        matcher.advance(token_ids[-1])
+    return tokenizer.decode(token_ids)
+
+
+async def test_a_grammar_may_name_a_special_token_beside_its_text(tmp_path: Path) -> None:
+    encoder = byte_level_tokenizer()
+    encoder.add_tokens([AddedToken("<tag>", special=True)])
+    tokenizer = Tokenizer.load(save_tokenizer(encoder, tmp_path, tokenizer_config={}))
+    constraint = Constraint(kind="lark", source='start: <tag> /<tag>/ "<tag>" // <tag>')
+    matcher = (await Constraints(tokenizer).compile(constraint)).matcher((), None)
+    tag = tokenizer.token_id("<tag>")
+    assert tag is not None
+
+    for token_id in [tag, *(tokenizer.encode_text(char)[0] for char in "<tag><tag>")]:
+        assert not matcher.is_complete
+        matcher.advance(token_id)
+
+    assert matcher.is_complete
+
+
 ROME, OSLO = '<c>{"city": "Rome"}</c>', '<c>{"city": "Oslo"}</c>'
 CALLS = Constraint(
     kind="lark",
