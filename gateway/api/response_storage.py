@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,8 +21,9 @@ from gateway.api.bodies.input_items import references, stored_items
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.render.output_items import response_of
 from gateway.api.render.responses import ResponseObject
-from gateway.intake.admission import BYTES_OF_VALUE, Entry, count_values, parse_off_loop
+from gateway.intake.admission import BYTES_OF_VALUE, Entry, count_values
 from gateway.intake.limits import Grant
+from gateway.off_loop import off_loop
 from gateway.store.history.conversations import StoredItem, items_of
 from gateway.store.history.responses import MAX_CHAIN_LEN, ResponseDraft, ResponseRecord
 from gateway.store.state import StoredState
@@ -158,13 +160,13 @@ async def prepare(
         logger.warning("response not stored: there is no database", extra={"tenant": tenant})
         return request, None
     request = await _resolved(state, request, tenant, entry)
-    own = stored_items(request.input)
+    own = await off_loop(partial(stored_items, request.input), entry.num_bytes)
     before = await _predecessor(state, request, tenant, entry)
     request = await _after(before, request, own, entry)
     if not is_stored:
         return request, None
     before = replace(before, items=())  # an answer may take minutes
-    own_input = msgspec.json.encode(own)
+    own_input = await off_loop(partial(msgspec.json.encode, own), entry.num_bytes)
     return request, ResponseStorage(gateway, tenant, before, own_input, request.background)
 
 
@@ -176,7 +178,8 @@ async def continued(gateway: Gateway, request: _Request, tenant: str, entry: Ent
     state = await gateway.store.open()
     request = await _resolved(state, request, tenant, entry)
     before = await _predecessor(state, request, tenant, entry)
-    return await _after(before, request, stored_items(request.input), entry)
+    own = await off_loop(partial(stored_items, request.input), entry.num_bytes)
+    return await _after(before, request, own, entry)
 
 
 async def finish(gateway: Gateway, tenant: str, response: ResponseObject) -> None:
@@ -265,11 +268,11 @@ async def _decoded(items: Sequence[StoredItem], max_items: int, entry: Entry) ->
         raise _too_long()
     array = b"[%b]" % b",".join([item.body for item in items])
     try:
-        num_values = await parse_off_loop(count_values, array)
+        num_values = await off_loop(partial(count_values, array), len(array))
     except InvalidRequest:
         raise _too_long() from None
     entry.hold(BYTES_OF_VALUE * num_values)
-    history: list[Any] = await parse_off_loop(msgspec.json.decode, array)
+    history: list[Any] = await off_loop(partial(msgspec.json.decode, array), entry.num_bytes)
     return history
 
 

@@ -14,14 +14,15 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass, field
+from functools import partial
 
 from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
 from gateway.api.bodies.submission import submission
 from gateway.batches.bad_lines import BadInput, read_line, repeated, require_url, required
 from gateway.batches.lines import ENDPOINTS, InputLine, Request, RequestLine
-from gateway.intake.admission import parse_off_loop
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.token_estimates import require_possible, tokens_of, tokens_of_quick
+from gateway.off_loop import off_loop
 from gateway.wiring import Gateway
 from shared.errors import BusError, Overloaded, RequestError, Unavailable
 from shared.messages import Announcement
@@ -99,9 +100,12 @@ async def check(
                 message = f"The file has more than {max_lines} requests."
                 checked.add(BadInput("too_many_requests", message), line.number)
                 break
-            turn = large if await line.num_bytes() > _LARGE_BYTES else nullcontext()
+            num_bytes = await line.num_bytes()
+            turn = large if num_bytes > _LARGE_BYTES else nullcontext()
             try:
-                checked.add_model(await _model_of(gateway, endpoint, key, line, is_new, turn))
+                checked.add_model(
+                    await _model_of(gateway, endpoint, key, line, is_new, turn, num_bytes)
+                )
             except BadInput as error:
                 checked.add(error, line.number)
             except RequestError as error:
@@ -141,21 +145,26 @@ async def _model_of(
     line: InputLine,
     is_new: IsNew,
     turn: AbstractAsyncContextManager[None],
+    num_bytes: int,
 ) -> str:
-    """Check a line, its request during ``turn``; returns its model. Raises `BadInput`, and
-    `RequestError` of its body."""
+    """Check a line, which takes so many bytes of memory, its request during ``turn``; returns its
+    model. Raises `BadInput`, and `RequestError` of its body."""
     max_bytes = gateway.settings.max_body_bytes
     if line.text is None or len(line.text) > max_bytes:
         raise BadInput("line_too_long", f"The line is longer than {max_bytes} bytes.")
-    request = await parse_off_loop(read_line, line.text)
+    request = await off_loop(partial(read_line, line.text), len(line.text))
     if not is_new(request.custom_id):
         raise repeated(request.custom_id)
     require_url(request, endpoint)
-    return await _check_request(gateway, key, request, turn)
+    return await _check_request(gateway, key, request, turn, num_bytes)
 
 
 async def _check_request(
-    gateway: Gateway, key: ApiKey, line: RequestLine, turn: AbstractAsyncContextManager[None]
+    gateway: Gateway,
+    key: ApiKey,
+    line: RequestLine,
+    turn: AbstractAsyncContextManager[None],
+    num_bytes: int,
 ) -> str:
     """Check a request like a single one; returns its model. Raises `RequestError`."""
     while True:
@@ -163,21 +172,21 @@ async def _check_request(
         # is gone.
         with suppress(Overloaded, Unavailable, BusError):
             async with turn:
-                read = ENDPOINTS[line.url].read
-                return await check_request(
-                    gateway, key, await parse_off_loop(read, bytes(line.body))
-                )
+                read = partial(ENDPOINTS[line.url].read, bytes(line.body))
+                request = await off_loop(read, num_bytes)
+                return await check_request(gateway, key, request, num_bytes)
         await asyncio.sleep(_PAUSE_S)
 
 
-async def check_request(gateway: Gateway, key: ApiKey, request: Request) -> str:
-    """Check a parsed body; returns its model. Raises `RequestError`, `Overloaded`, `Unavailable`
-    and `BusError`."""
+async def check_request(gateway: Gateway, key: ApiKey, request: Request, num_bytes: int) -> str:
+    """Check a parsed body, which takes so many bytes of memory; returns its model. Raises
+    `RequestError`, `Overloaded`, `Unavailable` and `BusError`."""
     now = time.time()
     if isinstance(request, EmbeddingRequest):
         model = required(request.model)
         key.require_model(model)
-        job = request.job(QuickDraft(model, "check", now, ""))
+        draft = QuickDraft(model, "check", now, "")
+        job = await off_loop(partial(request.job, draft), num_bytes)
         require_possible(key, tokens_of_quick(job))
         request.check(await _served(gateway, model))
         return model
@@ -185,13 +194,15 @@ async def check_request(gateway: Gateway, key: ApiKey, request: Request) -> str:
         body = request.body
         model = required(body.model)
         key.require_model(model)
-        submitted = submission(
+        build = partial(
+            submission,
             body,
             request_id="check",
             created_at=now,
             served=await _served(gateway, model),
             echoed=request.echoed,
-        ).limited(key)
+        )
+        submitted = (await off_loop(build, num_bytes)).limited(key)
         require_possible(key, tokens_of(submitted.job))
         await submitted.check_constraint()
     return model

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import time
+from codecs import BOM_UTF8
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
@@ -19,7 +20,8 @@ from gateway.api.render.responses import ResponseObject, ResponseUsage
 from gateway.api.routes.generation import ParsedRequest
 from gateway.api.routes.responses import read_response
 from gateway.errors import error_body, status_of
-from gateway.intake.admission import BYTES_OF_VALUE, MAX_VALUES, count_values, parse_off_loop
+from gateway.intake.admission import BYTES_OF_VALUE, MAX_VALUES, count_values
+from gateway.off_loop import off_loop
 from gateway.store.batches import TokensUsed
 from shared.errors import InvalidRequest, WarrenError
 
@@ -103,7 +105,9 @@ class InputLine(NamedTuple):
     async def num_bytes(self) -> int:
         """What the line takes in memory, about, together with its request and its job. A large line
         is measured in a thread."""
-        return 0 if self.text is None else await parse_off_loop(_num_bytes, self.text)
+        if self.text is None:
+            return 0
+        return await off_loop(partial(_num_bytes, self.text), len(self.text))
 
     @property
     def model(self) -> object:
@@ -156,6 +160,8 @@ async def input_lines(
         for line in lines:
             number += 1
             text = rest + line
+            if number == 1:
+                text = text.removeprefix(BOM_UTF8)
             is_too_long = is_cut or len(text) > max_bytes
             rest, is_cut = b"", False
             if is_too_long:
@@ -168,6 +174,8 @@ async def input_lines(
         rest += last
         if len(rest) > max_bytes:
             rest, is_cut = b"", True
+    if number == 0:
+        rest = rest.removeprefix(BOM_UTF8)
     if is_cut or rest.strip():
         yield InputLine(number + 1, None if is_cut else rest)
 

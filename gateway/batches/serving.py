@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from msgspec import structs
 from opentelemetry import trace
@@ -25,11 +26,11 @@ from gateway.batches.lines import (
     Request,
     request_id_of,
 )
-from gateway.intake.admission import parse_off_loop
 from gateway.intake.signer import hash_body
 from gateway.intake.token_estimates import tokens_of, tokens_of_quick
 from gateway.log.cursor import Departure
 from gateway.log.reply_queues import ReplyLog
+from gateway.off_loop import off_loop
 from gateway.store.batches import BatchRecord
 from gateway.wiring import Gateway
 from shared.errors import (
@@ -132,25 +133,25 @@ class LineServer:
     async def _answered(
         self, request_id: str, line: InputLine, slot: LineSlot
     ) -> AsyncIterator[object]:
-        request, body_hash = await self._read(line)
+        num_bytes = await line.num_bytes()
+        request, body_hash = await off_loop(partial(self._read, line), num_bytes)
         body = request if isinstance(request, EmbeddingRequest) else request.body
         trace.get_current_span().set_attribute("model", body.model or "")
         if isinstance(request, EmbeddingRequest):
-            yield await self._embeddings(request_id, request, slot)
+            yield await self._embeddings(request_id, request, slot, num_bytes)
             return
         with request.translate_errors():
-            async with self._generation(request_id, request, body_hash, slot) as answer:
+            async with self._generation(request_id, request, body_hash, slot, num_bytes) as answer:
                 yield answer
 
-    async def _read(self, line: InputLine) -> tuple[Request, str]:
+    def _read(self, line: InputLine) -> tuple[Request, str]:
         """The request of a line, and the hash of its body, of which no copy is kept."""
         assert line.text is not None
         raw_body = bytes(LINE_DECODER.decode(line.text).body)
-        request = await parse_off_loop(ENDPOINTS[self.batch.endpoint].read, raw_body)
-        return request, hash_body(raw_body)
+        return ENDPOINTS[self.batch.endpoint].read(raw_body), hash_body(raw_body)
 
     async def _embeddings(
-        self, request_id: str, request: EmbeddingRequest, slot: LineSlot
+        self, request_id: str, request: EmbeddingRequest, slot: LineSlot, num_bytes: int
     ) -> object:
         gateway, batch, key = self.gateway, self.batch, self._limits.key
         assert request.model is not None
@@ -164,22 +165,29 @@ class LineServer:
             trace=requests.inject(),
         )
         request.check(await gateway.workers.find(request.model))
-        grant = await slot.take(tokens_of_quick(request.job(draft)))
+        job = await off_loop(partial(request.job, draft), num_bytes)
+        grant = await slot.take(tokens_of_quick(job))
         async with gateway.quick.spare_slot(request.model):
             grant.note_published()
             deadline = time.time() + gateway.settings.request_timeout_s
-            answer = await request.answer(gateway.quick, structs.replace(draft, deadline=deadline))
+            answer = await request.answer(gateway.quick, structs.replace(job, deadline=deadline))
         if isinstance(answer, Embeddings):
             grant.settle(answer.usage.total_tokens)
         return answer
 
     @asynccontextmanager
     async def _generation(
-        self, request_id: str, request: ParsedRequest, body_hash: str, slot: LineSlot
+        self,
+        request_id: str,
+        request: ParsedRequest,
+        body_hash: str,
+        slot: LineSlot,
+        num_bytes: int,
     ) -> AsyncIterator[object]:
         gateway, batch, body, key = self.gateway, self.batch, request.body, self._limits.key
         key.require_model(body.model)
-        submitted = submission(
+        build = partial(
+            submission,
             body,
             request_id=request_id,
             created_at=time.time(),
@@ -192,7 +200,8 @@ class LineServer:
             trace=requests.inject(),
             echoed=request.echoed,
             is_detached=True,  # its job continues while no gateway runs the batch
-        ).limited(key)
+        )
+        submitted = (await off_loop(build, num_bytes)).limited(key)
         submitted = await submitted.check_constraint()
         log = gateway.reply_queues.named(request_id, LOG_RETENTION_S, may_exist=True)
         if slot.grant is None and not await self._is_begun(log):

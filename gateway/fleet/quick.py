@@ -13,9 +13,11 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 from gateway.fleet.publishing import JobPublisher
+from gateway.off_loop import off_loop
 from shared import topology
 from shared.bus.base import Bus, Delivery, Message
 from shared.bus.subscribe import Attached, Lost, Subscription
@@ -122,7 +124,7 @@ class QuickLane:
                 self._stop_listening()
             case _:
                 await item.ack()
-                self._take(item.message)
+                await self._take(item.message)
 
     def _stop_listening(self) -> None:
         self._is_listening.clear()
@@ -148,12 +150,17 @@ class QuickLane:
             await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         return answered.result()
 
-    def _take(self, message: Message) -> None:
+    async def _take(self, message: Message) -> None:
         _, answered = self._asked.get(message.correlation_id, (None, None))
         if answered is None or answered.done():  # its client has left, or it was answered before
             return
         try:
-            answered.set_result(decode_event(message.body, message.content_type))
+            decode = partial(decode_event, message.body, message.content_type)
+            event = await off_loop(decode, len(message.body))
         except UndecodableMessage as error:
             reason = f"The answer could not be decoded: {error.message}"
-            answered.set_exception(InternalError(reason))
+            if not answered.done():
+                answered.set_exception(InternalError(reason))
+            return
+        if not answered.done():  # its client may have left meanwhile
+            answered.set_result(event)

@@ -6,15 +6,16 @@ times the memory of the two bytes that describe it.
 """
 
 import asyncio
+from codecs import BOM_UTF8
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import partial
 
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
+from gateway.off_loop import off_loop
 from shared.errors import InvalidRequest, Overloaded, ShuttingDown
 
 _RESERVED_SHARE = 8
@@ -27,11 +28,6 @@ BYTES_OF_VALUE = 64
 _NO_STRUCTURE = bytes(set(range(256)) - set(b'",[{'))
 _TIMEOUT_S = 60.0
 """Seconds within which a body must arrive."""
-_LARGE_BYTES = 64 << 10
-_PARSER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="parser")
-"""One thread: several would compete with the event loop for the interpreter's lock."""
-
-_Parsed = TypeVar("_Parsed")
 
 
 class Admission:
@@ -180,18 +176,10 @@ async def read_body(request: Request, max_bytes: int, entry: Entry) -> bytes:
                 body += chunk
     except TimeoutError:
         raise HTTPException(408, "The body did not arrive in time.") from None
-    content = bytes(body)
+    content = bytes(body).removeprefix(BOM_UTF8)
     del body
-    entry.hold(BYTES_OF_VALUE * await parse_off_loop(count_values, content))
+    entry.hold(BYTES_OF_VALUE * await off_loop(partial(count_values, content), len(content)))
     return content
-
-
-async def parse_off_loop(parse: Callable[[bytes], _Parsed], body: bytes) -> _Parsed:
-    """What ``parse`` makes of a body; it is called in a thread if the body is large, so that other
-    requests go on. Raises what ``parse`` raises."""
-    if len(body) < _LARGE_BYTES:
-        return parse(body)
-    return await asyncio.get_running_loop().run_in_executor(_PARSER, parse, body)
 
 
 def count_values(body: bytes) -> int:
@@ -230,7 +218,8 @@ def _without_strings(body: bytes) -> bytes:
 
 def _check_headers(request: Request, max_bytes: int) -> None:
     # A small compressed body can decompress to a huge one.
-    if request.headers.get("content-encoding", "identity") != "identity":
+    encoding = request.headers.get("content-encoding", "").strip().lower()
+    if encoding not in ("", "identity"):
         raise HTTPException(415, "Compressed bodies are not supported.")
     # Demanded, because a web page of any site may send other types without asking (CORS).
     media_type = request.headers.get("content-type", "").partition(";")[0]

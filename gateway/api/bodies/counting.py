@@ -6,14 +6,14 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gateway.api.bodies.conversations import OfferedTools, in_form
+from gateway.api.bodies.conversations import OfferedTools
 from gateway.api.bodies.messages import MessagesRequest
 from gateway.api.bodies.quick import QuickDraft
 from gateway.api.bodies.responses import ResponsesRequest
 from gateway.api.bodies.schemas import NumTokens
 from gateway.api.bodies.tool_choice import ChatToolChoice, callable_tools
 from gateway.fleet.quick import QuickLane
-from shared.messages import Announcement, Tokenized, TokenizeJob
+from shared.messages import Announcement, QuickJob, Tokenized, TokenizeJob
 
 
 class MessageTokens(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,8 +37,8 @@ class MessageTokensRequest(MessagesRequest, frozen=True, kw_only=True):
     def check(self, served: Announcement | None) -> None:
         """There are no token ids to check."""
 
-    async def answer(self, lane: QuickLane, draft: QuickDraft) -> MessageTokens:
-        return MessageTokens(input_tokens=await _count(lane, self.job(draft)))
+    async def answer(self, lane: QuickLane, job: QuickJob) -> MessageTokens:
+        return MessageTokens(input_tokens=await _count(lane, job))
 
 
 class ResponseTokensRequest(ResponsesRequest, frozen=True, kw_only=True):
@@ -51,8 +51,8 @@ class ResponseTokensRequest(ResponsesRequest, frozen=True, kw_only=True):
     def check(self, served: Announcement | None) -> None:
         """There are no token ids to check."""
 
-    async def answer(self, lane: QuickLane, draft: QuickDraft) -> ResponseTokens:
-        return ResponseTokens(input_tokens=await _count(lane, self.job(draft)))
+    async def answer(self, lane: QuickLane, job: QuickJob) -> ResponseTokens:
+        return ResponseTokens(input_tokens=await _count(lane, job))
 
 
 def _job(
@@ -63,8 +63,8 @@ def _job(
 ) -> TokenizeJob:
     tools = offered.functions if callable_tools(choice, offered) else ()
     (prompt,) = body.prompts(tools)
-    return TokenizeJob(**draft.fields(), prompt=in_form(prompt, draft.tool_parser))
+    return TokenizeJob(**draft.fields(), prompt=prompt)
 
 
-async def _count(lane: QuickLane, job: TokenizeJob) -> int:
+async def _count(lane: QuickLane, job: QuickJob) -> int:
     return len((await lane.ask(job, Tokenized)).token_ids)

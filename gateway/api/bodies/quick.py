@@ -3,21 +3,22 @@
 import base64
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, cast
 
-from msgspec import Meta, Struct, field, structs
+from msgspec import Meta, Raw, Struct, field, json, structs
 
 from gateway.api.bodies.conversations import (
     Messages,
     Tools,
     chat_messages,
     chat_tools,
-    in_form,
     template_kwargs,
 )
 from gateway.api.bodies.parsing import QUICK_NEUTRAL, Body, refused
 from gateway.api.bodies.schemas import TextOrTokens, check_model, text_prompts
 from gateway.fleet.quick import QuickLane
+from gateway.off_loop import off_loop
 from shared.messages import (
     MAX_EMBEDDING_DIMENSIONS,
     MAX_EMBEDDING_INPUTS,
@@ -28,12 +29,16 @@ from shared.messages import (
     Embedded,
     EmbeddingJob,
     Prompt,
+    QuickJob,
     TextPrompt,
     TokenIds,
     Tokenized,
     TokenizeJob,
 )
 from shared.messages.fields import Text
+
+_BYTES_OF_FLOAT = 32
+"""The number itself, and its place in the vector."""
 
 
 class Tokens(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -82,13 +87,9 @@ class QuickDraft(Struct, frozen=True):
     key_id: str = ""
     created_at: float = 0.0
     trace: dict[str, str] = field(default_factory=dict)
-    tool_parser: str | None = None
-    """The model's tool parser, once the model is known. It is not part of the job."""
 
     def fields(self) -> dict[str, Any]:
-        fields = structs.asdict(self)
-        del fields["tool_parser"]
-        return fields
+        return structs.asdict(self)
 
 
 class QuickBody(Body, frozen=True, kw_only=True):
@@ -122,10 +123,10 @@ class TokenizeRequest(QuickBody, frozen=True, kw_only=True):
 
     def job(self, draft: QuickDraft) -> TokenizeJob:
         """Raises `InvalidRequest`."""
-        return TokenizeJob(**draft.fields(), prompt=in_form(self._prompt(), draft.tool_parser))
+        return TokenizeJob(**draft.fields(), prompt=self._prompt())
 
-    async def answer(self, lane: QuickLane, draft: QuickDraft) -> Tokens:
-        tokenized = await lane.ask(self.job(draft), Tokenized)
+    async def answer(self, lane: QuickLane, job: QuickJob) -> Tokens:
+        tokenized = await lane.ask(job, Tokenized)
         return Tokens(
             count=len(tokenized.token_ids),
             max_model_len=tokenized.max_seq_len,
@@ -160,8 +161,8 @@ class DetokenizeRequest(QuickBody, frozen=True, kw_only=True):
         if served is not None and largest >= served.vocab_size:
             raise refused("tokens", f"token id {largest} is not in the vocabulary.")
 
-    async def answer(self, lane: QuickLane, draft: QuickDraft) -> PromptText:
-        detokenized = await lane.ask(self.job(draft), Detokenized)
+    async def answer(self, lane: QuickLane, job: QuickJob) -> PromptText:
+        detokenized = await lane.ask(job, Detokenized)
         return PromptText(prompt=detokenized.text)
 
 
@@ -191,17 +192,27 @@ class EmbeddingRequest(QuickBody, frozen=True, kw_only=True):
             num_dimensions=self.dimensions,
         )
 
-    async def answer(self, lane: QuickLane, draft: QuickDraft) -> Embeddings:
-        embedded = await lane.ask(self.job(draft), Embedded)
+    async def answer(self, lane: QuickLane, job: QuickJob) -> Embeddings:
+        embedded = await lane.ask(job, Embedded)
+        data = await off_loop(partial(self._encoded, embedded), num_vector_bytes(embedded))
         num_tokens = sum(embedded.num_prompt_tokens)
-        data = [
-            Embedding(index=k, embedding=self._encoded(vector))
+        usage = EmbeddingUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
+        return Embeddings(model=job.model, data=data, usage=usage)
+
+    def _encoded(self, embedded: Embedded) -> list[Embedding]:
+        """The vectors, each encoded by itself: to encode all of them at once would keep the event
+        loop from running, in whatever thread it is done."""
+        return [
+            Embedding(index=k, embedding=self._encoded_vector(vector))
             for k, vector in enumerate(embedded.vectors)
         ]
-        usage = EmbeddingUsage(prompt_tokens=num_tokens, total_tokens=num_tokens)
-        return Embeddings(model=draft.model, data=data, usage=usage)
 
-    def _encoded(self, vector: Sequence[float]) -> str | Sequence[float]:
+    def _encoded_vector(self, vector: Sequence[float]) -> str | Sequence[float]:
         if self.encoding_format == "float":
-            return vector
+            return cast("Sequence[float]", Raw(json.encode(vector)))
         return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+def num_vector_bytes(embedded: Embedded) -> int:
+    """About the memory of the vectors."""
+    return sum(map(len, embedded.vectors)) * _BYTES_OF_FLOAT

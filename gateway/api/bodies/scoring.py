@@ -2,18 +2,21 @@
 models: a score is the cosine of two embeddings."""
 
 from collections.abc import Sequence
+from functools import partial
 from operator import mul
 from typing import Annotated, TypeAlias
 
 from msgspec import Meta, Struct
 
 from gateway.api.bodies.parsing import refused
-from gateway.api.bodies.quick import QuickBody, QuickDraft
+from gateway.api.bodies.quick import QuickBody, QuickDraft, num_vector_bytes
 from gateway.fleet.quick import QuickLane
+from gateway.off_loop import off_loop
 from shared.messages import (
     MAX_EMBEDDING_INPUTS,
     Embedded,
     EmbeddingJob,
+    QuickJob,
     TextPrompt,
 )
 from shared.messages.fields import Text
@@ -81,19 +84,18 @@ class ScoreRequest(QuickBody, frozen=True, kw_only=True):
             raise refused("text_1", "expected one text, or as many as text_2.")
         return _embedding([*first, *second], "text_2", draft)
 
-    async def answer(self, lane: QuickLane, draft: QuickDraft) -> Scores:
-        embedded = await lane.ask(self.job(draft), Embedded)
+    async def answer(self, lane: QuickLane, job: QuickJob) -> Scores:
+        embedded = await lane.ask(job, Embedded)
+        scores = await off_loop(partial(self._scores, embedded), num_vector_bytes(embedded))
+        return Scores(id=job.request_id, model=job.model, data=scores, usage=_usage(embedded))
+
+    def _scores(self, embedded: Embedded) -> list[Score]:
         num_first = len(_listed(self.text_1))
         first, second = embedded.vectors[:num_first], embedded.vectors[num_first:]
         if num_first == 1:
             first *= len(second)
         pairs = enumerate(zip(first, second, strict=True))
-        return Scores(
-            id=draft.request_id,
-            model=draft.model,
-            data=[Score(index=k, score=_cosine(*pair)) for k, pair in pairs],
-            usage=_usage(embedded),
-        )
+        return [Score(index=k, score=_cosine(*pair)) for k, pair in pairs]
 
 
 class RerankRequest(QuickBody, frozen=True, kw_only=True):
@@ -108,13 +110,17 @@ class RerankRequest(QuickBody, frozen=True, kw_only=True):
         """Raises `InvalidRequest`."""
         return _embedding([self.query, *self._texts()], "documents", draft)
 
-    async def answer(self, lane: QuickLane, draft: QuickDraft) -> Ranking:
-        embedded = await lane.ask(self.job(draft), Embedded)
+    async def answer(self, lane: QuickLane, job: QuickJob) -> Ranking:
+        embedded = await lane.ask(job, Embedded)
+        results = await off_loop(partial(self._ranked, embedded), num_vector_bytes(embedded))
+        return Ranking(id=job.request_id, model=job.model, results=results, usage=_usage(embedded))
+
+    def _ranked(self, embedded: Embedded) -> list[Ranked]:
         query, *documents = embedded.vectors
         scores = [_cosine(query, document) for document in documents]
         order = sorted(range(len(scores)), key=lambda index: -scores[index])
         texts = self._texts()
-        results = [
+        return [
             Ranked(
                 index=index,
                 relevance_score=scores[index],
@@ -122,9 +128,6 @@ class RerankRequest(QuickBody, frozen=True, kw_only=True):
             )
             for index in order[: self.top_n or None]
         ]
-        return Ranking(
-            id=draft.request_id, model=draft.model, results=results, usage=_usage(embedded)
-        )
 
     def _texts(self) -> list[str]:
         return [item if isinstance(item, str) else item.text for item in self.documents]

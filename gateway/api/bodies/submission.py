@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -27,6 +28,7 @@ from gateway.api.bodies.tool_choice import ToolUse
 from gateway.api.render.formats import Rendering
 from gateway.intake.keys.api_key import ApiKey
 from gateway.log.cursor import LogFacts
+from gateway.off_loop import LARGE_BYTES, off_loop
 from gateway.text.reasoning import CLOSED, THOUGHTS, Thought
 from shared.errors import InvalidRequest
 from shared.messages import (
@@ -94,7 +96,9 @@ class Submission(NamedTuple):
         try:
             await check(wanted, self.job.tenant)
         except InvalidRequest as error:
-            return await submitted._dropping_part(error).check_constraint()
+            # To write the constraint again takes as long as to build the job.
+            dropping = partial(submitted._dropping_part, error)
+            return await (await off_loop(dropping, LARGE_BYTES)).check_constraint()
         return submitted
 
     def check_constraint_now(self) -> "Submission":

@@ -20,9 +20,10 @@ from gateway.api.render.responses import OutputTokensDetails
 from gateway.api.routes import json_response
 from gateway.api.routes.files import ExpiresAfter
 from gateway.api.routes.generation import admitted
-from gateway.intake.admission import parse_off_loop, read_body
+from gateway.intake.admission import read_body
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.signer import KEY_HEADER, check_key, hash_body
+from gateway.off_loop import off_loop
 from gateway.store.batches import BatchRecord, Order, Status, TokensUsed
 from gateway.wiring import Gateway
 from shared import topology
@@ -146,7 +147,7 @@ def router(gateway: Gateway) -> APIRouter:
         if one of them is not valid."""
         with gateway.admission.admit_with_body(request.state.tenant) as entry:
             raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
-            body = await parse_off_loop(partial(parse, BatchOrder), raw_body)
+            body = await off_loop(partial(parse, BatchOrder, raw_body), entry.num_bytes)
             key = request.headers.get(KEY_HEADER)
             expiry = body.output_expires_after
             caller: ApiKey = request.state.caller

@@ -1,6 +1,6 @@
 """/v1/conversations: lists of items that responses continue."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -13,7 +13,8 @@ from gateway.api.bodies.parsing import Body, parse
 from gateway.api.openapi import answered, documented
 from gateway.api.routes import json_response
 from gateway.api.routes.generation import admitted
-from gateway.intake.admission import parse_off_loop, read_body
+from gateway.intake.admission import read_body
+from gateway.off_loop import off_loop
 from gateway.store.history.conversations import ConversationRecord, StoredItem
 from gateway.wiring import Gateway
 
@@ -37,7 +38,6 @@ Items = Annotated[
         max_length=_MAX_ITEMS_AT_ONCE, description="Messages, calls, their outputs, and reasoning."
     ),
 ]
-_Body = TypeVar("_Body", bound=Body)
 
 
 class NewConversation(Body, frozen=True, kw_only=True):
@@ -57,6 +57,10 @@ class NewItems(Body, frozen=True, kw_only=True):
     """The body of ``POST /v1/conversations/{conversation_id}/items``."""
 
     items: Items
+
+
+_Items = TypeVar("_Items", NewConversation, NewItems)
+_Result = TypeVar("_Result")
 
 
 class ConversationAnswer(Struct, frozen=True, kw_only=True, tag_field="object", tag="conversation"):
@@ -89,10 +93,10 @@ def router(gateway: Gateway) -> APIRouter:
     documents_list: dict[str, Any] = {"responses": {"200": answered(ItemList)}}
     example = {"items": [_ITEM_EXAMPLE]}
 
-    async def body_of(kind: type[_Body], request: Request) -> _Body:
+    async def read_off_loop(request: Request, read: Callable[[bytes], _Result]) -> _Result:
         with gateway.admission.admit_with_body(request.state.tenant) as entry:
             raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
-            return await parse_off_loop(partial(parse, kind), raw_body)
+            return await off_loop(partial(read, raw_body), entry.num_bytes)
 
     @routes.post(
         "/v1/conversations",
@@ -100,8 +104,7 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def create_conversation(request: Request) -> Response:
         """Create a conversation."""
-        body = await body_of(NewConversation, request)
-        items = _encoded(stored_items(body.items or [], "items"))
+        body, items = await read_off_loop(request, partial(_with_items, NewConversation))
         state = await gateway.store.open()
         tenant = request.state.tenant
         return _described(await state.conversations.create(tenant, body.metadata or {}, items))
@@ -124,7 +127,7 @@ def router(gateway: Gateway) -> APIRouter:
         request: Request, conversation_id: str = _CONVERSATION_ID
     ) -> Response:
         """Replace the metadata of a conversation."""
-        body = await body_of(ConversationChange, request)
+        body = await read_off_loop(request, partial(parse, ConversationChange))
         state = await gateway.store.open()
         tenant, metadata = request.state.tenant, body.metadata or {}
         return _described(await state.conversations.update(tenant, conversation_id, metadata))
@@ -144,8 +147,7 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def create_items(request: Request, conversation_id: str = _CONVERSATION_ID) -> Response:
         """Add items at the end of a conversation."""
-        body = await body_of(NewItems, request)
-        items = _encoded(stored_items(body.items, "items"))
+        _, items = await read_off_loop(request, partial(_with_items, NewItems))
         state = await gateway.store.open()
         await state.conversations.add(request.state.tenant, conversation_id, items)
         return json_response(item_list(items, has_more=False))
@@ -202,6 +204,12 @@ async def _item(gateway: Gateway, conversation_id: str, item_id: str, request: R
     state = await gateway.store.open()
     item = await state.conversations.item(request.state.tenant, conversation_id, item_id)
     return Response(item.body, media_type="application/json")
+
+
+def _with_items(kind: type[_Items], raw_body: bytes) -> tuple[_Items, list[StoredItem]]:
+    """The body, and its items as they are stored. Raises `InvalidRequest`."""
+    body = parse(kind, raw_body)
+    return body, _encoded(stored_items(body.items or [], "items"))
 
 
 def _encoded(items: Sequence[Mapping[str, Any]]) -> list[StoredItem]:

@@ -193,7 +193,7 @@ async def bytes_left(gateway: Gateway, files: Files, tenant: str) -> int:
 
 def plain_name(filename: str) -> str:
     """A name that is no path."""
-    return _UNFIT.sub("_", filename)[:_MAX_NAME_CHARS]
+    return _UNFIT.sub("_", filename[:_MAX_NAME_CHARS])
 
 
 def file_object(file: FileRecord) -> FileObject:

@@ -35,7 +35,7 @@ from gateway.api.render.answer_builder import AnswerBuilder
 from gateway.api.render.formats import ChatCompletion, Completion, Rendering
 from gateway.api.render.responses import ResponseObject
 from gateway.api.response_storage import ResponseStorage
-from gateway.intake.admission import Entry, parse_off_loop, read_body
+from gateway.intake.admission import Entry, read_body
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Grant
 from gateway.intake.signer import KEY_HEADER, Verb, check_key, hash_body
@@ -44,6 +44,7 @@ from gateway.log.cursor import Departure, Fate, Restarted
 from gateway.log.framing import Framer
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog, new_id
+from gateway.off_loop import off_loop
 from gateway.wiring import Gateway
 from shared.errors import WarrenError
 from shared.messages import GenerationJob, JobClass
@@ -152,7 +153,14 @@ async def generate(
         parsed, storage = await parsed.load_history(gateway, tenant, entry)
         with _log_for(gateway, prefix, repeated, is_detached=parsed.body.detach) as log:
             submitted = await _build_submission(
-                gateway, request, parsed, log, arrived_at, body_hash, is_stored=storage is not None
+                gateway,
+                request,
+                parsed,
+                log,
+                arrived_at,
+                body_hash,
+                is_stored=storage is not None,
+                num_bytes=entry.num_bytes,
             )
             job = submitted.job
             num_tokens = tokens_of(job) if caller.has_limits else 0
@@ -187,14 +195,16 @@ async def _read(
     Raises `RequestError`, `ModelNotFound`, `Overloaded`, `Unavailable` and HTTPException.
     """
     raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
-    parsed = await parse_off_loop(read, raw_body)
+    parsed = await off_loop(partial(read, raw_body), entry.num_bytes)
     request.state.ignored_parameters = parsed.ignored
     entry.begin()
     if not parsed.body.model:
         model = gateway.workers.only_model()
         parsed = parsed._replace(body=msgspec.structs.replace(parsed.body, model=model))
     request.state.model = parsed.body.model
-    body_hash = hash_body(raw_body) if KEY_HEADER in request.headers else ""
+    body_hash = ""
+    if KEY_HEADER in request.headers:
+        body_hash = await off_loop(partial(hash_body, raw_body), len(raw_body))
     caller: ApiKey = request.state.caller
     caller.require_model(parsed.body.model)
     return parsed, body_hash
@@ -209,11 +219,14 @@ async def _build_submission(
     body_hash: str,
     *,
     is_stored: bool,
+    num_bytes: int,
 ) -> Submission:
-    """The job of a request that arrived at the Unix time ``arrived_at``. Raises `RequestError`,
+    """The job of a request that arrived at the Unix time ``arrived_at`` and takes so many bytes of
+    memory. Raises `RequestError`,
     `ModelNotFound`, `Overloaded`, `Unavailable` and `BusUnavailable`."""
     body, tenant = parsed.body, request.state.tenant
-    submitted = submission(
+    build = partial(
+        submission,
         body,
         request_id=log.request_id,
         created_at=arrived_at,
@@ -224,7 +237,8 @@ async def _build_submission(
         is_stored=is_stored,
         echoed=parsed.echoed,
         trace=requests.inject(),
-    ).limited(request.state.caller)
+    )
+    submitted = (await off_loop(build, num_bytes)).limited(request.state.caller)
     if body.job_class == "interactive":
         num_in_flight = gateway.metrics.tenant_usage.num_interactive(tenant)
         gateway.workers.require_short_wait(body.model, num_in_flight)

@@ -13,6 +13,7 @@ from msgspec import structs
 from starlette.types import Send
 
 from gateway.api import response_storage
+from gateway.api.bodies.conversations import in_form
 from gateway.api.bodies.counting import (
     MessageTokens,
     MessageTokensRequest,
@@ -38,11 +39,13 @@ from gateway.api.openapi import (
     headers_named,
 )
 from gateway.api.routes.generation import LiveResponse
-from gateway.intake.admission import Entry, parse_off_loop, read_body
+from gateway.intake.admission import Entry, read_body
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.token_estimates import tokens_of_quick
+from gateway.off_loop import off_loop
 from gateway.wiring import Gateway
 from shared.errors import WarrenError
+from shared.messages import QuickJob, TokenizeJob
 from shared.telemetry import requests
 
 QuickRequest: TypeAlias = (
@@ -127,7 +130,8 @@ _ENDPOINTS = (
 async def _serve(gateway: Gateway, kind: type[QuickRequest], request: Request, send: Send) -> None:
     with gateway.admission.admit_with_body(request.state.tenant) as entry:
         raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
-        body, ignored = await parse_off_loop(partial(parse_with_ignored, kind), raw_body)
+        read = partial(parse_with_ignored, kind, raw_body)
+        body, ignored = await off_loop(read, entry.num_bytes)
         request.state.ignored_parameters = ignored
         request.state.ignored_tools = getattr(body, "ignored_tools", ())
         model = request.state.model = body.model or gateway.workers.only_model()
@@ -158,15 +162,16 @@ async def _answer(
         created_at=now,
         trace=requests.inject(),
     )
-    job = body.job(draft)
+    job: QuickJob = await off_loop(partial(body.job, draft), entry.num_bytes)
     # Refuses what is out of its limits before the broker is asked.
     num_tokens = tokens_of_quick(job)
     entry.begin()
     served = await gateway.workers.find(model)
     gateway.workers.require_short_wait(model)
     body.check(served)
-    if served is not None:
-        draft = structs.replace(draft, tool_parser=served.tool_parser)
+    if served is not None and isinstance(job, TokenizeJob):
+        formed = await off_loop(partial(in_form, job.prompt, served.tool_parser), entry.num_bytes)
+        job = structs.replace(job, prompt=formed)
     began = time.monotonic()
     async with gateway.limits.admit(caller, num_tokens) as grant:
         grant.note_published()
@@ -174,7 +179,7 @@ async def _answer(
         watch = nullcontext() if caller.counts_jobs else until_disconnect(request.receive)
         try:
             async with watch:
-                answered = await body.answer(gateway.quick, draft)
+                answered = await body.answer(gateway.quick, job)
         except ClientGone:
             return
         except WarrenError:

@@ -11,9 +11,10 @@ from gateway.api.bodies.parsing import Body, parse, refused
 from gateway.api.openapi import answered, documented, form
 from gateway.api.routes import json_response
 from gateway.api.routes.files import ExpiresAfter, FileObject, bytes_left, file_object, plain_name
-from gateway.intake.admission import parse_off_loop, read_body
+from gateway.intake.admission import read_body
 from gateway.intake.multipart import read_form
 from gateway.intake.signer import hash_body
+from gateway.off_loop import off_loop
 from gateway.store.files.uploads import MAX_PARTS, Status, UploadRecord
 from gateway.store.state import StoredState
 from gateway.wiring import Gateway
@@ -76,7 +77,7 @@ def router(gateway: Gateway) -> APIRouter:
         settings, tenant = gateway.settings, request.state.tenant
         with gateway.admission.admit_with_body(tenant) as entry:
             raw_body = await read_body(request, settings.max_body_bytes, entry)
-            body = await parse_off_loop(partial(parse, UploadOrder), raw_body)
+            body = await off_loop(partial(parse, UploadOrder, raw_body), entry.num_bytes)
             state = await gateway.store.open()
             max_bytes = await bytes_left(gateway, state.files, tenant)
             if body.bytes > max_bytes:
@@ -120,7 +121,7 @@ def router(gateway: Gateway) -> APIRouter:
         tenant = request.state.tenant
         with gateway.admission.admit_with_body(tenant) as entry:
             raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
-            body = await parse_off_loop(partial(parse, UploadCompletion), raw_body)
+            body = await off_loop(partial(parse, UploadCompletion, raw_body), entry.num_bytes)
             state = await gateway.store.open()
             upload = await state.uploads.complete(
                 tenant, upload_id, body.part_ids, md5=body.md5, body_hash=hash_body(raw_body)

@@ -14,7 +14,8 @@ from msgspec import Meta, Struct
 from gateway.api.bodies.parsing import Body, parse, refused
 from gateway.api.openapi import answered, documented
 from gateway.api.routes import json_response
-from gateway.intake.admission import parse_off_loop, read_body
+from gateway.intake.admission import read_body
+from gateway.off_loop import off_loop
 from gateway.store.webhooks import (
     EVENT_TYPES,
     OVERLAP_S,
@@ -36,7 +37,10 @@ _DELIVERY_ID = Path(description="The `id` of the dead delivery.")
 _Body = TypeVar("_Body", bound=Body)
 Name = Annotated[str, Meta(max_length=128)]
 Url = Annotated[str, Meta(max_length=MAX_URL_CHARS)]
-EventTypes = Annotated[tuple[EventType, ...], Meta(description="Left out: all.")]
+_MAX_TYPES = 64
+EventTypes = Annotated[
+    tuple[EventType, ...], Meta(max_length=_MAX_TYPES, description="Left out: all.")
+]
 
 
 class NewWebhook(Body, frozen=True, kw_only=True):
@@ -55,7 +59,7 @@ class WebhookChanges(Body, frozen=True, kw_only=True):
 
     url: Url | None = None
     name: Name | None = None
-    event_types: tuple[EventType, ...] | None = None
+    event_types: Annotated[tuple[EventType, ...], Meta(max_length=_MAX_TYPES)] | None = None
 
 
 class Rotation(Body, frozen=True, kw_only=True):
@@ -258,7 +262,7 @@ async def _stored(gateway: Gateway) -> Webhooks:
 async def _body_of(gateway: Gateway, request: Request, kind: type[_Body]) -> _Body:
     with gateway.admission.admit_with_body(request.state.tenant) as entry:
         raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
-        return await parse_off_loop(partial(parse, kind), raw_body)
+        return await off_loop(partial(parse, kind, raw_body), entry.num_bytes)
 
 
 def _document(kind: type[Body], example: Mapping[str, Any], answer: type[Struct]) -> dict[str, Any]:
