@@ -27,7 +27,7 @@ from shared.errors import (
     RateLimited,
     WarrenError,
 )
-from shared.telemetry import requests
+from shared.telemetry import floods, requests
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +223,7 @@ def install(app: FastAPI, metrics: Metrics) -> None:
         assert isinstance(error, WarrenError)
         if isinstance(error, BusError):
             fields = {"path": request.url.path, "code": error.code, "reason": error.message}
-            logger.warning("request failed by the broker", extra=fields)
+            floods.warn(logger, "request failed by the broker", "broker error", fields)
         limit = error.limit if isinstance(error, Overloaded) else ""
         report(metrics, request.scope, error.code, status_of(error).code, limit)
         return error_response(error, request.scope)

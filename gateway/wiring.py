@@ -46,7 +46,7 @@ from shared.messages import (
     decode_usage,
 )
 from shared.settings import GatewaySettings
-from shared.telemetry import incidents
+from shared.telemetry import floods, incidents
 from shared.telemetry.audit import Refusals
 from shared.topology import Publishers
 
@@ -241,7 +241,8 @@ class Gateway:
         command = decode_command(message.body)
         if not self.publishers.may_command(message.user_id, command):
             fields = {"command": type(command).__name__, "user": message.user_id}
-            logger.warning("unauthorized command dropped", extra=fields)
+            event, user = "unauthorized command dropped", message.user_id or ""
+            floods.warn(logger, event, "command dropped", fields, user)
         elif isinstance(command, Release | Withheld):
             if command.request_id.startswith(BATCH_PREFIX):
                 self.batches_changed.set()

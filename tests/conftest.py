@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shared.settings import PREFIX
+from shared.telemetry import floods
 from tests.support.deployment.broker import broker, own_broker, own_cluster, pytest_runtest_setup
 from tests.support.deployment.chromium import chromium
 from tests.support.deployment.postgres import postgres
@@ -77,6 +78,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def _own_log_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test use up the log lines of another one."""
+    own = floods.Limiter(floods.write_summary, later=lambda _delay_s, _summarise: None)
+    monkeypatch.setattr(floods, "LINES", own)
 
 
 @pytest.fixture(scope="session")

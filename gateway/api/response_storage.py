@@ -39,7 +39,7 @@ from shared.errors import (
     Unavailable,
 )
 from shared.messages import MAX_MESSAGES
-from shared.telemetry import incidents
+from shared.telemetry import floods, incidents
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,8 @@ async def prepare(
         if request.needs_store:
             raise
         gateway.metrics.responses_stored.labels("refused").inc()
-        logger.warning("response not stored: there is no database", extra={"tenant": tenant})
+        problem = "response not stored: there is no database"
+        floods.warn(logger, problem, "response not stored", {"tenant": tenant}, tenant)
         return request, None
     request = await _resolved(state, request, tenant, entry)
     own = await off_loop(partial(stored_items, request.input), entry.num_bytes)
@@ -341,7 +342,8 @@ async def _write(gateway: Gateway, tenant: str, response: ResponseObject) -> Non
         outcome = "stored"
     except Unavailable as error:
         fields = {"request_id": response.id, "reason": error.message}
-        logger.error("response not stored", extra=fields)  # noqa: TRY400 (no bug)
+        if floods.allows("response not stored", tenant):
+            logger.error("response not stored", extra=fields)  # noqa: TRY400 (no bug)
     except Exception as error:  # noqa: BLE001 (the client has its answer)
         incidents.report("request", "response not stored", error, request_id=response.id)
     gateway.metrics.responses_stored.labels(outcome).inc()

@@ -10,7 +10,7 @@ from typing import Self
 
 from shared.bus.base import Bus, Consumer, Delivery, Exchange, Message, Queue
 from shared.errors import BusUnavailable, QueueBusy, QueueNotFound, UndecodableMessage
-from shared.telemetry import incidents
+from shared.telemetry import floods, incidents
 
 logger = logging.getLogger(__name__)
 
@@ -201,4 +201,5 @@ async def receive(
                     handle(item.message)
                 except UndecodableMessage as error:
                     facts = {"queue": queue.name, "reason": error.message}
-                    logger.warning("undecodable message dropped", extra=facts)
+                    event, user = "undecodable message dropped", item.message.user_id or ""
+                    floods.warn(logger, event, "message dropped", facts, user)

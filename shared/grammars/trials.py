@@ -27,6 +27,7 @@ from msgspec import Struct
 
 from shared.grammars.json_schemas import for_generation
 from shared.messages import Constraint
+from shared.telemetry import floods
 from shared.turns import TenantThreads
 
 logger = logging.getLogger(__name__)
@@ -166,7 +167,8 @@ class Trials:
         with suppress(OSError):  # the next trial tries again, and reports it
             # Another tenant does not wait for the start that this constraint has made necessary.
             self._idle.put(self._start())
-        logger.warning("constraint rejected", extra={"returncode": process.returncode})
+        facts = {"returncode": process.returncode}
+        floods.warn(logger, "constraint rejected", "constraint rejected", facts)
         return TrialResult(problem=TOO_COSTLY)
 
     def _next_process(self) -> _Process:

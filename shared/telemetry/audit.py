@@ -8,12 +8,13 @@ import json
 import logging
 import logging.handlers
 import os
-import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from shared.errors import StartupError
+from shared.telemetry import floods
 
 logger = logging.getLogger("warren.audit")
 logger.setLevel(logging.INFO)
@@ -21,6 +22,7 @@ logger.setLevel(logging.INFO)
 Act: TypeAlias = Literal[
     "login refused",
     "access refused",
+    "refusals left out",
     "operator's request",
     "API key changed",
     "API key added",
@@ -31,8 +33,7 @@ Act: TypeAlias = Literal[
     "usage records erased",
     "tenant erased",
 ]
-_MAX_REFUSALS = 20
-"""Refusals that are recorded in a second, so that a flood of them does not fill the disk."""
+Refusal: TypeAlias = Literal["login refused", "access refused"]
 
 
 def record(act: Act, *, tenant: str = "", key_id: str = "", **facts: object) -> None:
@@ -41,24 +42,24 @@ def record(act: Act, *, tenant: str = "", key_id: str = "", **facts: object) -> 
 
 
 class Refusals:
-    """Records refusals, at most so many in a second; the next one says how many were left out."""
+    """Records refusals, so that a flood of them neither fills the disk nor hides other refusals.
 
-    def __init__(self) -> None:
-        self._second = 0
-        self._num_recorded = 0
-        self._num_left_out = 0
+    Refusals that name a known key have a budget for each key, and all anonymous ones share another
+    budget. A record at the end of a flood says how many refusals were left out.
+    """
 
-    def record(self, act: Act, *, tenant: str, key_id: str, **facts: object) -> None:
-        second = int(time.monotonic())
-        if second != self._second:
-            self._second, self._num_recorded = second, 0
-        if self._num_recorded >= _MAX_REFUSALS:
-            self._num_left_out += 1
-            return
-        self._num_recorded += 1
-        if self._num_left_out:
-            facts["num_left_out"], self._num_left_out = self._num_left_out, 0
-        record(act, tenant=tenant, key_id=key_id, **facts)
+    def __init__(self, limiter: floods.Limiter | None = None) -> None:
+        self._limiter = floods.Limiter(record_left_out) if limiter is None else limiter
+
+    def record(self, act: Refusal, *, tenant: str, key_id: str, **facts: object) -> None:
+        if self._limiter.allows(act, key_id):
+            record(act, tenant=tenant, key_id=key_id, **facts)
+
+
+def record_left_out(event: floods.Event, left_out: Mapping[str, int]) -> None:
+    """Record how many refusals about ``event`` were left out, by key."""
+    for key_id, number in left_out.items():
+        record("refusals left out", key_id=key_id, of=event, num_left_out=number)
 
 
 def write_to(path: Path) -> logging.Handler:

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeAlias, get_args
 
+from shared.telemetry import floods
 from shared.telemetry.metrics import PROCESS
 
 Kind: TypeAlias = Literal["job", "request", "task", "call", "channel", "connection"]
@@ -35,9 +36,13 @@ _MAX_RESTART_PAUSE_S = 5.0
 
 
 def report(kind: Kind, event: str, error: BaseException | None, **facts: object) -> None:
-    """Log ``error`` with its traceback as ``event``, with ``facts`` as fields, and count it."""
+    """Log ``error`` with its traceback as ``event``, with ``facts`` as fields, and count it.
+
+    A client may know how to cause it, so `floods` limits the lines of each event.
+    """
     _incidents.labels(kind).inc()
-    logger.error(event, exc_info=error, extra={"incident": kind, **facts})
+    if floods.allows("incident", event):
+        logger.error(event, exc_info=error, extra={"incident": kind, **facts})
 
 
 def num_reported(kind: Kind) -> int:

@@ -20,6 +20,7 @@ from opentelemetry.context import Context, get_current
 from opentelemetry.trace import NonRecordingSpan, Span, SpanContext, SpanKind, TraceFlags
 
 from shared.messages import GenerationJob, QuickJob
+from shared.telemetry import floods
 
 LOGGER = "warren.jobs"
 """The name of the logger, which has a level of its own."""
@@ -51,6 +52,12 @@ _TRACE_PARENT = "traceparent"
 """The key of W3C trace context that identifies the parent span."""
 _logger = logging.getLogger(LOGGER)
 _OFF = logging.CRITICAL + 1
+_LIMITED: Mapping[Step, floods.Event] = {
+    "request refused": "request refused",
+    "job refused": "job refused",
+    "job dead-lettered": "job dead-lettered",
+}
+"""The steps that cost a client or publisher nothing, so that their lines are limited."""
 _LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "off": _OFF}
 
 
@@ -68,12 +75,17 @@ def write_line(
     is_warning: bool = False,
 ) -> None:
     """Write the line of one step. ``facts`` follow the fields of the job; those that are None are
-    left out."""
+    left out. `floods` limits the lines about what is refused, for each tenant, or for each user of
+    the broker if there is no tenant."""
     level = logging.WARNING if is_warning else logging.INFO
     if not _logger.isEnabledFor(level):
         return
     fields = {} if job is None else _fields_of(job)
     fields.update((name, fact) for name, fact in facts.items() if fact is not None)
+    limited = _LIMITED.get(step)
+    party = fields.get("tenant") or fields.get("user") or ""
+    if limited is not None and not floods.allows(limited, str(party)):
+        return
     # `Logger.log` would look for the caller in the stack, which takes a third of a line's time.
     record = logging.LogRecord(LOGGER, level, __file__, 0, step, (), None)
     vars(record).update(fields)

@@ -19,12 +19,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from shared.settings import CommonSettings
-from shared.telemetry import audit, requests
+from shared.telemetry import audit, floods, requests
 from shared.telemetry.metrics import VERSION
 
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 """The attributes of every record, and one that uvicorn adds to its own; all others are fields."""
 
+_CAUSED_BY_CLIENTS = ("asyncio", "uvicorn.error")
+"""Loggers of libraries that write lines about single connections and requests."""
 _QUIET = ("aio_pika", "aiormq", "uvicorn.access", "httpx", "httpcore")
 
 
@@ -96,6 +98,8 @@ def _configure_logging(settings: CommonSettings) -> None:
     handler.setFormatter(_console_formatter() if as_console else JsonFormatter())
     logging.basicConfig(handlers=[handler], level=settings.log_level.upper(), force=True)
     requests.set_level(settings.job_log_level, settings.log_level)
+    for name in _CAUSED_BY_CLIENTS:
+        logging.getLogger(name).addFilter(floods.LibraryFilter())
     for name in _QUIET:
         # These print message bodies, which contain prompts, at DEBUG and even at ERROR.
         logging.getLogger(name).setLevel(logging.CRITICAL)

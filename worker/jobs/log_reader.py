@@ -13,6 +13,7 @@ from shared.errors import (
     Unroutable,
 )
 from shared.messages import ReplyEvent, Started, decode_event
+from shared.telemetry import floods
 
 logger = logging.getLogger(__name__)
 
@@ -63,5 +64,6 @@ def _decode(message: Message) -> ReplyEvent | None:
         return decode_event(message.body, message.content_type)
     except UndecodableMessage as error:
         facts = {"request_id": message.correlation_id, "reason": error.message}
-        logger.warning("undecodable event in a log", extra=facts)
+        user = message.user_id or ""
+        floods.warn(logger, "undecodable event in a log", "message dropped", facts, user)
         return None

@@ -322,6 +322,7 @@ def report_undecodable(
     metrics.dead_letters.labels(metrics.model, "undecodable").inc()
     facts = {
         "request_id": name_of(message),
+        "user": message.user_id or None,
         "model": metrics.model,
         "worker": worker,
         "outcome": "dead_lettered",

@@ -1,5 +1,8 @@
 """The worker's HTTP server for /live, /health and /metrics."""
 
+import io
+import logging
+import sys
 import threading
 from collections.abc import Callable, Iterable
 from socketserver import ThreadingMixIn
@@ -8,8 +11,11 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from shared.errors import StartupError
+from shared.telemetry import floods, incidents
 from shared.telemetry.metrics import CONTENT_TYPE, PROCESS
 from worker.process.metrics import WorkerMetrics
+
+logger = logging.getLogger(__name__)
 
 
 class HealthServer:
@@ -63,6 +69,10 @@ class _ThreadingServer(ThreadingMixIn, WSGIServer):
 
     daemon_threads = True
 
+    def handle_error(self, request: object, client_address: tuple[str, int]) -> None:
+        """Report the error of a connection, which the base class would print with its traceback."""
+        _report_failure(client_address[0])
+
 
 class _App:
     def __init__(self) -> None:
@@ -93,3 +103,27 @@ class _QuietHandler(WSGIRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (http.server's name)
         """Suppress the log line of each request: probes arrive every few seconds."""
+
+    def get_stderr(self) -> "_ErrorStream":
+        return _ErrorStream(self.client_address[0])
+
+
+class _ErrorStream(io.StringIO):
+    """Where wsgiref prints the traceback of a response that failed; a line is logged instead."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._address = address
+
+    def flush(self) -> None:
+        _report_failure(self._address)
+
+
+def _report_failure(address: str) -> None:
+    """Report the exception that is being handled."""
+    error, event = sys.exception(), "health request failed"
+    if isinstance(error, OSError):  # the client left, or sends or reads too slowly
+        facts = {"address": address, "reason": f"{type(error).__name__}: {error}"}
+        floods.warn(logger, event, "health request failed", facts)
+    elif error is not None:
+        incidents.report("request", event, error, address=address)

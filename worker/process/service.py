@@ -26,7 +26,7 @@ from shared.messages import (
     encode,
 )
 from shared.settings import WorkerSettings
-from shared.telemetry import incidents
+from shared.telemetry import floods, incidents
 from shared.telemetry.metrics import VERSION
 from shared.topology import Lane, Publishers
 from worker.decode import served_model
@@ -357,7 +357,8 @@ class Worker:
         command = decode_command(message.body)
         if not self._publishers.may_command(message.user_id, command):
             facts = {"command": type(command).__name__, "user": message.user_id}
-            logger.warning("unauthorized command dropped", extra=facts)
+            event, user = "unauthorized command dropped", message.user_id or ""
+            floods.warn(logger, event, "command dropped", facts, user)
         elif isinstance(command, Cancel | Continue):
             self._held.obey(command)
         elif isinstance(command, Declare):

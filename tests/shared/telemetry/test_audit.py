@@ -2,13 +2,13 @@
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from shared.errors import StartupError
-from shared.telemetry import audit
+from shared.telemetry import audit, floods
 
 
 @pytest.fixture
@@ -38,17 +38,45 @@ def test_a_record_is_a_line_of_json_and_its_owners_alone(file: Path) -> None:
     assert file.stat().st_mode & 0o077 == 0
 
 
-def test_a_flood_of_refusals_is_counted(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    refusals, now = audit.Refusals(), 100.0
-    monkeypatch.setattr("shared.telemetry.audit.time.monotonic", lambda: now)
+@pytest.fixture
+def summaries() -> list[Callable[[], None]]:
+    """What writes the summaries of floods, at the end of their windows."""
+    return []
+
+
+@pytest.fixture
+def refusals(summaries: list[Callable[[], None]]) -> audit.Refusals:
+    limiter = floods.Limiter(
+        audit.record_left_out, later=lambda _delay_s, summarise: summaries.append(summarise)
+    )
+    return audit.Refusals(limiter)
+
+
+def test_a_flood_of_refusals_is_counted(
+    file: Path, refusals: audit.Refusals, summaries: list[Callable[[], None]]
+) -> None:
     for _ in range(1000):
         refusals.record("login refused", tenant="", key_id="")
-    now += 1
-    refusals.record("login refused", tenant="", key_id="")
+    [summarise] = summaries
+    summarise()
 
     *first, last = records(file)
-    assert len(first) == 20
-    assert last["num_left_out"] == 980
+    assert len(first) == floods.MAX_LINES
+    assert (last["act"], last["of"]) == ("refusals left out", "login refused")
+    assert last["num_left_out"] == 1000 - floods.MAX_LINES
+
+
+def test_anonymous_refusals_do_not_hide_what_a_known_key_was_refused(
+    file: Path, refusals: audit.Refusals
+) -> None:
+    for number in range(1000):
+        refusals.record("login refused", tenant="", key_id="")
+        if number % 100 == 0:
+            refusals.record("access refused", tenant="alice", key_id="00aa")
+            refusals.record("login refused", tenant="alice", key_id="00aa")
+
+    named = [one["act"] for one in records(file) if one["key_id"] == "00aa"]
+    assert named == ["access refused", "login refused"] * 10
 
 
 def test_a_file_that_is_moved_away_is_written_anew(file: Path) -> None:

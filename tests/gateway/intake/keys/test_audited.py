@@ -11,6 +11,7 @@ import pytest
 from gateway.intake.keys.api_key import id_of
 from gateway.intake.keys.key_file import KeyFile
 from shared.bus.memory import MemoryBus
+from shared.telemetry.floods import MAX_LINES
 from tests.support.gateway.http import chat_body, live_gateway
 from tests.support.workers.scripted_worker import ScriptedWorker
 
@@ -55,6 +56,25 @@ async def test_refusals_and_operators_requests_are_recorded_and_no_prompts(
     ]
     written = json.dumps(records)
     assert not any(secret in written for secret in (SAID, user.split("-", 2)[2], "nobody"))
+
+
+async def test_anonymous_refusals_do_not_hide_those_of_a_known_key_nor_fill_the_log(
+    bus: MemoryBus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    file = KeyFile(tmp_path / "keys")
+    stolen = {"authorization": f"Bearer {file.add('alice')}"}
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        for number in range(200):
+            await gateway.http.get("/v1/models")
+            if number % 20 == 0:
+                await gateway.http.get("/admin/v1/status", headers=stolen)
+
+    acts = [(act, fact["tenant"]) for act, fact in audited(caplog)]
+    assert acts.count(("access refused", "alice")) == 10
+    assert acts.count(("login refused", "")) == MAX_LINES
+    lines = [getattr(one, "tenant", "") for one in caplog.records if one.name == "warren.jobs"]
+    assert (lines.count("alice"), len(lines)) == (10, 10 + MAX_LINES)
 
 
 async def test_refusals_of_revoked_and_expired_keys_name_them(
