@@ -19,8 +19,9 @@ from cli.manage.status import status, top
 from cli.options import EPILOG, commands_with
 from cli.serve import gateway, pull, serve, worker
 from cli.size.command import size
-from cli.terminal import escape_controls, notices, output
+from cli.terminal import notices, output
 from shared.errors import StartupError, WarrenError
+from shared.printable import escape_controls
 
 app = typer.Typer(
     help="An asynchronous LLM service on RabbitMQ: requests survive the crash of any process.",

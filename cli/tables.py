@@ -8,7 +8,8 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from cli.terminal import output, printable
+from cli.terminal import output
+from shared.printable import printable
 
 _UNLIMITED = 10_000
 _FOLDED_ABOVE = 16

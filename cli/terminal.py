@@ -1,6 +1,5 @@
 """Output of commands on the terminal, and progress bars."""
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,30 +17,18 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from shared.printable import printable_json
+
 output = Console(highlight=False, emoji=False)
 """Results, on standard output."""
 notices = Console(highlight=False, emoji=False, stderr=True)
 """Everything else, on standard error."""
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON, without colours."""
     text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
-    output.print(text, soft_wrap=True, markup=False)
-
-
-def printable(text: str) -> str:
-    """``text`` with escapes such as ``\\x1b`` for the characters that would control a terminal."""
-    return "".join(
-        one if one.isprintable() else one.encode("unicode_escape").decode() for one in text
-    )
-
-
-def escape_controls(text: str) -> str:
-    """``text`` of several lines with escapes such as ``\\x1b`` for its control characters, except
-    for the ends of lines and tabs."""
-    return _CONTROL.sub(lambda found: printable(found[0]), text)
+    output.print(printable_json(text), soft_wrap=True, markup=False)
 
 
 def number_of(count: int, noun: str) -> str:

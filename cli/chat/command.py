@@ -13,8 +13,9 @@ from rich.markup import escape
 
 from cli.options import DEFAULT_URL, ApiKey, ApiKeyFile, chosen_key
 from cli.runtime import needs
-from cli.terminal import escape_controls, notices, output, printable
+from cli.terminal import notices, output
 from shared.errors import ModelNotFound, PermissionDenied, StartupError, WarrenError
+from shared.printable import escape_controls, printable
 from shared.settings import did_you_mean
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from cli.gateway_client import (
     lines_of,
     reason_of,
 )
-from cli.terminal import escape_controls, notices
+from cli.terminal import notices
 from shared.errors import (
     InternalError,
     InvalidApiKey,
@@ -30,6 +30,7 @@ from shared.errors import (
     Unavailable,
     WarrenError,
 )
+from shared.printable import escape_controls
 
 PATIENCE_S = 60.0
 """How long a lost answer is looked for; a gateway keeps it as long."""

@@ -11,12 +11,13 @@ import typer
 
 from cli.options import EPILOG, takes_settings
 from cli.runtime import broker_of, user_name
-from cli.terminal import notices, output, printable
+from cli.terminal import notices, output
 from shared import settings
 from shared.bus.base import MAX_PREFETCH, Bus
 from shared.dead_letters import DeadLetter, find, opened
 from shared.errors import BusUnavailable, InvalidRequest
 from shared.messages import JSON
+from shared.printable import printable
 from shared.settings import CommonSettings
 from shared.telemetry import audit
 

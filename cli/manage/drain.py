@@ -6,8 +6,9 @@ import typer
 
 from cli.gateway_client import answer_of
 from cli.options import GatewayAccess, takes_gateway
-from cli.terminal import output, printable
+from cli.terminal import output
 from shared.errors import InvalidRequest
+from shared.printable import printable
 from shared.settings import did_you_mean
 
 _PREFIX = "worker."

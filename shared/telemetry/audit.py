@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from shared.errors import StartupError
+from shared.printable import printable_json
 from shared.telemetry import floods
 
 logger = logging.getLogger("warren.audit")
@@ -79,4 +80,5 @@ class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         facts = getattr(record, "audit", {})
-        return json.dumps({"time": at, "act": record.getMessage(), **facts}, ensure_ascii=False)
+        line = json.dumps({"time": at, "act": record.getMessage(), **facts}, ensure_ascii=False)
+        return printable_json(line)

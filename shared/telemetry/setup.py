@@ -18,6 +18,7 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+from shared.printable import printable, printable_json
 from shared.settings import CommonSettings
 from shared.telemetry import audit, floods, requests
 from shared.telemetry.metrics import VERSION
@@ -60,12 +61,13 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         try:
-            return msgspec.json.encode(line, enc_hook=repr).decode()
+            return printable_json(msgspec.json.encode(line, enc_hook=repr).decode())
         except (ValueError, TypeError):  # such as half a surrogate pair, which is not UTF-8
             return json.dumps(line, default=repr)
 
 
-def _console_formatter() -> logging.Formatter:
+def console_formatter() -> logging.Formatter:
+    """Lines of readable text, in which nothing that a client has sent controls the terminal."""
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=[
             structlog.stdlib.add_log_level,
@@ -77,6 +79,7 @@ def _console_formatter() -> logging.Formatter:
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             structlog.processors.format_exc_info,
+            _printable,
             structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()),
         ],
     )
@@ -90,12 +93,30 @@ def _without_color_message(
     return line
 
 
+def _printable(
+    _logger: Any, _name: str, line: MutableMapping[str, Any]
+) -> MutableMapping[str, Any]:
+    """Escape what would control the terminal, in each name and value. Only a traceback has several
+    lines."""
+    traceback = line.pop("exception", None)
+    shown = {printable(name): _printable_value(value) for name, value in line.items()}
+    if traceback is not None:
+        shown["exception"] = "\n".join(map(printable, traceback.split("\n")))
+    return shown
+
+
+def _printable_value(value: object) -> object:
+    if isinstance(value, bool | int | float | None):
+        return value
+    return printable(value if isinstance(value, str) else repr(value))
+
+
 def _configure_logging(settings: CommonSettings) -> None:
     as_console = settings.log_format == "console" or (
         settings.log_format == "auto" and sys.stderr.isatty()
     )
     handler = logging.StreamHandler()
-    handler.setFormatter(_console_formatter() if as_console else JsonFormatter())
+    handler.setFormatter(console_formatter() if as_console else JsonFormatter())
     logging.basicConfig(handlers=[handler], level=settings.log_level.upper(), force=True)
     requests.set_level(settings.job_log_level, settings.log_level)
     for name in _CAUSED_BY_CLIENTS:

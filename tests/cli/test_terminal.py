@@ -2,7 +2,8 @@
 
 import pytest
 
-from cli.terminal import counted, escape_controls, output, printable
+from cli.terminal import counted, output
+from shared.printable import escape_controls, printable
 
 
 def test_text_is_not_taken_for_emoji(capsys: pytest.CaptureFixture[str]) -> None:

@@ -79,6 +79,13 @@ def test_anonymous_refusals_do_not_hide_what_a_known_key_was_refused(
     assert named == ["access refused", "login refused"] * 10
 
 
+def test_a_record_does_not_control_the_terminal_that_shows_it(file: Path) -> None:
+    audit.record("API key added", tenant="a\x1b[2J\x9b2J\u202ex")
+
+    assert file.read_text().rstrip("\n").isprintable()
+    assert records(file)[0]["tenant"] == "a\x1b[2J\x9b2J\u202ex"
+
+
 def test_a_file_that_is_moved_away_is_written_anew(file: Path) -> None:
     audit.record("API key added")
     file.rename(file.with_suffix(".1"))

@@ -6,10 +6,13 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
+from urllib.parse import quote
 
 import pytest
 
-from shared.telemetry.setup import JsonFormatter
+from shared.bus.memory import MemoryBus
+from shared.telemetry.setup import JsonFormatter, console_formatter
+from tests.support.gateway.http import chat_body, live_gateway
 from tests.support.otlp import Collector, serving
 
 SCRIPT = """
@@ -116,6 +119,53 @@ def test_a_line_with_a_field_that_is_no_text_is_json_all_the_same() -> None:
 
     assert (line["event"], line["path"]) == ("odd", "\ud800")
     assert "object" in line["kind"]
+
+
+ESCAPES = (
+    "\x1b[2J",
+    "\x1b]52;c;cm0=\x07",
+    "\x9b2J",
+    "\x9d0;PWNED\x9c",
+    "\r\x7f\b",
+    "\u202e",
+    "\ud800",
+)
+
+
+@pytest.mark.parametrize("formatter", [JsonFormatter(), console_formatter()], ids=["json", "text"])
+@pytest.mark.parametrize("escape", ESCAPES, ids=ascii)
+def test_no_value_controls_the_terminal(formatter: logging.Formatter, escape: str) -> None:
+    error = ValueError(escape)
+    record = logging.makeLogRecord(
+        {"msg": f"a{escape}", "path": f"/{escape}", "names": [escape], "kind": error}
+        | {escape: "a name", "of": {escape: 1}, "levelname": "INFO", "name": "test"}
+        | {"exc_info": (ValueError, error, None)}
+    )
+
+    text = formatter.format(record)
+
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert "PWNED" in text or "PWNED" not in escape, "what is escaped is not lost"
+
+
+async def test_no_request_controls_the_terminal_of_its_gateway(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    escape = "\x1b]0;PWNED\x07\x1b[2J\x9b2J\n"
+    async with MemoryBus() as bus, live_gateway(bus) as gateway:
+        await gateway.http.get(f"/{quote(escape)}")
+        await gateway.http.get(f"/v1/models/{quote(escape)}")
+        await gateway.http.post(
+            "/v1/chat/completions",
+            json=chat_body(model=escape),
+            headers={b"idempotency-key": b"\x9b"},
+        )
+
+    lines = [console_formatter().format(record) for record in caplog.records]
+    assert len(lines) >= 3
+    assert any("PWNED" in line for line in lines)
+    assert all(line.isprintable() for line in lines)
 
 
 def test_spans_go_to_the_configured_endpoint(collector: Collector) -> None:
