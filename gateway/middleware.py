@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 _STATUS = "/admin/v1/status"
 _POLLED = frozenset({"/live", "/health", "/metrics", _STATUS})
 """The paths that probes, Prometheus and consoles request every few seconds."""
+_OPERATORS = ("/admin", "/health", "/metrics")
 _STREAMS = "/v1/streams/"
 _MAX_NAMES, _MAX_NAME_CHARS = 16, 64
 _MAX_PATH_CHARS = 256
@@ -99,7 +100,10 @@ def _listed(given: Iterable[str]) -> str:
 
 class Paths:
     """Serves paths that end with a slash, OpenAI's paths without ``/v1``, and vLLM's paths with it:
-    clients' base URLs have either form."""
+    clients' base URLs have either form.
+
+    The paths of `_OPERATORS` have one spelling each, so that a proxy can refuse them.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -107,6 +111,8 @@ class Paths:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path = scope["path"].rstrip("/") or "/"
+            if any(path == exact or path.startswith(f"{exact}/") for exact in _OPERATORS):
+                path = scope["path"]
             is_bare = any(path == bare or path.startswith(f"{bare}/") for bare in _WITHOUT_VERSION)
             if path in _NEVER_VERSIONED:
                 path = path.removeprefix("/v1")

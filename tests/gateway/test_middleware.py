@@ -259,7 +259,7 @@ async def test_a_span_says_what_became_of_its_request(
     async with HaywireBus(broker) as bus, live_gateway(bus) as gateway:
         failed = await gateway.chat()
         refused = await gateway.http.get("/nowhere")
-        for path in ("/live", "/health/", "/metrics", "/admin/v1/status"):
+        for path in ("/live/", "/health", "/metrics", "/admin/v1/status"):
             assert (await gateway.http.get(path)).status_code == 200
 
     of_failed, of_refused = _named(spans, "gateway.request")

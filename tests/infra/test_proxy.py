@@ -1,6 +1,7 @@
 """The proxy's configuration in a real nginx, before two real gateways."""
 
 import asyncio
+import json
 import shutil
 import ssl
 import subprocess
@@ -33,6 +34,7 @@ from tests.support.workers.scripted_worker import (
 PROXY = Path(__file__).parents[2] / "infra" / "proxy"
 HOSTS = ("127.0.0.1", "127.0.0.2")
 CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
 PATIENCE_S = 60.0
 """How long an answer may take on a busy machine."""
 REQUESTS = "warren_gateway_request_duration_seconds_count"
@@ -229,6 +231,116 @@ async def test_gateways_come_and_go_without_a_reload(proxied: Proxied) -> None:
 async def test_health_passes_and_metrics_do_not(proxied: Proxied) -> None:
     assert (await proxied.https.get("/health")).json()["status"] == "ok"
     assert (await proxied.https.get("/metrics")).status_code == 404
+
+
+SPELLINGS = (
+    *(
+        "/metrics",
+        "/metrics/",
+        "/metrics//",
+        "//metrics",
+        "/%6detrics",
+        "/metrics%2f",
+        "/./metrics",
+    ),
+    *("/v1/../metrics", "/v1/metrics", "/metrics?x", "/metrics/?x", "/%2fmetrics", "/metrics/%2e"),
+)
+
+
+@pytest.mark.parametrize("headers", [{}, {"content-length": "70000"}], ids=["", "large"])
+async def test_no_spelling_of_a_path_leads_to_metrics(
+    proxied: Proxied, headers: dict[str, str]
+) -> None:
+    port = proxied.plain.base_url.port
+    assert port is not None
+    answers = {path: await raw_head(port, path, headers) for path in SPELLINGS}
+
+    assert {path: answer.split()[1] for path, answer in answers.items()} == dict.fromkeys(
+        SPELLINGS, b"404"
+    )
+
+
+async def raw_head(port: int, path: str, headers: dict[str, str]) -> bytes:
+    """The head of the answer to a path that is sent as it is written."""
+    lines = [f"GET {path} HTTP/1.1", "Host: localhost", "Connection: close"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    async with asyncio.timeout(PATIENCE_S):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write("\r\n".join([*lines, "", ""]).encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.close()
+    return head
+
+
+NUM_STRANGERS = 24
+
+
+async def test_bodies_of_strangers_are_kept_nowhere(proxied: Proxied, tmp_path: Path) -> None:
+    """The bodies stop short of their ends, so that each one is kept for as long as possible."""
+    port = proxied.plain.base_url.port
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {4 << 20}\r\n\r\n"
+    master = int((tmp_path / "nginx.pid").read_text())
+    before = num_bytes_of(master)
+    async with asyncio.timeout(PATIENCE_S), AsyncExitStack() as stack:
+        for _ in range(NUM_STRANGERS):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            stack.callback(writer.close)
+            writer.write(head.encode() + b"x" * (3 << 20))
+            await writer.drain()
+        held = num_bytes_of(master) - before
+
+    assert temporary_files_of(master) == []
+    assert held < 16 << 20, "the bodies have 72 MiB"
+
+
+async def test_an_error_before_a_body_is_read_reaches_the_client(proxied: Proxied) -> None:
+    answer = await proxied.plain.post("/v1/nowhere", content=b"x" * (3 << 20))
+
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "not_found"
+
+
+@pytest.mark.parametrize("num_bytes", [10, 59_999, 60_000, 1 << 20])
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/batches"])
+async def test_bodies_of_any_size_arrive(proxied: Proxied, path: str, num_bytes: int) -> None:
+    async def pieces() -> AsyncIterator[bytes]:
+        yield body[:10]
+        yield body[10:]
+
+    body = json.dumps({"model": 1, "metadata": "x" * num_bytes}).encode()
+    answers = [
+        await proxied.plain.post(path, content=content, headers=JSON)
+        for content in (body, pieces())
+    ]
+
+    assert [answer.status_code for answer in answers] == [400, 400]
+    assert len({answer.text for answer in answers}) == 1
+
+
+def processes_of(master: int) -> list[Path]:
+    children = Path(f"/proc/{master}/task/{master}/children").read_text().split()
+    return [Path(f"/proc/{pid}") for pid in (master, *children)]
+
+
+def num_bytes_of(master: int) -> int:
+    """The resident memory of nginx."""
+    statuses = [(process / "status").read_text() for process in processes_of(master)]
+    return sum(
+        int(line.split()[1]) << 10
+        for one in statuses
+        for line in one.splitlines()
+        if line.startswith("VmRSS")
+    )
+
+
+def temporary_files_of(master: int) -> list[str]:
+    """What nginx has open under its temporary directories; such files have no name any more."""
+    links = [
+        link.readlink().as_posix()
+        for process in processes_of(master)
+        for link in (process / "fd").iterdir()
+    ]
+    return [link for link in links if "/body/" in link or "/proxy/" in link]
 
 
 async def test_a_body_that_is_too_large_is_refused_in_the_gateways_words(proxied: Proxied) -> None:
