@@ -350,9 +350,9 @@ class GatewaySettings(CommonSettings):
     database_url: SecretStr | None = Field(
         None,
         description="URL of the PostgreSQL database of files, batches, responses and "
-        "conversations, postgresql://USER:PASSWORD@HOST/NAME. Set the same one on all gateways. "
-        "Unset: a SQLite database in WARREN_DATA_DIR, which only gateways of one machine can "
-        "share.",
+        "conversations, postgresql://USER:PASSWORD@HOST/NAME, with libpq's parameters, such as "
+        "?sslmode=verify-full. Set the same one on all gateways. Unset: a SQLite database in "
+        "WARREN_DATA_DIR, which only gateways of one machine can share.",
     )
     database_url_file: Path | None = Field(
         None,

@@ -28,6 +28,7 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
+from gateway.store.postgres_url import connect_args, fault_of_settings
 from shared.errors import InvalidRequest, StartupError, Unavailable
 from shared.telemetry.store_outage import StoreOutage
 
@@ -39,7 +40,6 @@ logger = logging.getLogger(__name__)
 SQLITE_FILE = "warren.db"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _BUSY_TIMEOUT_S = 30
-_CONNECT_TIMEOUT_S = 10
 _POOL_TIMEOUT_S = 10
 """Seconds for which a transaction waits for a connection, while all are in use."""
 _STATEMENT_TIMEOUT_S = 60.0
@@ -58,16 +58,15 @@ _ADVISORY_LOCK = 0x57415252
 """Any number that all gateways agree on."""
 _NOT_IN_REPERTOIRE = "22021"
 _DATA_ERRORS = "22"
-_PASSING_ERRORS = ("08", "25", "40", "53", "55", "57", "58")
+_PASSING_ERRORS = ("08", "25", "28", "3D", "40", "53", "55", "57", "58")
 """The classes of SQLSTATE for what a later attempt may not meet: lost connections, a read-only
-standby, deadlocks, a full disk or memory, locks, an operator's intervention, and I/O errors."""
+standby, a changed password, a database that is being restored, deadlocks, a full disk or memory,
+locks, an operator's intervention, and I/O errors."""
+_BROKEN_FILE = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 _Params = ParamSpec("_Params")
 _Result = TypeVar("_Result")
-_DRIVERS = {
-    "sqlite": "sqlite+aiosqlite",
-    "postgresql": "postgresql+asyncpg",
-    "postgres": "postgresql+asyncpg",
-}
+_SQLITE, _POSTGRESQL = "sqlite+aiosqlite", "postgresql+asyncpg"
+_POSTGRESQL_SCHEMES = ("postgresql", "postgres")
 
 
 def uncancelled(
@@ -114,18 +113,23 @@ class Database:
 
         Raises `StartupError` for an invalid URL or directory, and `Unavailable`."""
         outage = StoreOutage("database") if outage is None else outage
-        place = _parsed(url, data_dir)
-        migrating = cls(_engine(place, _MIGRATION_TIMEOUT_S), outage)
+        url = url if url is not None else _file_in(data_dir)
+        migrating = cls(_engine(url, _MIGRATION_TIMEOUT_S), outage)
         try:
             await migrating._migrate()
+        except (Unavailable, DBAPIError) as error:
+            fault = fault_of_settings(error.__cause__ if isinstance(error, Unavailable) else error)
+            if fault is not None:
+                raise fault from None
+            raise
         finally:
             await migrating.close()
-        return cls(_engine(place, _STATEMENT_TIMEOUT_S), outage)
+        return cls(_engine(url, _STATEMENT_TIMEOUT_S), outage)
 
     @classmethod
     def at(cls, url: str, outage: StoreOutage) -> Self:
         """The database at ``url``, as it is. Raises `StartupError` for an invalid URL."""
-        return cls(_engine(_parsed(url, Path()), _STATEMENT_TIMEOUT_S), outage)
+        return cls(_engine(url, _STATEMENT_TIMEOUT_S), outage)
 
     @property
     def is_sqlite(self) -> bool:
@@ -231,42 +235,56 @@ class Database:
             await connection.run_sync(_upgrade)
 
 
-def _parsed(url: str | None, data_dir: Path) -> URL:
-    if url is None:
-        path = data_dir / SQLITE_FILE
-        try:
-            data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-            # The directory may be open to other users, and SQLite's other files copy this mode.
-            path.touch(mode=0o600)
-        except OSError as error:
-            raise StartupError(f"{data_dir} cannot be used: {error.strerror}") from None
-        return URL.create(_DRIVERS["sqlite"], database=str(path))
+def _file_in(data_dir: Path) -> str:
+    """The URL of the SQLite file in ``data_dir``. Raises `StartupError`."""
+    path = data_dir / SQLITE_FILE
     try:
-        parsed = make_url(url)
+        data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # The directory may be open to other users, and SQLite's other files copy this mode.
+        path.touch(mode=0o600)
+    except OSError as error:
+        raise StartupError(f"{data_dir} cannot be used: {error.strerror}") from None
+    return URL.create(_SQLITE, database=str(path)).render_as_string()
+
+
+def _engine(url: str, statement_timeout_s: float) -> AsyncEngine:
+    """Raises `StartupError` for an invalid URL."""
+    scheme = url.partition("://")[0]
+    if scheme in _POSTGRESQL_SCHEMES:
+        return _postgresql(url, statement_timeout_s)
+    if not scheme.startswith("sqlite"):
+        raise StartupError("the URL of the database must begin with postgresql:// or sqlite:///")
+    try:
+        place = make_url(url).set(drivername=_SQLITE)
     except ArgumentError:
         raise StartupError("the URL of the database is not valid") from None
-    driver = _DRIVERS.get(parsed.drivername)
-    if driver is None:
-        raise StartupError("the URL of the database must begin with postgresql:// or sqlite:///")
-    return parsed.set(drivername=driver)
-
-
-def _engine(url: URL, statement_timeout_s: float) -> AsyncEngine:
-    if not url.drivername.startswith("sqlite"):
-        return create_async_engine(
-            url,
-            pool_pre_ping=True,
-            pool_timeout=_POOL_TIMEOUT_S,
-            connect_args={"timeout": _CONNECT_TIMEOUT_S, "command_timeout": statement_timeout_s},
-        )
     engine = create_async_engine(
-        url,
+        place,
         pool_timeout=_POOL_TIMEOUT_S,
+        hide_parameters=True,
         connect_args={"timeout": _BUSY_TIMEOUT_S, "isolation_level": None},
     )
     event.listen(engine.sync_engine, "connect", _configure_sqlite)
     event.listen(engine.sync_engine, "begin", _begin_on_sqlite)
     return engine
+
+
+def _postgresql(url: str, statement_timeout_s: float) -> AsyncEngine:
+    return create_async_engine(
+        f"{_POSTGRESQL}://",
+        pool_pre_ping=True,
+        pool_timeout=_POOL_TIMEOUT_S,
+        hide_parameters=True,
+        connect_args={
+            **connect_args(url),
+            "command_timeout": statement_timeout_s,
+            # A pooler such as pgbouncer may give each transaction another connection of the server,
+            # which does not have the statements that were prepared before.
+            "statement_cache_size": 0,
+            "prepared_statement_cache_size": 0,
+            "prepared_statement_name_func": str,  # unnamed
+        },
+    )
 
 
 def _configure_sqlite(connection: Any, _: object) -> None:
@@ -298,9 +316,10 @@ def _config() -> "Config":
 
 @cache
 def _known_revisions() -> frozenset[str]:
+    config = _config()
     from alembic.script import ScriptDirectory
 
-    scripts = ScriptDirectory.from_config(_config()).walk_revisions()
+    scripts = ScriptDirectory.from_config(config).walk_revisions()
     return frozenset(script.revision for script in scripts)
 
 
@@ -326,6 +345,11 @@ def _sqlstate(error: DBAPIError) -> str | None:
 
 def reason_of(error: BaseException) -> str:
     """What has failed, without the statement and its values, which are a user's."""
+    if _is_damaged(error):
+        return (
+            f"{SQLITE_FILE} is damaged, or is no SQLite database: restore it from a backup, or "
+            "move it away to begin with an empty one"
+        )
     if isinstance(error, DBAPIError) and error.orig is not None:
         error = error.orig.__cause__ or error.orig  # the driver's own
     first, *_ = str(error).splitlines() or [""]
@@ -343,6 +367,12 @@ def refuses_values(error: Exception) -> bool:
     return isinstance(error, InvalidRequest)
 
 
+def _is_damaged(error: BaseException | None) -> bool:
+    """Whether the error says that the SQLite file is damaged, or is none."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return getattr(cause, "sqlite_errorcode", 0) & 0xFF in _BROKEN_FILE
+
+
 def _is_unavailable(error: Exception) -> bool:
     """Whether the database could not be reached or do any work, rather than refused a statement."""
     if isinstance(error, IntegrityError):
@@ -351,9 +381,9 @@ def _is_unavailable(error: Exception) -> bool:
         return (
             error.connection_invalidated
             or isinstance(error.orig, OSError | sqlite3.OperationalError)
+            or _is_damaged(error)
             or (_sqlstate(error) or "").startswith(_PASSING_ERRORS)
         )
     # Neither timeouts nor what asyncpg raises while it connects are wrapped.
-    return isinstance(error, OSError | PoolTimeoutError) or type(error).__module__.startswith(
-        "asyncpg"
-    )
+    is_of_driver = type(error).__module__.startswith("asyncpg") or _is_damaged(error)
+    return isinstance(error, OSError | PoolTimeoutError) or is_of_driver

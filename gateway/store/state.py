@@ -176,7 +176,7 @@ class Store:
         try:
             if settings.files_url is not None:
                 return Blobs.at(settings.files_url, settings.files_credentials_file, outage)
-            return Blobs.in_directory(settings.data_dir.expanduser() / "files", outage)
+            return Blobs.in_directory(self._data_dir() / "files", outage)
         except StartupError as error:
             outage.failed(error.message)
             raise
@@ -185,16 +185,28 @@ class Store:
         settings, outage = self._settings, self.outages["database"]
         url = settings.database_url
         try:
-            return await Database.open(
-                None if url is None else url.get_secret_value(),
-                settings.data_dir.expanduser(),
-                outage,
-            )
+            if url is not None:
+                return await Database.open(url.get_secret_value(), Path(), outage)
+            return await Database.open(None, self._data_dir(), outage)
         except StartupError as error:
             outage.failed(error.message)
             raise
 
     def _has_been_used(self) -> bool:
-        settings = self._settings
-        path: Path = settings.data_dir.expanduser() / SQLITE_FILE
-        return settings.database_url is not None or path.exists()
+        if self._settings.database_url is not None:
+            return True
+        try:
+            return (self._data_dir() / SQLITE_FILE).exists()
+        except StartupError:
+            return False
+
+    def _data_dir(self) -> Path:
+        """Raises `StartupError`."""
+        data_dir = self._settings.data_dir
+        try:
+            return data_dir.expanduser()
+        except RuntimeError:
+            raise StartupError(
+                f"WARREN_DATA_DIR is {data_dir}, and this user has no home directory: set it to an "
+                "absolute path"
+            ) from None

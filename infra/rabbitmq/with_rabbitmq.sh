@@ -53,6 +53,7 @@ command -v java >/dev/null || missing+=(default-jdk-headless)
 command -v curl >/dev/null || missing+=(curl)
 command -v jq >/dev/null || missing+=(jq)
 compgen -G '/usr/lib/postgresql/*/bin/initdb' >/dev/null || missing+=(postgresql)
+command -v pgbouncer >/dev/null || [[ -x /usr/sbin/pgbouncer ]] || missing+=(pgbouncer)
 if ((${#missing[@]})) && [[ $(id -u) == 0 ]] && command -v apt-get >/dev/null; then
     install_debian_packages "${missing[@]}" || is_installed || install_debian_packages rabbitmq-server
 fi

@@ -1,15 +1,21 @@
 """The store: its sweeps, and what it writes before it closes."""
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
+from gateway.store.database import Database
 from gateway.store.files.records import Files
 from gateway.store.state import Store, StoredState
 from shared import settings
+from shared.bus.memory import MemoryBus
 from shared.errors import Unavailable
 from shared.settings import GatewaySettings
+from tests.support.gateway.http import live_gateway
 from tests.support.network.connections import serving
 
 
@@ -59,7 +65,7 @@ async def test_what_is_being_written_is_written_before_the_store_closes(tmp_path
 async def test_requests_do_not_try_one_after_the_other_to_open_a_database_that_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.store.database._CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("gateway.store.postgres_url._CONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr("gateway.store.state._RETRY_PAUSE_S", 60.0)
     attempts = []
 
@@ -138,3 +144,83 @@ async def test_a_full_disk_is_an_outage_until_a_file_is_written(
     assert store.outages["files"].is_up()
     assert "file storage unavailable" in caplog.text
     await store.close()
+
+
+@pytest.fixture
+def damaged(tmp_path: Path) -> Path:
+    directory = tmp_path / "damaged"
+    directory.mkdir()
+    (directory / "warren.db").write_bytes(b"This is no database. " * 500)
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("data_dir", "reason"),
+    [
+        ("damaged", "warren.db is damaged, or is no SQLite database: restore it from a backup"),
+        ("~no-such-user/warren", "this user has no home directory: set it to an absolute path"),
+    ],
+)
+async def test_a_place_that_cannot_be_used_is_unavailable_and_named_once(
+    damaged: Path,
+    data_dir: str,
+    reason: str,
+    bus: MemoryBus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with live_gateway(bus, data_dir=data_dir) as gateway:
+        answers = [
+            await gateway.http.post(
+                "/v1/files", data={"purpose": "batch"}, files={"file": ("a.jsonl", b"{}")}
+            )
+            for _ in range(2)
+        ]
+        listed = await gateway.http.get("/v1/batches")
+
+    assert [answer.status_code for answer in (*answers, listed)] == [503] * 3
+    (said,) = (vars(one) for one in caplog.records if one.levelname == "ERROR")
+    assert said["message"] in ("database unavailable", "file storage unavailable")
+    assert reason in said["reason"]
+    assert not [one for one in caplog.records if one.exc_info]
+
+
+@pytest.fixture
+def half_damaged(migrated_file: Path, tmp_path: Path) -> Path:
+    content = migrated_file.read_bytes()
+    (tmp_path / "warren.db").write_bytes(content[:100] + b"\xff" * (len(content) - 100))
+    return tmp_path
+
+
+async def test_pages_that_were_damaged_are_unavailable(half_damaged: Path) -> None:
+    with pytest.raises(Unavailable):
+        await Store(settings.load(GatewaySettings, data_dir=half_damaged)).open()
+
+
+def test_the_migrations_are_silent(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, logging, sys; from pathlib import Path\n"
+        "logging.basicConfig(level=logging.INFO)\n"
+        "from gateway.store.database import Database\n"
+        "async def migrate(): await (await Database.open(None, Path(sys.argv[1]))).close()\n"
+        "asyncio.run(migrate())"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path], check=True, capture_output=True, text=True
+    )
+
+    assert done.stderr == ""
+
+
+async def test_errors_of_statements_do_not_contain_their_values(tmp_path: Path) -> None:
+    database = await Database.open(None, tmp_path)
+    with pytest.raises(Unavailable) as raised:
+        async with database.begin() as connection:
+            await connection.execute(text("SELECT :prompt FROM nowhere"), {"prompt": "secret"})
+    await database.close()
+
+    assert "nowhere" in str(raised.value.__cause__)
+    assert "secret" not in str(raised.value.__cause__)
