@@ -116,11 +116,17 @@ _MESSAGES_TYPES: Mapping[int, str] = {
     504: "timeout_error",
 }
 """Anthropic's types by status; the others are ``invalid_request_error``."""
-_BROKER_SAYS = {
-    429: "The queue is full.",
-    500: "The broker refused an operation that the request requires.",
-    503: "The broker is unreachable.",
+_BROKER_SAYS: Mapping[type[BusError], str] = {
+    BusError: "The broker refused an operation that the request requires.",
+    errors.BusUnavailable: "The broker is unreachable.",
+    errors.PublishersBlocked: "The broker is short of memory or disk space, and takes no messages.",
+    errors.NoFreeChannel: "The gateway has no free channel to the broker.",
+    errors.QueueDown: "The broker's node that this request needs is down.",
+    errors.PublishUnconfirmed: "The broker did not confirm the request.",
+    errors.PublishRefused: "The queue is full.",
+    errors.Unroutable: "A queue that the request needs has lost its binding at the broker.",
 }
+"""What clients are told of an error of the broker, by the nearest class."""
 
 
 def status_of(error: WarrenError) -> HttpStatus:
@@ -255,7 +261,9 @@ def _no_such_path(scope: Scope) -> HTTPException:
 
 def _message(error: WarrenError) -> str:
     # The broker's message names users and queues.
-    return _BROKER_SAYS[status_of(error).code] if isinstance(error, BusError) else error.message
+    if not isinstance(error, BusError):
+        return error.message
+    return next(_BROKER_SAYS[kind] for kind in type(error).__mro__ if kind in _BROKER_SAYS)
 
 
 def _messages_body(status: int, message: str, request_id: str) -> MessagesErrorBody:

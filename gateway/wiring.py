@@ -60,7 +60,7 @@ _RENEW_AFTER_S = 3600.0
 """Seconds after which the time at which a model was last seen is written again."""
 _RECORD_RETRY_S = 60.0
 Handler = Callable[[Message], None]
-GatewayState: TypeAlias = Literal["ok", "draining", "broker_unavailable"]
+GatewayState: TypeAlias = Literal["ok", "draining", "broker_unavailable", "broker_blocked"]
 
 
 @dataclass(slots=True)
@@ -171,7 +171,9 @@ class Gateway:
         """Whether requests are taken, and why not."""
         if not self.admission.is_open:
             return "draining"
-        return "ok" if self.bus.is_connected else "broker_unavailable"
+        if not self.bus.is_connected:
+            return "broker_unavailable"
+        return "broker_blocked" if self.bus.is_blocked else "ok"
 
     def tenant_of(self, tag: str) -> str:
         """The tenant with this tag in its stream tokens; the anonymous one if no API key is of such

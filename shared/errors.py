@@ -28,6 +28,8 @@
     │       └── LogLost                   the request's log was deleted while it was read
     ├── BusError                      the broker or the connection to it
     │   ├── BusUnavailable              not connected, or the connection was lost
+    │   │   ├── PublishersBlocked         it is short of memory or disk space
+    │   │   ├── NoFreeChannel             the connection has no channel left
     │   │   ├── Unanswered                no answer in time: the call may take effect
     │   │   └── QueueDown                 the node of the cluster that keeps the queue is down
     │   │       └── QueueSilent           or slow
@@ -204,6 +206,14 @@ class BusError(WarrenError):
 
 class BusUnavailable(BusError):
     code = "broker_unavailable"
+
+
+class PublishersBlocked(BusUnavailable):
+    """The broker reads nothing that is published, because it is short of memory or disk space."""
+
+
+class NoFreeChannel(BusUnavailable):
+    """All channels that the broker allows on the connection are in use."""
 
 
 class Unanswered(BusUnavailable):

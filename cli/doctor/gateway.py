@@ -38,6 +38,13 @@ def check_gateway(url: str, api_key: str | None) -> Iterator[Finding]:
         yield failure("gateway", f"{url} does not answer: {error}", "start it, or correct --url")
 
 
+_REMEDIES = {
+    "broker_unavailable": "start the gateway's broker, or correct its --broker",
+    "broker_blocked": "give the broker memory or disk space: see `rabbitmqctl status`",
+}
+"""What to do about a state of `/health`."""
+
+
 def _live(url: str, live: Fetched) -> Finding:
     if _fact(live, "status") is None:
         return failure("gateway", f"{url} is not a gateway of Warren", "correct --url")
@@ -51,9 +58,7 @@ def _ready(health: Fetched) -> Finding:
     return failure(
         "ready",
         f"it takes no requests: {status or f'/health is answered {health.status}'}",
-        "start the gateway's broker, or correct its --broker"
-        if status == "broker_unavailable"
-        else "wait for its restart",
+        _REMEDIES.get(str(status), "wait for its restart"),
     )
 
 

@@ -136,6 +136,21 @@ def export_fleet(
     )
     catalog.at_scrape(
         "gauge",
+        "warren_gateway_broker_blocked",
+        "1 while the broker accepts no messages, because it is short of memory or disk space, "
+        "otherwise 0.",
+        (),
+        lambda: [((), bus.is_blocked)],
+    )
+    catalog.at_scrape(
+        "gauge",
+        "warren_fleet_clock_skew_seconds",
+        "The largest difference between a live worker's clock and this gateway's.",
+        _BY_MODEL,
+        lambda: [((m,), workers.clock_skew_s(m)) for m in sorted(workers.known_models)],
+    )
+    catalog.at_scrape(
+        "gauge",
         "warren_gateway_requests_in_flight",
         "Requests in flight whose bodies have arrived. The limit max_requests counts the others, "
         "too.",

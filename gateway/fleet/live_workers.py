@@ -18,6 +18,7 @@ from prometheus_client import Counter
 
 from gateway.fleet import affinity
 from gateway.fleet.affinity import Candidate, num_used
+from gateway.fleet.clocks import MAX_SKEW_S, WorkerClocks
 from gateway.fleet.publishing import JobPublisher, job_message
 from shared import topology
 from shared.bus.base import Bus
@@ -218,10 +219,11 @@ class LiveWorkers:
     at which each was last seen: announced, requested, or with a job in a queue."""
     jobs: JobPublisher = field(init=False)
     """Publishes to the queues that all workers of a model share."""
+    clocks: WorkerClocks = field(default_factory=WorkerClocks)
     _published: Counter = field(init=False)
 
     def __post_init__(self) -> None:
-        self.jobs = JobPublisher(self.bus, self._addresses_of)
+        self.jobs = JobPublisher(self.bus, self._addresses_of, self.clocks)
         self._began_at = self.clock()
         self._published = self.catalog.counter(
             "warren_gateway_jobs_published_total",
@@ -251,6 +253,7 @@ class LiveWorkers:
             self.known_models[announcement.model] = time.time()
             self._first_seen_at.setdefault(announcement.model, int(time.time()))
         self.backlog.hear(announcement)
+        self.clocks.hear(announcement)
 
     def of_model(self, model: str) -> list[Announcement]:
         """The latest announcement of each live worker of one model."""
@@ -315,6 +318,21 @@ class LiveWorkers:
             models.setdefault(known.announcement.model, []).append(known.announcement)
         return models
 
+    def clock_skew_s(self, model: str) -> float:
+        """The largest difference between the clock of a live worker and this gateway's."""
+        return max((abs(self.clocks.ahead_s(a)) for a in self._addresses_of(model)), default=0.0)
+
+    def problems(self) -> list[str]:
+        """What keeps requests for single models from being answered, as sentences."""
+        problems = self.jobs.problems()
+        for model in sorted(self.models()):
+            skew_s = self.clock_skew_s(model)
+            if skew_s > MAX_SKEW_S:
+                problems.append(
+                    f"The clock of a worker of the model '{model}' differs by {skew_s:.0f} s."
+                )
+        return problems
+
     def announced(self) -> list[tuple[Announcement, float]]:
         """The latest announcement of each worker, including those that are leaving, and the seconds
         since it arrived."""
@@ -361,7 +379,7 @@ class LiveWorkers:
 
     async def _publish_near(self, job: GenerationJob, reply_key: str, address: str) -> bool:
         """Publish to the queue of one worker; False if it is gone or full. Raises `BusError`."""
-        message = job_message(job, reply_key)
+        message = job_message(job, reply_key, self.clocks.shift_s([address]))
         with suppress(Unroutable, PublishRefused, MessageTooLarge):
             await self.bus.publish(topology.near_binding(job.model, address), message)
             return True
@@ -372,6 +390,7 @@ class LiveWorkers:
         oldest = now - _FORGET_AFTER_S
         self._workers = {a: known for a, known in self._workers.items() if known.seen_at > oldest}
         self._leaving = {a: known for a, known in self._leaving.items() if known.seen_at > oldest}
+        self.clocks.forget_all_but(self._workers)
         if len(self._heard_at) > 2 * len(self._workers) + 16:
             oldest = now - _FORGET_HEARTBEAT_AFTER_S
             self._heard_at = {a: at for a, at in self._heard_at.items() if at > oldest}

@@ -6,6 +6,9 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+import msgspec
+
+from gateway.fleet.clocks import WorkerClocks
 from shared import topology
 from shared.bus.base import Binding, Bus, Message
 from shared.bus.upkeep import report_unbound
@@ -23,6 +26,7 @@ from shared.messages import Declare, GenerationJob, JobClass, QuickJob, encode
 
 _RETRY_PAUSE_S = 0.1
 _ASK_INTERVAL_S = 0.5
+_PROBLEM_S = 60.0
 _PATIENCE_S = 5.0
 """Seconds that a request waits for a worker to bind the queue of its model again."""
 
@@ -30,10 +34,19 @@ _PATIENCE_S = 5.0
 class JobPublisher:
     """Publishes generations and quick jobs."""
 
-    def __init__(self, bus: Bus, addresses: Callable[[str], Sequence[str]] = lambda _: ()) -> None:
-        """``addresses`` returns the addresses of a model's live workers."""
+    def __init__(
+        self,
+        bus: Bus,
+        addresses: Callable[[str], Sequence[str]] = lambda _: (),
+        clocks: WorkerClocks | None = None,
+    ) -> None:
+        """``addresses`` returns the addresses of a model's live workers, whose ``clocks`` may be
+        ahead of this gateway's."""
         self._bus = bus
         self._addresses = addresses
+        self._clocks = clocks or WorkerClocks()
+        self._problems: dict[str, tuple[str, float]] = {}
+        """The last problem with the queues of each model, and its monotonic time."""
         self._asked_at: dict[str, float] = {}
         """When workers were asked to bind a queue, by its routing key."""
 
@@ -53,21 +66,41 @@ class JobPublisher:
         give_up_at = 0.0
         while True:
             try:
-                return await self._bus.publish(binding, job_message(job, reply_key))
+                message = job_message(job, reply_key, self._shift_s(job.model))
+                return await self._bus.publish(binding, message)
             except Unroutable:
                 workers = self._addresses(job.model)
                 is_given_up = bool(give_up_at) and time.monotonic() > give_up_at
                 if is_given_up or not workers:
+                    if workers:
+                        self._note(job.model, "has lost its binding at the broker")
                     raise await self._no_route(job.model, lane) from None
                 give_up_at = give_up_at or time.monotonic() + _PATIENCE_S
                 await self._ask_to_bind(binding, workers)
                 await asyncio.sleep(_RETRY_PAUSE_S)
             except PublishRefused:
+                self._note(job.model, "is full")
                 raise Overloaded(
                     "Too many requests are waiting for this model.", limit="queue_length"
                 ) from None
             except MessageTooLarge:
                 raise InvalidRequest("The request is too large.") from None
+
+    def _shift_s(self, model: str) -> float:
+        clocks = self._clocks
+        return 0.0 if clocks.are_level else clocks.shift_s(self._addresses(model))
+
+    def problems(self) -> list[str]:
+        """What kept jobs from their queues within the last minute, as sentences."""
+        oldest = time.monotonic() - _PROBLEM_S
+        self._problems = {model: one for model, one in self._problems.items() if one[1] > oldest}
+        return [
+            f"The queue of the model '{model}' {problem}."
+            for model, (problem, _) in sorted(self._problems.items())
+        ]
+
+    def _note(self, model: str, problem: str) -> None:
+        self._problems[model] = problem, time.monotonic()
 
     async def _ask_to_bind(self, binding: Binding, workers: Sequence[str]) -> None:
         """Ask the workers, for all requests that wait for the binding. Their own queues may have
@@ -95,5 +128,8 @@ class JobPublisher:
         )
 
 
-def job_message(job: GenerationJob | QuickJob, reply_key: str) -> Message:
+def job_message(job: GenerationJob | QuickJob, reply_key: str, shift_s: float = 0.0) -> Message:
+    """The message of a job, with its deadline moved by ``shift_s`` for the clock of its worker."""
+    if shift_s and job.deadline is not None:
+        job = msgspec.structs.replace(job, deadline=job.deadline + shift_s)
     return Message(encode(job), correlation_id=job.request_id, reply_to=reply_key)

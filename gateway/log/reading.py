@@ -25,6 +25,7 @@ from shared.errors import (
     DeadlineExceeded,
     LogLost,
     MessageTooLarge,
+    NoFreeChannel,
     PublishRefused,
     PublishUnconfirmed,
     QueueBusy,
@@ -53,6 +54,7 @@ _SILENT_S = 2.5
 """Seconds without an answer about a log, while the broker answers other calls, after which the log
 counts as lost: a slow disk delays what concerns one queue, too."""
 _ASK_INTERVAL_S = 1.0
+_CHANNEL_PATIENCE_S = 8.0
 _PATIENCE_S = 30.0
 """Seconds for which another reader may hold the log. The broker disconnects a stopped gateway after
 15 s."""
@@ -176,6 +178,8 @@ class LogReading:
         self._is_of_others = not self._has_job
         """Whether the client may have been sent what this reader has not read yet."""
         self._down_at = math.inf
+        self._crowded_at = math.inf
+        """When a channel was missing first, in the event loop's time."""
         self._backoff = Backoff()
         self._is_holding = False
         self._is_ending = False
@@ -257,6 +261,8 @@ class LogReading:
                 if not (self._may_begin_again and self._num_lost <= _MAX_LOST):
                     raise
                 self._move_on(error)
+            except NoFreeChannel:
+                await self._wait_for_channel()
             except (BusUnavailable, PublishUnconfirmed):
                 self._cursor.cut_off()
                 self._num_read = 0
@@ -302,7 +308,7 @@ class LogReading:
             self._recreating.add_done_callback(_forget_error)
             await asyncio.shield(self._recreating)
         consumer = await self._log.attach()
-        self._down_at, self._backoff = math.inf, Backoff()
+        self._down_at, self._crowded_at, self._backoff = math.inf, math.inf, Backoff()
         if self._is_of_others:
             with suppress(PublishRefused):
                 await self._mark_or_bind()
@@ -421,6 +427,15 @@ class LogReading:
         if now - self._down_at > _PATIENCE_S:
             raise Unavailable(NODE_DOWN)
         await asyncio.sleep(_DOWN_PAUSE_S)
+
+    async def _wait_for_channel(self) -> None:
+        """Wait a moment. Raises `Unavailable` if there has been no free channel for too long: a
+        worker cancels a job whose log has no reader."""
+        now = asyncio.get_running_loop().time()
+        self._crowded_at = min(self._crowded_at, now)
+        if now - self._crowded_at > _CHANNEL_PATIENCE_S:
+            raise Unavailable("The gateway has no free channel to the broker.")
+        await self._pause()
 
     def _move_on(self, error: QueueDown | QueueNotFound) -> None:
         """Begin the log again in another queue, with a copy of what was read of it."""

@@ -178,6 +178,12 @@ class Bus(Protocol):
     def is_connected(self) -> bool: ...
 
     @property
+    def is_blocked(self) -> bool:
+        """Whether the broker reads nothing that is published, because it is short of memory or disk
+        space. Publishing raises `PublishersBlocked` then."""
+        ...
+
+    @property
     def is_settled(self) -> bool:
         """Whether every client that lost the broker together with this process has had time to
         reconnect."""

@@ -179,6 +179,9 @@ def _refusal(queue: MemoryQueue, message: Message) -> PublishRefused | None:
 class MemoryBus:
     """A connection to a `MemoryBroker`, by default to a new one."""
 
+    is_blocked = False
+    """Nothing blocks the publishers of this bus."""
+
     def __init__(
         self,
         broker: MemoryBroker | None = None,

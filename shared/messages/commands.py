@@ -189,3 +189,5 @@ class Announcement(Wire, frozen=True, kw_only=True):
     """The worker takes no more jobs."""
     started_at: UnixTime = 0.0
     """Unix time in seconds at which the worker was ready; 0 if unknown."""
+    sent_at: UnixTime = 0.0
+    """When the worker sent this, by its own clock; 0 from workers that do not say."""

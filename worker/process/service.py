@@ -430,6 +430,7 @@ class Worker:
             takes_near_jobs=self._takes_near_jobs,
             is_leaving=self._is_draining,
             started_at=self._started_at,
+            sent_at=time.time(),
         )
 
     @property

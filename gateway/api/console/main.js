@@ -38,6 +38,7 @@ function pulse(state, text) {
 
 function summary({ gateway, workers, queues }) {
   if (gateway.status === "broker_unavailable") return ["bad", "Broker unreachable"];
+  if (gateway.status === "broker_blocked") return ["bad", "Broker blocks publishers"];
   if (gateway.status === "draining") return ["warn", "Gateway is draining"];
   const serving = workers.filter((worker) => worker.state === "serving");
   if (serving.length === 0) return ["warn", "No workers"];

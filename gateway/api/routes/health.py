@@ -21,6 +21,7 @@ def router(gateway: Gateway) -> APIRouter:
                     "num_running": worker.num_running,
                     "num_waiting": worker.num_waiting,
                     "kv_usage": worker.kv_usage,
+                    "clock_ahead_s": round(gateway.workers.clocks.ahead_s(worker.worker), 3),
                 }
                 for worker in workers
             ]
@@ -36,10 +37,10 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.head("/health", include_in_schema=False)
     @routes.get("/health", responses={503: {"description": "No requests are taken."}})
     async def health(request: Request) -> Response:
-        """Tell whether requests are taken: 503 while the broker is away or the gateway drains.
-        Requests in flight, live workers, none of which is needed because jobs wait, and whether
-        the stores work, which streams do not need, are listed for API keys with the scope
-        `metrics`, and for everyone on a gateway without keys."""
+        """Tell whether requests are taken: 503 while the broker is away or blocks publishers, or
+        the gateway drains. Requests in flight, live workers, none of which is needed because jobs
+        wait, whether the stores work, which streams do not need, and problems of single models are
+        listed for API keys with the scope `metrics`, and for everyone on a gateway without keys."""
         now = gateway.state
         body: dict[str, Any] = {"status": now}
         if gateway.keys.permit(authorization_of(request.headers), "metrics"):
@@ -51,6 +52,7 @@ def router(gateway: Gateway) -> APIRouter:
                 "requests": gateway.admission.num_requests,
                 "models": models(),
                 "stores": stores,
+                "problems": gateway.workers.problems(),
             }
         return JSONResponse(body, 200 if now == "ok" else 503)
 

@@ -36,6 +36,8 @@ _MAX_SILENCES = 2
 that is cut off from the others keeps its clients, and only answers what it can alone."""
 _COME_BACK_S = (30.0, 90.0)
 """Between two attempts to return to a node; not the same for all clients of it."""
+_CONSUMERS_SHARE = 0.75
+"""The share of a connection's channels that consumers may have."""
 _CONFIRM_S = 1.0
 """Seconds within which a consumer that was notified of the end of its queue has declared it
 again."""
@@ -92,7 +94,7 @@ class RabbitBus:
         self._consuming = [self._home]
         self._growing = asyncio.Lock()
         self._places = Places(timeout_s)
-        self._resources = Resources(self._home.open_channel)
+        self._resources = Resources(partial(self._home.open_channel, waits=False))
         self._exclusive: dict[str, Queue] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -118,6 +120,10 @@ class RabbitBus:
     @property
     def is_connected(self) -> bool:
         return self._publishing.is_connected and self._home.is_connected
+
+    @property
+    def is_blocked(self) -> bool:
+        return self._publishing.is_blocked
 
     @property
     def is_settled(self) -> bool:
@@ -359,7 +365,9 @@ class RabbitBus:
             return link
 
     def _has_room(self, link: Link, queue: str) -> bool:
-        return queue in self._exclusive or link.num_channels < self._max_channels
+        # Calls need channels, too.
+        most = min(self._max_channels, max(1, int(link.max_channels * _CONSUMERS_SHARE)))
+        return queue in self._exclusive or link.num_channels < most
 
 
 async def _close(consumer: RabbitConsumer | None) -> None:

@@ -4,6 +4,7 @@ deletion of exchanges and queues."""
 import asyncio
 import itertools
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -17,10 +18,12 @@ from pamqp.common import FieldValue
 from shared.bus.base import Exchange, Queue, QueueState, exchanges_of
 from shared.bus.rabbit.encoding import AMQP_FAILURES, is_answer, queue_arguments, translated
 from shared.bus.rabbit.link import Link, OpenChannel
-from shared.errors import BusUnavailable, QueueNotFound
+from shared.errors import BusUnavailable, NoFreeChannel, QueueNotFound
 from shared.telemetry import incidents
 
 _MAX_CALLS = 16
+_CHANNEL_PATIENCE_S = 5.0
+_CHANNEL_PAUSE_S = 0.02
 _SUCCESS = 200
 
 
@@ -105,13 +108,28 @@ class CallChannels:
     async def lend(self) -> AsyncIterator[Channel]:
         """Lend a channel. After a failed call the channel is closed: an answer that arrives late
         must not be taken for the next call's."""
-        channel = self._take_idle() or await self._open()
+        channel = await self._take()
         try:
             yield channel
         except BaseException:
             await close_channel(channel)
             raise
         self._idle.append(channel)
+
+    async def _take(self) -> Channel:
+        """Take an idle channel, or open one. If the connection has none left, wait for a call to
+        return its channel. Raises `BusUnavailable`."""
+        give_up_at = time.monotonic() + _CHANNEL_PATIENCE_S
+        while True:
+            channel = self._take_idle()
+            if channel is not None:
+                return channel
+            try:
+                return await self._open()
+            except NoFreeChannel:
+                if time.monotonic() > give_up_at:
+                    raise
+            await asyncio.sleep(_CHANNEL_PAUSE_S)
 
     async def _open(self) -> Channel:
         channel = await self._open_channel()

@@ -1,6 +1,7 @@
 """A connection to the broker that is reopened whenever it is lost, at the broker's next address."""
 
 import asyncio
+import logging
 import math
 import random
 import time
@@ -23,8 +24,15 @@ from shared.bus.outage import Outage
 from shared.bus.rabbit.addresses import Address, Addresses
 from shared.bus.rabbit.encoding import AMQP_FAILURES, is_asked_for, translated
 from shared.bus.rabbit.shielded_calls import Calls
-from shared.errors import BusError, BusUnavailable, StartupError
+from shared.errors import (
+    BusError,
+    BusUnavailable,
+    NoFreeChannel,
+    PublishersBlocked,
+    StartupError,
+)
 from shared.telemetry import incidents
+from shared.telemetry.metrics import PROCESS
 
 DEFAULT_USER = "guest"
 """The user of a URL that names none."""
@@ -38,6 +46,9 @@ _OPEN_TIMEOUT_S = 5.0
 _SETTLES_S = 15.0
 """Seconds for two attempts that time out and one that succeeds."""
 _HIGHEST_CHANNEL = 65535
+_CHANNEL_PAUSE_S = 0.05
+_EXHAUSTED_INTERVAL_S = 10.0
+"""Seconds between two reports of a connection without a free channel."""
 
 _REFUSALS = (AuthenticationError, ProbableAuthenticationError, InvalidFrameError)
 """aiormq reports a refused virtual host as `InvalidFrameError`, like frames it cannot expect."""
@@ -49,6 +60,12 @@ Connection.FRAME_BUFFER_SIZE = 0
 # A connection is given up when two heartbeats are missing, not six: RabbitMQ sends two of them in
 # each interval.
 Connection.HEARTBEAT_GRACE_MULTIPLIER = 1
+
+_exhaustions = PROCESS.counter(
+    "warren_broker_channels_exhausted_total",
+    "Times, at most one in 10 seconds, that a connection to the broker had no free channel.",
+)
+logger = logging.getLogger(__name__)
 
 OpenChannel = Callable[[], Awaitable[Channel]]
 Restore = Callable[[OpenChannel], Coroutine[Any, Any, None]]
@@ -86,6 +103,7 @@ class Link:
         self._connected = asyncio.Event()
         self._came_back_at = -math.inf  # infinite while a lost connection has not been reopened
         self._last_number = 0
+        self._exhausted_at = -math.inf
         self._outage = Outage(self._log_fields)
         self._supervisor: asyncio.Task[None] | None = None
         self._broken: asyncio.Task[None] | None = None
@@ -156,6 +174,17 @@ class Link:
     def num_channels(self) -> int:
         return len(self._connection.channels) if self._connection is not None else 0
 
+    @property
+    def max_channels(self) -> int:
+        """The most channels that the broker allows on this connection."""
+        connection = self._connection
+        return _HIGHEST_CHANNEL if connection is None else _max_channels(connection)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the broker reads nothing that is published."""
+        return self._connection is not None and not _is_ready(self._connection)
+
     async def wait_connected(self) -> None:
         while not self.is_connected:
             self._connected.clear()
@@ -170,16 +199,16 @@ class Link:
             async with asyncio.timeout(self._timeout_s):
                 await self._connection.ready()
         except TimeoutError:
-            raise BusUnavailable("the broker has blocked publishers") from None
+            raise PublishersBlocked("the broker has blocked publishers") from None
 
-    async def open_channel(self, *, confirms: bool = False) -> Channel:
-        """Open a channel. Raises `BusUnavailable`.
+    async def open_channel(self, *, confirms: bool = False, waits: bool = True) -> Channel:
+        """Open a channel; ``waits`` for a free one. Raises `BusUnavailable`.
 
         The caller must be neither cancelled nor timed out: see `shared.bus.rabbit.shielded_calls`.
         """
         if self._connection is None:
             raise self._unavailable()
-        return await self._open_channel(self._connection, confirms=confirms)
+        return await self._open_channel(self._connection, confirms=confirms, waits=waits)
 
     async def _supervise(self, attempted: asyncio.Event) -> None:
         """Keep a connection. ``attempted`` is set once connected, or once every address failed."""
@@ -226,7 +255,7 @@ class Link:
             connection = handle.transport.connection
             assert isinstance(connection, Connection)
             if self._restore is not None:
-                restoring = self._restore(partial(self._open_channel, connection))
+                restoring = self._restore(partial(self._open_channel, connection, waits=False))
                 await self.calls.run(restoring, "restore queues")
             self._connection = connection
             if self._came_back_at == math.inf:
@@ -257,10 +286,12 @@ class Link:
             self._outage.lost(error)
         return time.monotonic() - since
 
-    async def _open_channel(self, connection: Connection, *, confirms: bool = False) -> Channel:
+    async def _open_channel(
+        self, connection: Connection, *, confirms: bool = False, waits: bool = True
+    ) -> Channel:
         if connection.is_closed:
             raise BusUnavailable("the connection to the broker was lost")
-        number = self._free_number(connection)
+        number = await self._free_number(connection, self._timeout_s if waits else 0.0)
         with translated("open a channel", connection):
             channel = await connection.channel(number, publisher_confirms=confirms)
         assert isinstance(channel, Channel)
@@ -281,18 +312,34 @@ class Link:
             # channel, and only a new connection has a state that both sides agree on.
             self._broken = asyncio.create_task(connection.close(error))
 
-    def _free_number(self, connection: Connection) -> int:
-        """Return the next free channel number.
+    async def _free_number(self, connection: Connection, patience_s: float) -> int:
+        """Wait for a free channel number. Raises `NoFreeChannel` if there is none for too long."""
+        give_up_at = time.monotonic() + patience_s
+        while (number := self._next_number(connection)) is None:
+            if self._exhausted_at < time.monotonic() - _EXHAUSTED_INTERVAL_S:
+                self._exhausted_at = time.monotonic()
+                _exhaustions.inc()
+                facts = {**self._log_fields, "channels": len(connection.channels)}
+                logger.warning("no free channel", extra=facts)
+            if time.monotonic() >= give_up_at:
+                raise NoFreeChannel("all channels of the connection are in use")
+            await asyncio.sleep(_CHANNEL_PAUSE_S)
+            if connection.is_closed:
+                raise BusUnavailable("the connection to the broker was lost")
+        return number
+
+    def _next_number(self, connection: Connection) -> int | None:
+        """Return the next free channel number, if there is one.
 
         aiormq's own choice increases while channels overlap, and eventually exceeds the broker's
         limit.
         """
-        highest = connection.connection_tune.channel_max or _HIGHEST_CHANNEL
+        highest = _max_channels(connection)
         for _ in range(highest):
             self._last_number = self._last_number % highest + 1
             if self._last_number not in connection.channels:
                 return self._last_number
-        raise BusUnavailable("all channels of the connection are in use")
+        return None
 
     def _unavailable(self) -> BusUnavailable:
         tried = "; ".join(f"{address}: {reason}" for address, reason in self._failures.items())
@@ -307,6 +354,21 @@ class Link:
             self._log_fields["broker"] = ", ".join(self._failures)
             problem = "the broker refuses the login" if is_refused else "broker unreachable"
             self._outage.failed(problem, self._unavailable())
+
+
+def _max_channels(connection: Connection) -> int:
+    return connection.connection_tune.channel_max or _HIGHEST_CHANNEL
+
+
+def _is_ready(connection: Connection) -> bool:
+    """Whether `Connection.ready` returns without waiting."""
+    waiting = connection.ready()
+    try:
+        waiting.send(None)
+    except StopIteration:
+        return True
+    waiting.close()
+    return False
 
 
 def _is_refusal(error: Exception) -> bool:

@@ -331,10 +331,30 @@ async def test_publishes_do_not_accumulate_while_the_broker_is_short_of_memory(
                 with pytest.raises(BusUnavailable, match="blocked"):
                     await publish(bus, queue, [b"later"])
             assert len(asyncio.all_tasks()) <= num_tasks
+            assert bus.is_blocked
         finally:  # the tests that follow have the same broker
             await asyncio.to_thread(node.ctl, "set_vm_memory_high_watermark", "0.6")
         async with bus.consume(queue.name) as consumer:
             assert await take_bodies(consumer, 1) == [b"first"]
+
+
+@pytest.mark.breaks_broker
+async def test_consumers_and_calls_share_the_few_channels_that_a_broker_allows(
+    node: RabbitNode, make_rabbit_queue: QueueMaker
+) -> None:
+    queues = [make_rabbit_queue() for _ in range(24)]
+    await asyncio.to_thread(node.ctl, "eval", "application:set_env(rabbit, channel_max, 16).")
+    try:
+        async with RabbitBus(node.url) as bus, AsyncExitStack() as stack:
+            await bus.declare(*queues)
+            await asyncio.gather(
+                *(stack.enter_async_context(bus.consume(queue.name)) for queue in queues)
+            )
+            states = await asyncio.gather(*(bus.inspect(queue.name) for queue in queues))
+    finally:
+        await asyncio.to_thread(node.ctl, "eval", "application:set_env(rabbit, channel_max, 2047).")
+
+    assert [state is not None and state.num_consumers for state in states] == [1] * 24
 
 
 async def test_consumers_spread_over_as_many_connections_as_they_need(
@@ -342,8 +362,8 @@ async def test_consumers_spread_over_as_many_connections_as_they_need(
 ) -> None:
     nums_channels: list[int] = []
 
-    async def open_channel(link: Link, *, confirms: bool = False) -> Channel:
-        channel = await original(link, confirms=confirms)
+    async def open_channel(link: Link, *, confirms: bool = False, waits: bool = True) -> Channel:
+        channel = await original(link, confirms=confirms, waits=waits)
         nums_channels.append(link.num_channels)
         return channel
 

@@ -10,9 +10,11 @@ import pytest
 
 from gateway.intake.keys.key_file import KeyFile
 from shared import topology
-from shared.bus.base import Exchange, Message, Queue
+from shared.bus.base import Binding, Exchange, Message, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.errors import PublishersBlocked, PublishRefused
 from shared.messages import Announcement, encode
+from tests.gateway.fleet.announcements import announcement
 from tests.support.gateway.batches import chat, ended, order
 from tests.support.gateway.http import (
     LiveGateway,
@@ -74,6 +76,45 @@ async def test_a_gateway_without_its_broker_is_alive_and_not_healthy(
     assert (probed.status_code, probed.content) == (503, b"")
     assert (health.status_code, health.json()["status"]) == (503, "broker_unavailable")
     assert live.status_code == 200
+
+
+async def test_a_gateway_whose_broker_takes_no_messages_is_not_healthy(
+    broker: MemoryBroker,
+) -> None:
+    async with BlockedBus(broker) as bus, live_gateway(bus) as gateway:
+        health = await gateway.http.get("/health")
+        answer = await gateway.chat()
+
+    assert (health.status_code, health.json()["status"]) == (503, "broker_blocked")
+    assert answer.status_code == 503
+    assert "memory or disk space" in answer.json()["error"]["message"]
+
+
+async def test_a_full_queue_is_a_problem_that_health_names(
+    broker: MemoryBroker, bus: MemoryBus, worker: ScriptedWorker
+) -> None:
+    async with FullBus(broker) as full, live_gateway(full) as gateway:
+        await hears_a_worker(gateway)
+        answer = await gateway.chat()
+        health = await gateway.http.get("/health")
+
+    assert answer.status_code == 429
+    assert health.json()["problems"] == ["The queue of the model 'scripted' is full."]
+
+
+async def test_a_worker_whose_clock_is_ahead_is_a_problem_that_health_names(
+    gateway: LiveGateway, bus: MemoryBus
+) -> None:
+    ahead = announcement("fast", model="scripted", sent_at=time.time() + 3600)
+    await bus.publish(topology.ANNOUNCEMENTS, Message(encode(ahead)))
+
+    async def is_named() -> bool:
+        return bool((await gateway.http.get("/health")).json()["problems"])
+
+    await eventually(is_named)
+    [problem] = (await gateway.http.get("/health")).json()["problems"]
+    assert "clock" in problem
+    assert 3500 < await gateway.sample("warren_fleet_clock_skew_seconds") < 3700
 
 
 async def test_workers_are_heard_again_after_a_reconnect(
@@ -254,6 +295,24 @@ async def test_a_model_that_nobody_serves_takes_no_place_among_the_metrics(
 
     assert response.status_code == 404
     assert "made-up-name" not in (await gateway.http.get("/metrics")).text
+
+
+class BlockedBus(MemoryBus):
+    """Its broker is short of memory."""
+
+    is_blocked = True
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        raise PublishersBlocked("the broker has blocked publishers")
+
+
+class FullBus(MemoryBus):
+    """Its broker's queues of jobs are full."""
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        if binding.exchange == topology.JOBS:
+            raise PublishRefused("the broker refused a message")
+        await super().publish(binding, message)
 
 
 class OddBus(MemoryBus):
