@@ -19,6 +19,7 @@ from shared.errors import (
     WarrenError,
     from_code,
 )
+from shared.proxies import proxy_of
 
 if TYPE_CHECKING:
     import httpx
@@ -61,16 +62,34 @@ def connect(
 
     url = base_url(url)
     try:
+        proxy = proxy_of(str(httpx.URL(url)))
+        # Loading the certificates takes longer than most requests.
+        is_plain = url.startswith("http:") and not (proxy or "").startswith("https:")
         return httpx.Client(
             base_url=url,
             headers={} if api_key is None else {"authorization": f"Bearer {api_key}"},
             timeout=httpx.Timeout(_SILENCE_S, connect=CONNECT_TIMEOUT_S),
             transport=transport,
-            # To load the certificates would take longer than most requests.
-            verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if url.startswith("http:") else True,
+            verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            if is_plain
+            else httpx.create_ssl_context(),
+            proxy=proxy,
+            trust_env=False,  # `proxy_of` has read the environment
         )
     except (httpx.InvalidURL, ValueError) as error:
         raise StartupError(f"{url} is not a URL: {error}") from None
+
+
+def unanswered(url: object, error: Exception, kind: str = "gateway") -> str:
+    """That no gateway answers at ``url``, why, and through which proxy it was asked."""
+    proxy = proxy_of(str(url))
+    if proxy is None:
+        return f"no {kind} answers at {url}: {reason_of(error)}"
+    shown = proxy.rpartition("@")[2] if "@" in proxy else proxy
+    return (
+        f"no {kind} answers at {url} through the proxy {shown}, which the environment names: "
+        f"{reason_of(error)}"
+    )
 
 
 def base_url(url: str) -> str:
@@ -129,7 +148,7 @@ def request(client: "httpx.Client", method: str, path: str, **more: Any) -> "htt
     try:
         response = client.request(method, path, **more)
     except (httpx.HTTPError, httpx.InvalidURL) as lost:
-        raise Unavailable(f"no gateway answers at {client.base_url}: {reason_of(lost)}") from lost
+        raise Unavailable(unanswered(client.base_url, lost)) from lost
     if response.is_success:
         return response
     status, error = response.status_code, error_of(response)

@@ -48,7 +48,11 @@ def broker_of(common: CommonSettings, kind: "type[RabbitBus] | None" = None) -> 
         )
     from shared.bus.rabbit import RabbitBus
 
-    return (kind or RabbitBus)(common.broker.get_secret_value())
+    try:
+        return (kind or RabbitBus)(common.broker.get_secret_value())
+    except StartupError as error:
+        source = common.broker_file or "--broker or WARREN_BROKER"
+        raise StartupError(f"{source}: {error}") from None
 
 
 def configure(common: CommonSettings, service: str) -> None:

@@ -730,7 +730,11 @@ def load(settings: type[_Settings], **options: Any) -> _Settings:
     given = {name: value for name, value in options.items() if value is not None}
 
     def place(name: object) -> str:
-        return option(str(name)) if name in given else variable(str(name))
+        # The value of a secret may have come from a file.
+        names = (str(name), f"{name}_file")
+        if chosen := next((one for one in names if one in given), None):
+            return option(chosen)
+        return variable(next((one for one in names if variable(one) in os.environ), names[0]))
 
     try:
         return settings(**given)

@@ -19,7 +19,7 @@ from cli.gateway_client import (
     error_of,
     key_problem,
     lines_of,
-    reason_of,
+    unanswered,
 )
 from cli.terminal import notices
 from shared.errors import (
@@ -115,7 +115,7 @@ class ModelServer:
             self._check(response)
             listed: list[dict[str, str]] = response.json()["data"]
         except (httpx.HTTPError, httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-            raise StartupError(f"no server answers at {self.url}: {reason_of(error)}") from error
+            raise StartupError(unanswered(self.url, error, "server")) from error
         except (ValueError, KeyError, TypeError):
             raise StartupError(f"{self.url} is not an OpenAI-compatible server") from None
         except PermissionDenied:

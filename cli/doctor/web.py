@@ -10,6 +10,8 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 from cli.gateway_client import reason_of
+from shared.errors import StartupError
+from shared.proxies import proxy_of
 
 _TIMEOUT_S = 5.0
 
@@ -24,7 +26,8 @@ class Fetched(NamedTuple):
 def fetch(url: str, headers: Mapping[str, str] | None = None) -> Fetched:
     """Fetch ``url``, whatever its status. A user in the URL becomes basic authentication.
 
-    Raises `OSError` if there is no answer, and `ValueError` if the URL or the answer is not HTTP.
+    Raises `OSError` if there is no answer, or the proxy that the environment names cannot be used,
+    and `ValueError` if the URL or the answer is not HTTP.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https"):
@@ -34,9 +37,10 @@ def fetch(url: str, headers: Mapping[str, str] | None = None) -> Fetched:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         sent["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+    opener = build_opener(ProxyHandler(_proxies(url, parts.scheme)))
     request = Request(url, headers=sent)  # noqa: S310 (the scheme was checked)
     try:
-        with build_opener(ProxyHandler({})).open(request, timeout=_TIMEOUT_S) as response:
+        with opener.open(request, timeout=_TIMEOUT_S) as response:
             return Fetched(response.status, _lower(response.headers), response.read())
     except HTTPError as error:
         with error:
@@ -45,6 +49,18 @@ def fetch(url: str, headers: Mapping[str, str] | None = None) -> Fetched:
         raise ValueError(f"that is not HTTP: {error}") from None
     except URLError as error:
         raise OSError(reason_of(OSError(error.reason))) from None
+
+
+def _proxies(url: str, scheme: str) -> dict[str, str]:
+    try:
+        proxy = proxy_of(url)
+    except StartupError as error:
+        raise OSError(str(error)) from None
+    if proxy is None:
+        return {}
+    if proxy.startswith("socks"):
+        raise OSError("this check cannot use the SOCKS proxy that the environment names")
+    return {scheme: proxy}
 
 
 def _lower(headers: Message) -> dict[str, str]:

@@ -267,4 +267,7 @@ def _key(key: dict[str, Any]) -> Sequence[Cell]:
 def _bar(share: float) -> Text:
     full = round(share * _BAR_CELLS)
     style = "yellow" if share > 0.9 else "green"
-    return Text.assemble(("━" * full, style), ("─" * (_BAR_CELLS - full), "dim"), f" {share:4.0%}")
+    done, left = "━─" if output.encoding.startswith("utf") else "#-"
+    return Text.assemble(
+        (done * full, style), (left * (_BAR_CELLS - full), "dim"), f" {share:4.0%}"
+    )

@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from shared.errors import StartupError
+from shared.proxies import proxy_of
 from worker.checkpoints.cache import Progress
 
+_HUB = "https://huggingface.co"
 _ALLOWED = ["*.safetensors", "*.json", "*.jinja"]
 # Consolidated files and those in subfolders are the same model in other formats, except for
 # 1_Pooling/config.json and additional_chat_templates/*.jinja. Patterns have no exceptions, so all
@@ -29,6 +31,7 @@ def snapshot(model: str, progress: Progress) -> Path:
         RevisionNotFoundError,
     )
 
+    proxy_of(_HUB)  # a proxy that cannot be used is an error of the environment, not of the hub
     repository, _, revision = model.partition("@")
     try:
         return Path(
@@ -52,10 +55,17 @@ def snapshot(model: str, progress: Progress) -> Path:
         raise StartupError(f"{repository} has no revision {revision} on the hub") from error
     except LocalEntryNotFoundError as error:
         raise StartupError(
-            f"{model} is not in the hub's cache, and the hub cannot be reached"
+            f"{model} is not in the hub's cache, and the hub cannot be reached: {_cause(error)}"
         ) from error
     except (HfHubHTTPError, OSError) as error:
         raise StartupError(f"{model} could not be downloaded: {error}") from error
+
+
+def _cause(error: BaseException) -> str:
+    """Why a request failed: the message of the first error, which the others only passed on."""
+    while (earlier := error.__cause__ or error.__context__) is not None:
+        error = earlier
+    return str(error) or type(error).__name__
 
 
 def _reporting(progress: Progress) -> Any:
