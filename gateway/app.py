@@ -21,6 +21,7 @@ from gateway.api.routes import (
     files,
     generation,
     health,
+    keys,
     messages,
     models,
     quick,
@@ -81,6 +82,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
                 gateway.limits.announce,
                 gateway.queues.run,
                 gateway.recall_models,
+                gateway.key_directory.run,
             ):
                 stack.callback(asyncio.create_task(incidents.keep_running(work)).cancel)
             await stack.enter_async_context(_recording_usage(gateway))
@@ -104,6 +106,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
         models,
         usage,
         admin,
+        keys,
         tenants,
         webhooks,
         health,
@@ -127,6 +130,7 @@ async def _using_store(gateway: Gateway) -> AsyncIterator[None]:
             logger.warning("files are stored in the data directory, as WARREN_FILES_URL is not set")
         with suppress(Unavailable):
             await gateway.store.open_as_set()
+    await gateway.key_directory.read_first()
     running = [
         asyncio.create_task(incidents.keep_running(work))
         for work in (

@@ -27,7 +27,7 @@ from gateway.intake.keys.accepted import Keys, authorization_of
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Limits
 from gateway.metrics import Metrics
-from shared.errors import InternalError, InvalidApiKey, PermissionDenied
+from shared.errors import InternalError, InvalidApiKey, PermissionDenied, Unavailable
 from shared.settings import GatewaySettings
 from shared.telemetry import audit, incidents, requests
 from shared.telemetry.audit import Refusals
@@ -247,9 +247,10 @@ class Authentication:
             state["tenant"] = None if caller is None else caller.tenant
             if caller is not None:
                 caller.require(needed)
-        except (InvalidApiKey, PermissionDenied) as error:
+        except (InvalidApiKey, PermissionDenied, Unavailable) as error:
             report(self._metrics, scope, error.code, status_of(error).code)
-            self._record_refusal(error, scope)
+            if not isinstance(error, Unavailable):
+                self._record_refusal(error, scope)
             return await error_response(error, scope)(scope, receive, send)
         if caller is not None:
             send = self._with_limits(caller, send)

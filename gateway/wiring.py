@@ -29,6 +29,7 @@ from gateway.metrics import Metrics
 from gateway.store.batches import BATCH_PREFIX
 from gateway.store.state import Store
 from gateway.tenants.erasure import TenantErasure
+from gateway.tenants.key_directory import KeyDirectory
 from gateway.webhooks.dispatcher import Deliverer
 from gateway.webhooks.sending import Sender
 from shared import topology
@@ -86,6 +87,7 @@ class Gateway:
     recorder: UsageRecorder
     prices: PriceTable
     erasure: TenantErasure
+    key_directory: KeyDirectory
     listing_letters: asyncio.Lock
     """Held by those that look at the dead letters: one hides them from the others."""
     log_bindings: LogBindings
@@ -161,6 +163,7 @@ class Gateway:
             ),
             prices=PriceTable.of(settings.prices_file),
             erasure=TenantErasure(bus, store, relays, limits, keys, settings, listing_letters),
+            key_directory=KeyDirectory(store, keys),
             listing_letters=listing_letters,
             log_bindings=LogBindings(bus, lambda: [*reply_queues.spare, *relays.logs]),
             upkeep=Upkeep(bus, lambda: (*topology.EXCHANGES, topology.LEDGER_RECORDS)),

@@ -1,11 +1,13 @@
-"""The command ``warren keys``: manage API keys."""
+"""The command ``warren keys``: manage API keys, in a file or in the database of a gateway."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from cli.gateway_client import answer_of
+from cli.options import GatewayAccess, takes_gateway
 from cli.runtime import user_name
 from cli.terminal import notices, output
 from gateway.intake.keys.api_key import SCOPES, ApiKey, id_of, read_options
@@ -18,8 +20,12 @@ app = typer.Typer(
     help="Add, list, rotate and revoke the API keys of gateways.", no_args_is_help=True
 )
 KeysFile = Annotated[
-    Path,
-    typer.Option(envvar=variable("keys_file"), help="File of API keys that gateways read."),
+    Path | None,
+    typer.Option(
+        envvar=variable("keys_file"),
+        help="File of API keys that gateways read. Without it, the keys are in the database of the "
+        "gateway at --url.",
+    ),
 ]
 AuditFile = Annotated[
     Path | None,
@@ -31,67 +37,73 @@ _MAX_GRACE_HOURS = 87_600
 KeyId = Annotated[str, typer.Argument(metavar="ID", help="Key id, as shown by `list`.")]
 
 
+_PATH = "/admin/v1/keys"
+_OPTIONS = (
+    "label",
+    "expires",
+    "scopes",
+    "models",
+    "requests_per_minute",
+    "tokens_per_minute",
+    "max_concurrent",
+    "max_detached",
+    "max_tokens",
+)
+Label = Annotated[str | None, typer.Option(help="What the key is for.")]
+Expires = Annotated[
+    str | None,
+    typer.Option(help="Date or time, in UTC, at which the key becomes invalid: 2027-01-31."),
+]
+ScopesOption = Annotated[
+    str | None,
+    typer.Option(help=f"Comma-separated: {', '.join(SCOPES)}. Without it: generate and cancel."),
+]
+Models = Annotated[
+    str | None,
+    typer.Option(help="Comma-separated models that the key may use, each a name or a pattern."),
+]
+RequestsPerMinute = Annotated[
+    int | None, typer.Option(min=1, help="Maximum number of requests per minute, at all gateways.")
+]
+TokensPerMinute = Annotated[
+    int | None, typer.Option(min=1, help="Maximum number of prompt and answer tokens per minute.")
+]
+MaxConcurrent = Annotated[
+    int | None, typer.Option(min=1, help="Maximum number of concurrent requests, at all gateways.")
+]
+MaxDetached = Annotated[
+    int | None, typer.Option(min=1, help="Maximum number of detached requests that have not ended.")
+]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Largest max_tokens of a request.")]
+
+
 @app.command()
+@takes_gateway
 def add(
     tenant: Annotated[str, typer.Argument(help="Tenant that the key belongs to.")],
-    keys_file: KeysFile,
-    label: Annotated[str | None, typer.Option(help="What the key is for.")] = None,
-    expires: Annotated[
-        str | None,
-        typer.Option(help="Date or time, in UTC, at which the key becomes invalid: 2027-01-31."),
-    ] = None,
-    scopes: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Comma-separated: {', '.join(SCOPES)}. Without it: generate and cancel."
-        ),
-    ] = None,
-    models: Annotated[
-        str | None,
-        typer.Option(help="Comma-separated models that the key may use, each a name or a pattern."),
-    ] = None,
-    requests_per_minute: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum number of requests per minute, at all gateways."),
-    ] = None,
-    tokens_per_minute: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum number of prompt and answer tokens per minute."),
-    ] = None,
-    max_concurrent: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum number of concurrent requests, at all gateways."),
-    ] = None,
-    max_detached: Annotated[
-        int | None,
-        typer.Option(min=1, help="Maximum number of detached requests that have not ended."),
-    ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Largest max_tokens of a request.")
-    ] = None,
+    gateway: GatewayAccess,
+    keys_file: KeysFile = None,
+    label: Label = None,
+    expires: Expires = None,
+    scopes: ScopesOption = None,
+    models: Models = None,
+    requests_per_minute: RequestsPerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    max_concurrent: MaxConcurrent = None,
+    max_detached: MaxDetached = None,
+    max_tokens: MaxTokens = None,
     audit_file: AuditFile = None,
 ) -> None:
-    """Create a key and print it once; the file stores only its hash.
+    """Create a key and print it once; only its hash is stored.
 
     warren keys add alice --label 'Web app' --keys-file /etc/warren/keys
     """
-    given = {
-        "label": label,
-        "expires": expires,
-        "scopes": scopes,
-        "models": models,
-        "requests_per_minute": requests_per_minute,
-        "tokens_per_minute": tokens_per_minute,
-        "max_concurrent": max_concurrent,
-        "max_detached": max_detached,
-        "max_tokens": max_tokens,
-    }
-    try:
-        options = read_options({name: str(one) for name, one in given.items() if one is not None})
-    except ValueError as error:
-        raise StartupError(str(error)) from None
-    if "expires" in options and options["expires"] <= datetime.now(UTC):
-        raise StartupError(f"--expires {expires} is in the past: the key would never be valid")
+    values = locals()
+    options = _read({name: values[name] for name in _OPTIONS})
+    if keys_file is None:
+        body = {"tenant": tenant, **_as_json(options, expires)}
+        _show(answer_of(gateway, "POST", _PATH, json=body)["key"])
+        return
     _open(audit_file)
     key = KeyFile(keys_file).add(tenant, **options)
     _show(key)
@@ -99,19 +111,56 @@ def add(
 
 
 @app.command("list")
-def list_(keys_file: KeysFile) -> None:
-    """List the keys in the file, without their hashes. The id is the second part of a key.
+@takes_gateway
+def list_(gateway: GatewayAccess, keys_file: KeysFile = None) -> None:
+    """List the keys, without their hashes. The id is the second part of a key.
 
     warren keys list --keys-file /etc/warren/keys
     """
+    if keys_file is None:
+        for one in answer_of(gateway, "GET", _PATH)["data"]:
+            _show(_described_at_gateway(one))
+        return
     for key in read_keys(keys_file).values():
         _show(_described(key))
 
 
 @app.command()
+@takes_gateway
+def change(
+    key_id: KeyId,
+    gateway: GatewayAccess,
+    label: Label = None,
+    expires: Expires = None,
+    scopes: ScopesOption = None,
+    models: Models = None,
+    requests_per_minute: RequestsPerMinute = None,
+    tokens_per_minute: TokensPerMinute = None,
+    max_concurrent: MaxConcurrent = None,
+    max_detached: MaxDetached = None,
+    max_tokens: MaxTokens = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(help="A field that the key has no longer, such as max_tokens. Repeatable."),
+    ] = None,
+) -> None:
+    """Change a key of the database, at all gateways within seconds. A line of a file of keys can be
+    edited.
+
+    warren keys change 3c5c4c7894 --tokens-per-minute 60000 --unset expires
+    """
+    values = locals()
+    options = _read({name: values[name] for name in _OPTIONS})
+    body = {**_as_json(options, expires), "unset": [one.replace("-", "_") for one in unset or ()]}
+    _show(_described_at_gateway(answer_of(gateway, "POST", f"{_PATH}/{key_id}", json=body)))
+
+
+@app.command()
+@takes_gateway
 def rotate(
     key_id: KeyId,
-    keys_file: KeysFile,
+    gateway: GatewayAccess,
+    keys_file: KeysFile = None,
     grace_hours: Annotated[
         float,
         typer.Option(help="Hours for which the old key remains valid, at most 87600: ten years."),
@@ -124,24 +173,69 @@ def rotate(
     """
     if not 0 <= grace_hours <= _MAX_GRACE_HOURS:  # nor is NaN
         raise StartupError(f"--grace-hours: {grace_hours} is not from 0 to {_MAX_GRACE_HOURS}")
+    grace = timedelta(hours=grace_hours)
+    if keys_file is None:
+        body = {"grace_seconds": round(grace.total_seconds())}
+        _show(answer_of(gateway, "POST", f"{_PATH}/{key_id}/rotate", json=body)["key"])
+        return
     _open(audit_file)
     file = KeyFile(keys_file)
-    key = file.rotate(key_id, timedelta(hours=grace_hours))
+    key = file.rotate(key_id, grace)
     _show(key)
     _record("API key rotated", key_id, read_keys(keys_file)[key_id].tenant)
 
 
 @app.command()
-def revoke(key_id: KeyId, keys_file: KeysFile, audit_file: AuditFile = None) -> None:
+@takes_gateway
+def revoke(
+    key_id: KeyId, gateway: GatewayAccess, keys_file: KeysFile = None, audit_file: AuditFile = None
+) -> None:
     """Revoke a key. If it was rotated, the old key becomes invalid, too. Gateways reject both
-    within a second.
+    within a second, or within two if the key is in the database.
 
     warren keys revoke 3c5c4c7894 --keys-file /etc/warren/keys
     """
-    _open(audit_file)
-    tenant = KeyFile(keys_file).revoke(key_id).tenant
-    _record("API key revoked", key_id, tenant)
+    if keys_file is None:
+        tenant = answer_of(gateway, "DELETE", f"{_PATH}/{key_id}")["tenant"]
+    else:
+        _open(audit_file)
+        tenant = KeyFile(keys_file).revoke(key_id).tenant
+        _record("API key revoked", key_id, tenant)
     notices.print(f"key {key_id} of {tenant} was revoked", markup=False, highlight=False)
+
+
+def _read(given: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a key that options name. Raises `StartupError`."""
+    try:
+        options = read_options({name: str(one) for name, one in given.items() if one is not None})
+    except ValueError as error:
+        raise StartupError(str(error)) from None
+    if "expires" in options and options["expires"] <= datetime.now(UTC):
+        raise StartupError(
+            f"--expires {given['expires']} is in the past: the key would never be valid"
+        )
+    return options
+
+
+def _as_json(options: dict[str, Any], expires: str | None) -> dict[str, Any]:
+    return {**options, "expires": expires} if "expires" in options else options
+
+
+def _described_at_gateway(key: dict[str, Any]) -> str:
+    expired = "  (expired)" if key["is_expired"] else ""
+    until = key["expires_at"]
+    shown = {
+        "label": f'"{key["label"]}"' if key["label"] else None,
+        "expires": None
+        if until is None
+        else f"{datetime.fromtimestamp(until, UTC):%Y-%m-%dT%H:%M:%SZ}",
+        "scopes": ",".join(key["scopes"]),
+        "models": ",".join(key["models"]) or None,
+        **{name: key[name] for name in _OPTIONS[4:]},
+        "source": key["source"],
+    }
+    words = [f"{name}={value}" for name, value in shown.items() if value is not None]
+    return f"{key['id']}  {key['tenant']}  {key['created']} {' '.join(words)}{expired}"
 
 
 def _open(audit_file: Path | None) -> None:

@@ -16,6 +16,7 @@ from sqlalchemy import (
     MetaData,
     String,
     Table,
+    Text,
     UniqueConstraint,
     false,
 )
@@ -246,4 +247,16 @@ MODELS = Table(
     Column("name", String(128), primary_key=True),
     # By any gateway.
     Column("seen_at", Float, nullable=False),
+)
+
+API_KEYS = Table(
+    "api_keys",
+    METADATA,
+    Column("id", String(32), primary_key=True),
+    Column("tenant", String(128), nullable=False),
+    # The key in the format of a file of keys, which contains its hash.
+    Column("line", Text, nullable=False),
+    # Grows with each change, so that gateways notice it.
+    Column("revision", BigInteger, nullable=False),
+    Index("api_keys_of_tenant", "tenant"),
 )

@@ -15,13 +15,14 @@ from typing import Any
 
 from gateway.store.batches import Batches
 from gateway.store.database import SQLITE_FILE, Database
-from gateway.store.erasure import Erasure
 from gateway.store.files.blobs import Blobs
 from gateway.store.files.records import Files
 from gateway.store.files.uploads import Uploads
 from gateway.store.history.conversations import Conversations
 from gateway.store.history.responses import Responses, StoreLimits
 from gateway.store.seen_models import SeenModels
+from gateway.store.tenants.erasure import Erasure
+from gateway.store.tenants.keys import StoredKeys
 from gateway.store.usage import UsageRecords
 from gateway.store.webhooks import Webhooks
 from shared.errors import StartupError, Unavailable
@@ -50,6 +51,7 @@ class StoredState:
     usage: UsageRecords
     models: SeenModels
     erasure: Erasure
+    keys: StoredKeys
 
 
 class Store:
@@ -72,6 +74,16 @@ class Store:
         self._retry_at = 0.0
         self._writes: set[asyncio.Task[None]] = set()
         self._closed = asyncio.Event()
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether there is a database, which this or another gateway has created."""
+        if self._settings.database_url is not None:
+            return True
+        try:
+            return (self._data_dir() / SQLITE_FILE).exists()
+        except StartupError:
+            return False
 
     async def open(self) -> StoredState:
         """The state. Raises `Unavailable`, for a while without another attempt."""
@@ -97,7 +109,7 @@ class Store:
     async def wait_open(self) -> StoredState:
         """Wait until the state is needed, here or by another gateway of the machine, and return
         it as soon as the database can be reached."""
-        while not self._has_been_used() and not self._is_open.is_set():
+        while not self.is_in_use and not self._is_open.is_set():
             with suppress(TimeoutError):
                 async with asyncio.timeout(_LOOK_INTERVAL_S):
                     await self._is_open.wait()
@@ -167,6 +179,7 @@ class Store:
                 UsageRecords(database),
                 SeenModels(database),
                 Erasure(database, files),
+                StoredKeys(database),
             )
             self._is_open.set()
         return self._state
@@ -191,14 +204,6 @@ class Store:
         except StartupError as error:
             outage.failed(error.message)
             raise
-
-    def _has_been_used(self) -> bool:
-        if self._settings.database_url is not None:
-            return True
-        try:
-            return (self._data_dir() / SQLITE_FILE).exists()
-        except StartupError:
-            return False
 
     def _data_dir(self) -> Path:
         """Raises `StartupError`."""

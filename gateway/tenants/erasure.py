@@ -31,7 +31,7 @@ _OF_GATEWAY = re.compile(r"[a-z]{1,16}[-_][A-Za-z0-9_-]{1,110}")
 """The ids of the requests of gateways. The logs of publishers have other names, and are theirs."""
 
 
-class Erased(NamedTuple):
+class ErasedData(NamedTuple):
     """What an erasure has deleted."""
 
     num_rows: dict[str, int]
@@ -70,7 +70,7 @@ class TenantErasure:
         store new data during the erasure."""
         return [key.key_id for key in self._keys.known if key.tenant == tenant]
 
-    async def erase(self, tenant: str) -> Erased:
+    async def erase(self, tenant: str) -> ErasedData:
         """Erase a tenant that has no key. Raises `Unavailable` and `BusError`."""
         async with self._turn:
             state = await self._store.open()
@@ -83,7 +83,7 @@ class TenantErasure:
             num_rows = dict(await state.erasure.erase(tenant))
             num_logs = await self._delete_logs(tenant, state)
             num_rows |= await state.erasure.erase_usage(tenant)
-            return Erased(num_rows, num_logs, num_letters)
+            return ErasedData(num_rows, num_logs, num_letters)
 
     async def _stop_work(self, tenant: str, batches: Batches) -> None:
         """Cancel all requests and batches of the tenant, and wait for their end."""

@@ -34,6 +34,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def erase_tenant(request: Request, tenant: str = _TENANT) -> Response:
         """Permanently delete all that is stored of a tenant, and cancel its work. Its API keys must
         be revoked before. An erasure that was interrupted is completed by the next one."""
+        await gateway.key_directory.refresh()
         if key_ids := gateway.erasure.keys_of(tenant):
             raise Conflict(_still_has(tenant, key_ids))
         erased = await gateway.erasure.erase(tenant)

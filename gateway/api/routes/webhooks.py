@@ -4,18 +4,15 @@ webhook endpoints. `gateway.webhooks` delivers to them."""
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
 from msgspec import Meta, Struct
 
-from gateway.api.bodies.parsing import Body, parse, refused
+from gateway.api.bodies.parsing import Body, refused
 from gateway.api.openapi import answered, documented
-from gateway.api.routes import json_response
-from gateway.intake.admission import read_body
-from gateway.off_loop import off_loop
+from gateway.api.routes import body_of, json_response
 from gateway.store.webhooks import (
     EVENT_TYPES,
     OVERLAP_S,
@@ -34,7 +31,6 @@ _HINT_CHARS = 4
 _WEBHOOK_ID = Path(description="The `id` of the webhook.")
 _DELIVERY_ID = Path(description="The `id` of the dead delivery.")
 
-_Body = TypeVar("_Body", bound=Body)
 Name = Annotated[str, Meta(max_length=128)]
 Url = Annotated[str, Meta(max_length=MAX_URL_CHARS)]
 _MAX_TYPES = 64
@@ -163,7 +159,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def create_webhook(request: Request) -> Response:
         """Send the events of a tenant to a URL. The answer has the secret, which is not shown
         again."""
-        body = await _body_of(gateway, request, NewWebhook)
+        body = await body_of(gateway, request, NewWebhook)
         check_url(body.url, gateway.settings.webhook_networks)
         webhook = await (await _stored(gateway)).add(
             tenant=body.tenant, name=body.name, url=body.url, event_types=body.event_types
@@ -181,7 +177,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def change_webhook(request: Request, webhook_id: str = _WEBHOOK_ID) -> Response:
         """Change the URL, the name or the event types of a webhook. What is due goes to the new
         URL."""
-        body = await _body_of(gateway, request, WebhookChanges)
+        body = await body_of(gateway, request, WebhookChanges)
         said = msgspec.structs.asdict(body)
         changes = {name: value for name, value in said.items() if value is not None}
         if not changes:
@@ -209,7 +205,7 @@ def _add_operations(routes: APIRouter, gateway: Gateway) -> None:
     async def rotate_secret(request: Request, webhook_id: str = _WEBHOOK_ID) -> Response:
         """Replace the secret of a webhook. Events are signed with both secrets while the old one
         stays active."""
-        body = await _body_of(gateway, request, Rotation)
+        body = await body_of(gateway, request, Rotation)
         overlap_s = OVERLAP_S if body.keep_old_secret_active_for_24_hours else 0
         return json_response(
             _with_secret(await (await _stored(gateway)).rotate(webhook_id, overlap_s=overlap_s))
@@ -221,7 +217,7 @@ def _add_operations(routes: APIRouter, gateway: Gateway) -> None:
     )
     async def send_test(request: Request, webhook_id: str = _WEBHOOK_ID) -> Response:
         """Send a sample event at once, without further tries."""
-        body = await _body_of(gateway, request, TestOrder)
+        body = await body_of(gateway, request, TestOrder)
         sample = _sample(await (await _stored(gateway)).get(webhook_id), body.event_type)
         try:
             status = await gateway.deliverer.sender.send(sample)
@@ -257,12 +253,6 @@ def _add_dead_deliveries(routes: APIRouter, gateway: Gateway) -> None:
 
 async def _stored(gateway: Gateway) -> Webhooks:
     return (await gateway.store.open()).webhooks
-
-
-async def _body_of(gateway: Gateway, request: Request, kind: type[_Body]) -> _Body:
-    with gateway.admission.admit_with_body(request.state.tenant) as entry:
-        raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
-        return await off_loop(partial(parse, kind, raw_body), entry.num_bytes)
 
 
 def _document(kind: type[Body], example: Mapping[str, Any], answer: type[Struct]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import hmac
 import logging
+import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from gateway.intake.keys.api_key import SCOPES, ApiKey, Scope, digest, id_of
 from gateway.intake.keys.key_file import examine, read_keys
-from shared.errors import InvalidApiKey, PermissionDenied, StartupError
+from shared.errors import InvalidApiKey, PermissionDenied, StartupError, Unavailable
 from shared.settings import GatewaySettings
 from shared.telemetry import audit
 
@@ -18,6 +19,9 @@ logger = logging.getLogger(__name__)
 
 _LOOK_INTERVAL_S = 1.0
 _MAX_REVOKED = 10_000
+STORED_VALID_S = 3600.0
+"""Seconds for which keys of the database stay valid while it cannot be read: a revocation may be
+missed for so long, but requests that need no database go on."""
 _NO_DIGEST = "0" * 64
 _OPEN_PATHS = frozenset({"/", "/console", "/live", "/health", "/docs", "/openapi.json"})
 _OPEN_FOLDERS = ("/docs/assets/", "/console/")
@@ -41,6 +45,9 @@ def authorization_of(headers: Mapping[str, str]) -> str:
 class Keys:
     """The valid keys of a gateway, reloaded when their file changes.
 
+    Keys of the database are valid, too. `gateway.tenants.key_directory` reads them. While it
+    cannot, the keys that it has read stay valid for `STORED_VALID_S`.
+
     If the file becomes invalid, the current keys stay in force. Those whose lines are gone are
     still revoked if other lines are valid.
     """
@@ -54,6 +61,10 @@ class Keys:
         self._path = path
         self._version = self._look()
         self._keys = read_keys(path) if path is not None else {}
+        self._of_file = self._keys
+        self._stored: Mapping[str, ApiKey] = {}
+        self._stored_until = math.inf
+        """Until when what was read of the database counts; in the time of `time.monotonic`."""
         if path is not None and not self._keys:
             logger.warning(
                 "there is no API key yet, so no request is accepted", extra={"file": str(path)}
@@ -81,9 +92,29 @@ class Keys:
 
     @property
     def known(self) -> list[ApiKey]:
-        """The keys in force, in the order of their file; none if no key is required."""
+        """The keys in force, those of the file in its order first; none if no key is required."""
         self._refresh()
         return list(self._keys.values())
+
+    def is_in_file(self, key_id: str) -> bool:
+        self._refresh()
+        return key_id in self._of_file
+
+    def expect_stored(self) -> None:
+        """The database has keys that are not read yet, so a key that is not in the file may be one
+        of them."""
+        self._stored_until = -math.inf
+
+    def accept_stored(self, keys: Mapping[str, ApiKey]) -> None:
+        """Accept these keys of the database, and no other ones of it. A key of the file with the
+        same id counts more."""
+        self._stored = keys
+        self._replace(self._of_file)
+        self.confirm_stored()
+
+    def confirm_stored(self) -> None:
+        """What was read of the database is still up to date."""
+        self._stored_until = time.monotonic() + STORED_VALID_S
 
     @property
     def is_broken(self) -> bool:
@@ -105,7 +136,8 @@ class Keys:
 
     def find(self, authorization: str) -> ApiKey:
         """The key of this Authorization header; if no key is required, one without an id and a
-        tenant. Raises `InvalidApiKey`."""
+        tenant. Raises `InvalidApiKey`, and `Unavailable` while the key may be one of the database
+        that cannot be read."""
         if self._path is None:
             return self._anonymous
         self._refresh()
@@ -115,6 +147,9 @@ class Keys:
             raise InvalidApiKey(
                 "An API key is required. Send the header Authorization: Bearer KEY."
             )
+        key_id = id_of(key)
+        if key_id and key_id not in self._of_file and time.monotonic() > self._stored_until:
+            raise Unavailable("API keys cannot be checked now, because the database is away.")
         if not _is_key(key, known) or known is None:
             raise InvalidApiKey("Incorrect API key provided: it is unknown or was revoked.")
         if scheme.lower() != "bearer":
@@ -127,7 +162,7 @@ class Keys:
         """Whether `find` returns a key that has this scope."""
         try:
             self.find(authorization).require(scope)
-        except (InvalidApiKey, PermissionDenied):
+        except (InvalidApiKey, PermissionDenied, Unavailable):
             return False
         return True
 
@@ -159,13 +194,16 @@ class Keys:
         if not faults:
             self._replace(keys)
             return
-        revoked = sorted(self._keys.keys() - self._mentioned()) if keys else []
-        left = {one: key for one, key in self._keys.items() if one not in revoked}
+        revoked = sorted(self._of_file.keys() - self._mentioned()) if keys else []
+        left = {one: key for one, key in self._of_file.items() if one not in revoked}
         self._replace(left)
         fields = {"reason": faults[0], "num_faults": len(faults), "revoked": revoked}
         logger.error("API keys not reloaded", extra=fields)
 
-    def _replace(self, keys: dict[str, ApiKey]) -> None:
+    def _replace(self, of_file: dict[str, ApiKey]) -> None:
+        """Accept these keys of the file, and those of the database."""
+        self._of_file = of_file
+        keys = of_file | {one: key for one, key in self._stored.items() if one not in of_file}
         self._record_change(keys)
         self._revoked |= {one: key for one, key in self._keys.items() if one not in keys}
         for oldest in list(self._revoked)[:-_MAX_REVOKED]:
@@ -187,7 +225,7 @@ class Keys:
         with suppress(OSError, UnicodeDecodeError):
             lines = self._path.read_text().split("\n")
             return {words[0] for line in lines if (words := line.split())}
-        return set(self._keys)
+        return set(self._of_file)
 
     def _look(self) -> tuple[int, int, int] | None:
         """A fingerprint of the file's metadata, which changes whenever the file does."""

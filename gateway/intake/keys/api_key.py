@@ -12,10 +12,11 @@ The names are the fields of `ApiKey` after ``created``.
 import fnmatch
 import hashlib
 import re
+import secrets
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from datetime import UTC, datetime
+from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -31,6 +32,7 @@ PREFIX = "wk"
 """The beginning of each key."""
 _ID = re.compile(r"[0-9a-f]{2,32}")
 TENANT = re.compile(r"[A-Za-z0-9._@-]{1,128}")
+_ID_BYTES = 5
 _MAX_PARSED = 1 << 14
 """Lines of files whose keys are remembered."""
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -240,6 +242,32 @@ def parse_line(line: str) -> ApiKey | None:
             raise ValueError(f"{name} is given twice")
         options[name] = text
     return ApiKey(**values, **read_options(options))
+
+
+def new_key(tenant: str, **options: Any) -> tuple[str, ApiKey]:
+    """Create a key for a tenant; returns the secret, and what is stored of it. ``options`` are the
+    fields of `ApiKey` after ``created``. Raises ValueError for the name of a tenant."""
+    if TENANT.fullmatch(tenant) is None:
+        raise ValueError(f"{tenant!r} is not a valid tenant name: {TENANT.pattern}")
+    key_id = secrets.token_hex(_ID_BYTES)
+    secret = _new_secret(key_id)
+    today = datetime.now(UTC).date().isoformat()
+    return secret, ApiKey(key_id, tenant, digest(secret), today, **options)
+
+
+def rotated(old: ApiKey, grace: timedelta) -> tuple[str, ApiKey]:
+    """A new secret for a key, and the key with it. The old secret remains valid for ``grace``."""
+    secret = _new_secret(old.key_id)
+    return secret, replace(
+        old,
+        digest=digest(secret),
+        previous=old.digest if grace else "",
+        previous_until=datetime.now(UTC) + grace if grace else None,
+    )
+
+
+def _new_secret(key_id: str) -> str:
+    return f"{PREFIX}-{key_id}-{secrets.token_urlsafe(32)}"
 
 
 def digest(key: str) -> str:

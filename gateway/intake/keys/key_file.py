@@ -7,18 +7,15 @@ created, and not stored.
 import fcntl
 import os
 import re
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from gateway.intake.keys.api_key import PREFIX, TENANT, ApiKey, digest, parse_line
+from gateway.intake.keys.api_key import ApiKey, new_key, parse_line, rotated
 from shared.errors import StartupError
 
-_ID_BYTES = 5
 _BEFORE_COMMENT = re.compile(r"""(?:[^"'#\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*')*""")
 """What `shlex` reads of a line."""
 
@@ -67,12 +64,10 @@ class KeyFile:
     def add(self, tenant: str, **options: Any) -> str:
         """Create a key for a tenant, and the file if necessary; returns the key. ``options`` are
         the fields of `ApiKey` after ``created``."""
-        if TENANT.fullmatch(tenant) is None:
-            raise StartupError(f"{tenant!r} is not a valid tenant name: {TENANT.pattern}")
-        key_id = secrets.token_hex(_ID_BYTES)
-        key = _new_key(key_id)
-        today = datetime.now(UTC).date().isoformat()
-        made = ApiKey(key_id, tenant, digest(key), today, **options)
+        try:
+            key, made = new_key(tenant, **options)
+        except ValueError as error:
+            raise StartupError(str(error)) from None
         with self._changing(creates=True) as lines:
             if lines and not lines[-1].endswith("\n"):
                 lines[-1] += "\n"
@@ -82,15 +77,9 @@ class KeyFile:
     def rotate(self, key_id: str, grace: timedelta) -> str:
         """Replace a key by a new one with the same id, which is returned. The old one remains valid
         for ``grace``."""
-        key = _new_key(key_id)
         with self._changing() as lines:
             index, old = self._place(lines, key_id)
-            new = replace(
-                old,
-                digest=digest(key),
-                previous=old.digest if grace else "",
-                previous_until=datetime.now(UTC) + grace if grace else None,
-            )
+            key, new = rotated(old, grace)
             lines[index] = new.line.rstrip() + _comment(lines[index]) + "\n"
         return key
 
@@ -155,7 +144,3 @@ def _copy_access(before: os.stat_result, to: int) -> None:
     if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
         os.fchown(to, before.st_uid, before.st_gid)
     os.fchmod(to, before.st_mode & 0o777)
-
-
-def _new_key(key_id: str) -> str:
-    return f"{PREFIX}-{key_id}-{secrets.token_urlsafe(32)}"

@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 
 from cli.manage.keys import app
 from gateway.intake.keys.accepted import Keys
+from gateway.intake.keys.key_file import KeyFile
 from shared.errors import InvalidApiKey, StartupError
+from tests.support.gateway.serving import served
 
 RUNNER = CliRunner()
 
@@ -112,3 +114,31 @@ def test_an_expiry_outside_the_years_1_to_9999_in_utc_is_refused(time: str, tmp_
         run(tmp_path / "keys", "add", "alice", "--expires", time)
 
     assert not (tmp_path / "keys").exists()
+
+
+def test_a_key_of_the_database_is_managed_at_a_gateway(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys")
+    operator = file.add("ops", scopes=("operator",))
+
+    with served(keys_file=str(file.path)) as url:
+
+        def run_there(*words: str) -> str:
+            result = RUNNER.invoke(app, [*words, "--url", url, "--api-key", operator])
+            if result.exception is not None:
+                raise result.exception
+            return result.stdout.strip()
+
+        key = run_there("add", "alice", "--models", "m,n*", "--expires", "2999-01-31")
+        key_id = key.split("-")[1]
+        new = run_there("rotate", key_id, "--grace-hours", "0")
+        changed = run_there("change", key_id, "--max-tokens", "7", "--unset", "expires")
+        listed = run_there("list").splitlines()
+        run_there("revoke", key_id)
+        left = run_there("list").splitlines()
+
+    assert new != key
+    assert changed.startswith(f"{key_id}  alice  ")
+    assert changed.endswith("scopes=generate,cancel models=m,n* max_tokens=7 source=database")
+    assert listed[1] == changed
+    assert len(left) == 1
+    assert left[0].endswith("source=file")

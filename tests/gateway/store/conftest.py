@@ -13,6 +13,7 @@ from gateway.store.files.blobs import Blobs
 from gateway.store.files.records import Files
 from gateway.store.files.uploads import Uploads
 from gateway.store.seen_models import SeenModels
+from gateway.store.tenants.keys import StoredKeys
 from gateway.store.usage import UsageRecords
 from tests.support.deployment.postgres import PostgresServer
 
@@ -85,3 +86,8 @@ def usage(database: Database) -> UsageRecords:
 @pytest.fixture
 def seen_models(database: Database) -> SeenModels:
     return SeenModels(database)
+
+
+@pytest.fixture
+def stored_keys(database: Database) -> StoredKeys:
+    return StoredKeys(database)

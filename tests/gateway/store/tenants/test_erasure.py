@@ -8,9 +8,9 @@ from sqlalchemy import JSON, Column, String, Table, func, insert, select
 from sqlalchemy.types import BigInteger, Boolean, Float, Integer, LargeBinary
 
 from gateway.store.database import Database
-from gateway.store.erasure import Erasure
 from gateway.store.files.records import Files
 from gateway.store.schema import FILES, METADATA
+from gateway.store.tenants.erasure import Erasure
 from shared.errors import Unavailable
 
 OF_NOBODY = {"models"}

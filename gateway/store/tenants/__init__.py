@@ -1,0 +1,4 @@
+"""What operators administer of tenants.
+
+`keys` are the API keys in the database, and `erasure` deletes all that is stored of a tenant.
+"""

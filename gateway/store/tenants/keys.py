@@ -1,0 +1,94 @@
+"""The API keys in the database, each in the format of its line in a file of keys."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from gateway.intake.keys.api_key import ApiKey, parse_line
+from gateway.store.database import Database, uncancelled
+from gateway.store.schema import API_KEYS
+from shared.errors import NotFound
+
+logger = logging.getLogger(__name__)
+
+
+class KeysVersion(NamedTuple):
+    """Differs whenever any key was added, changed or removed."""
+
+    num_keys: int
+    revision: int
+
+
+class StoredKeys:
+    """The keys of all tenants. Every method raises `Unavailable`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @uncancelled
+    async def version(self) -> KeysVersion:
+        query = select(func.count(), func.coalesce(func.max(API_KEYS.c.revision), 0))
+        async with self._database.read() as connection:
+            num_keys, revision = (await connection.execute(query)).one()
+        return KeysVersion(num_keys, int(revision))
+
+    @uncancelled
+    async def all(self) -> dict[str, ApiKey]:
+        """All keys by id, the oldest changes first. A key that only a newer version understands is
+        left out, and logged."""
+        query = select(API_KEYS.c.id, API_KEYS.c.line).order_by(API_KEYS.c.revision)
+        keys = {}
+        async with self._database.read() as connection:
+            for row in await connection.execute(query):
+                try:
+                    key = parse_line(row.line)
+                except ValueError as error:
+                    fields = {"key_id": row.id, "reason": str(error)}
+                    logger.error("API key not readable", extra=fields)  # noqa: TRY400
+                else:
+                    if key is not None:
+                        keys[key.key_id] = key
+        return keys
+
+    @uncancelled
+    async def add(self, key: ApiKey) -> None:
+        values = {"id": key.key_id, "tenant": key.tenant, "line": key.line, "revision": _revision()}
+        async with self._database.begin() as connection:
+            await connection.execute(insert(API_KEYS).values(values))
+
+    @uncancelled
+    async def change(self, key_id: str, change: Callable[[ApiKey], ApiKey]) -> ApiKey:
+        """Replace a key by what ``change`` makes of it, which is returned. Raises `NotFound`, and
+        what ``change`` raises."""
+        async with self._database.begin() as connection:
+            key = change(await _locked(connection, key_id))
+            values = {"line": key.line, "revision": _revision()}
+            await connection.execute(update(API_KEYS).where(API_KEYS.c.id == key_id).values(values))
+        return key
+
+    @uncancelled
+    async def remove(self, key_id: str) -> ApiKey:
+        """Remove a key, which is returned. Raises `NotFound`."""
+        async with self._database.begin() as connection:
+            key = await _locked(connection, key_id)
+            await connection.execute(delete(API_KEYS).where(API_KEYS.c.id == key_id))
+        return key
+
+
+async def _locked(connection: AsyncConnection, key_id: str) -> ApiKey:
+    """The key, which nobody else changes until the transaction ends. Raises `NotFound`."""
+    query = select(API_KEYS.c.line).where(API_KEYS.c.id == key_id).with_for_update()
+    line = (await connection.execute(query)).scalar_one_or_none()
+    key = None if line is None else parse_line(line)
+    if key is None:
+        raise NotFound(f"No such API key in the database: {key_id[:64]}", param="key_id")
+    return key
+
+
+def _revision() -> int:
+    """Larger than that of each earlier change, even of a key that was removed since."""
+    return time.time_ns()

@@ -1,0 +1,123 @@
+"""The API keys of the database at a gateway: read again whenever any gateway has changed them, so
+that no request waits for the database, and changed for operators."""
+
+import asyncio
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from gateway.intake.keys.accepted import Keys
+from gateway.intake.keys.api_key import ApiKey, new_key, rotated
+from gateway.store.state import Store
+from gateway.store.tenants.keys import KeysVersion, StoredKeys
+from shared.errors import Conflict, NotFound, Unavailable
+
+logger = logging.getLogger(__name__)
+
+_LOOK_INTERVAL_S = 2.0
+_FIRST_LOOK_S = 5.0
+"""Seconds that the start of a gateway waits for the database."""
+
+
+class KeyDirectory:
+    """Keeps the keys that a gateway accepts equal to those of the database.
+
+    Operators begin with a key of the file, so a gateway without a file of keys, which requires no
+    key, has none of the database either.
+    """
+
+    def __init__(self, store: Store, keys: Keys) -> None:
+        self._store = store
+        self._keys = keys
+        self._version: KeysVersion | None = None
+        self._reading = asyncio.Lock()
+        if keys.are_needed and store.is_in_use:
+            keys.expect_stored()
+
+    async def read_first(self) -> None:
+        """Read the keys before the first request comes, unless nothing is stored yet or the
+        database does not answer."""
+        if not (self._keys.are_needed and self._store.is_in_use):
+            return
+        try:
+            async with asyncio.timeout(_FIRST_LOOK_S):
+                await self.refresh()
+        except (Unavailable, TimeoutError):
+            logger.warning("API keys of the database not read, retrying")
+
+    async def run(self) -> None:
+        """Read the keys again whenever they have changed; never returns."""
+        if not self._keys.are_needed:
+            await asyncio.Event().wait()
+        await self._store.wait_open()
+        while True:
+            with suppress(Unavailable):  # which the outage of the database reports
+                await self.refresh()
+            await asyncio.sleep(_LOOK_INTERVAL_S)
+
+    async def refresh(self) -> None:
+        """Read the keys if they have changed. Raises `Unavailable`."""
+        async with self._reading:
+            stored = (await self._store.open()).keys
+            version = await stored.version()
+            if version == self._version:
+                self._keys.confirm_stored()
+                return
+            self._keys.accept_stored(await stored.all())
+            self._version = version
+
+    async def add(self, tenant: str, options: dict[str, Any]) -> tuple[str, ApiKey]:
+        """Create a key; returns its secret, too, which is shown once. ``options`` are fields of
+        `ApiKey`. Raises `Conflict` and `Unavailable`."""
+        secret, key = new_key(tenant, **options)
+        await (await self._stored()).add(key)
+        await self._refresh_if_possible()
+        return secret, key
+
+    async def change(self, key_id: str, options: dict[str, Any]) -> ApiKey:
+        """Replace fields of a key. Raises `NotFound`, `Conflict` and `Unavailable`."""
+        stored = await self._stored(key_id)
+        key = await stored.change(key_id, lambda old: replace(old, **options))
+        await self._refresh_if_possible()
+        return key
+
+    async def rotate(self, key_id: str, grace: timedelta) -> tuple[str, ApiKey]:
+        """Replace the secret of a key; the old one remains valid for ``grace``. Raises like
+        `change`."""
+        secret = ""
+
+        def rotate(old: ApiKey) -> ApiKey:
+            nonlocal secret
+            secret, key = rotated(old, grace)
+            return key
+
+        key = await (await self._stored(key_id)).change(key_id, rotate)
+        await self._refresh_if_possible()
+        return secret, key
+
+    async def revoke(self, key_id: str) -> ApiKey:
+        """Remove a key. Raises like `change`."""
+        key = await (await self._stored(key_id)).remove(key_id)
+        await self._refresh_if_possible()
+        return key
+
+    async def _stored(self, key_id: str = "") -> StoredKeys:
+        """Raises `Conflict` if a key of this gateway's database has no effect."""
+        if not self._keys.are_needed:
+            raise Conflict(
+                "This gateway requires no API keys. Start it with WARREN_KEYS_FILE and a key of "
+                "the scope operator."
+            )
+        if self._keys.is_in_file(key_id):
+            raise Conflict(
+                f"The API key {key_id} is in the file of keys. Change it there, with `warren keys "
+                "--keys-file`."
+            )
+        return (await self._store.open()).keys
+
+    async def _refresh_if_possible(self) -> None:
+        """What was changed takes effect here at once, and at the other gateways soon."""
+        with suppress(Unavailable, NotFound):  # it is changed; `run` reads it later
+            await self.refresh()
