@@ -1,9 +1,15 @@
 """The index of a checkpoint in several files."""
 
-import json
 from pathlib import Path
 
+from msgspec import Struct
+
 from shared.errors import StartupError
+from shared.model_files import check_fields, read_json_object
+
+
+class _Index(Struct):
+    weight_map: dict[str, str]
 
 
 def shard_names(directory: Path) -> list[str]:
@@ -12,12 +18,10 @@ def shard_names(directory: Path) -> list[str]:
     The names are untrusted. Raises `StartupError` if the index is corrupt.
     """
     index = directory / "model.safetensors.index.json"
-    if not index.is_file():
+    content = read_json_object(index)
+    if content is None:
         return []
-    try:
-        names = sorted(set(json.loads(index.read_bytes())["weight_map"].values()))
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise StartupError(f"{index.name} is corrupt: {error}") from error
-    if not names or not all(isinstance(name, str) for name in names):
-        raise StartupError(f"{index.name} is corrupt: it does not list files")
-    return names
+    files = check_fields(content, _Index, index.name).weight_map
+    if not files:
+        raise StartupError(f"{index.name} does not list files: download it again")
+    return sorted(set(files.values()))

@@ -1,12 +1,12 @@
 """Reads ``config.json`` of decoders of the Llama family."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from shared.errors import StartupError
+from shared.model_files import read_json_object
 
 AWQ: Mapping[str, Any] = {"bits": 4, "version": "gemm", "zero_point": True}
 """The only AWQ layout that is supported."""
@@ -42,12 +42,9 @@ def read_json_config(directory: Path) -> dict[str, Any]:
     Raises `StartupError` if it is missing or not JSON, if the weights are quantized with another
     method than AWQ, or if tokens attend to those after them, neither of which is supported.
     """
-    try:
-        config: dict[str, Any] = json.loads((directory / "config.json").read_bytes())
-    except FileNotFoundError:
-        raise StartupError("the model's directory has no config.json") from None
-    except ValueError as error:
-        raise StartupError(f"the model's config.json is not valid JSON: {error}") from None
+    config = read_json_object(directory / "config.json")
+    if config is None:
+        raise StartupError("the model's directory has no config.json")
     if (method := _quantization(config)) and not (_is_awq(config) and is_native(config)):
         raise StartupError(
             f"the model's weights are quantized with {method}, which is not supported: use the "

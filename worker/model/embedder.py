@@ -1,13 +1,12 @@
 """Computes embeddings of texts from the last hidden states of their tokens."""
 
-import json
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch.nn import functional
 
 from shared.errors import NotFinite, OutOfMemory, StartupError
 from shared.messages import SamplingParams
+from shared.model_files import read_json
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId
 from worker.model.decoders.native import NativeDecoder
 from worker.model.forward import Decoder
@@ -43,7 +43,7 @@ def read_pooling(directory: Path) -> Pooling | None:
 
     Raises `StartupError` for an unsupported pooling, because the vectors would be wrong.
     """
-    modules = _read_json(directory / "modules.json")
+    modules = read_json(directory / "modules.json")
     if modules is None:
         return None
     names = {module["type"].rsplit(".", 1)[-1]: module["path"] for module in modules}
@@ -51,7 +51,7 @@ def read_pooling(directory: Path) -> Pooling | None:
         raise StartupError(f"embeddings by {', '.join(names)} are not supported")
     # A name in an untrusted file must not lead out of the directory.
     folder = Path(names["Pooling"]).name
-    config = _read_json(directory / folder / "config.json")
+    config = read_json(directory / folder / "config.json")
     if config is None:
         raise StartupError(f"the model has no {folder}/config.json, which says how to pool")
     modes = [name.removeprefix("pooling_mode_") for name, is_on in config.items() if is_on is True]
@@ -206,10 +206,3 @@ def _share(
         scored_start=start,
         scored_ids=token_ids if is_mean else (),
     )
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes()) if path.is_file() else None
-    except ValueError as error:
-        raise StartupError(f"{path.name} is not JSON: {error}") from None

@@ -1,6 +1,5 @@
 """A model's tokenizer, loaded from a Hugging Face directory without transformers."""
 
-import json
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -10,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from msgspec import Struct
 
 from shared.errors import ContextLengthExceeded, InvalidRequest, StartupError
 from shared.messages import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from shared.model_files import check_fields, read_json_object, read_text
+from worker.text.added_tokens import CONFIG, add_tokens
 from worker.text.chat_template import ChatTemplate
 from worker.text.stream import StopFinder, TextStream, detokenizer_factory, token_bytes_of
 
@@ -55,33 +57,22 @@ class Tokenizer:
         ``vocab_size`` is the number of rows of the model's embedding; by default, what
         ``config.json`` says.
         """
-        source = _read(directory / "tokenizer.json")
-        if source is None:
-            raise StartupError(f"{directory.name} contains no tokenizer.json")
-        try:
-            encoder = tokenizers.Tokenizer.from_str(source)
-        except Exception as error:  # tokenizers raises bare exceptions
-            raise StartupError(f"{directory.name}/tokenizer.json: {error}") from error
-        encoder.no_truncation()
-        encoder.no_padding()
-        config = _read_json(directory / "config.json")
-        config = config | (config.get("text_config") or {})
-        tokenizer_config = _read_json(directory / "tokenizer_config.json")
-        generation_config = _read_json(directory / "generation_config.json")
-        special_tokens = _special_tokens(tokenizer_config)
-        template = _template(directory, tokenizer_config, special_tokens)
+        encoder, decoder = _encoder(directory)
+        config = _end_fields(directory / "config.json")
+        generation_config = _end_fields(directory / "generation_config.json")
+        vocab_size = vocab_size or config.vocab_size or encoder.get_vocab_size()
+        special_tokens = add_tokens(encoder, directory, vocab_size)
+        template = _template(directory, special_tokens)
         ends = [special_tokens.get("eos_token", "")]
         if template is not None and template.is_harmony:
             ends += _HARMONY_ENDS
-        vocab_size = vocab_size or config.get("vocab_size") or encoder.get_vocab_size()
-        eos_ids = (
-            _id_set(generation_config.get("eos_token_id"))
-            | _id_set(config.get("eos_token_id"))
-            | _id_set([end_id for end in ends if (end_id := encoder.token_to_id(end)) is not None])
-        )
+        # Fine-tunes often update only one of these files, and an answer that never ends is worse
+        # than one that ends at a token of another file.
+        eos_ids = generation_config.eos_ids | config.eos_ids
+        eos_ids |= {end_id for end in ends if (end_id := encoder.token_to_id(end)) is not None}
         return cls(
             encoder,
-            json.loads(source).get("decoder"),
+            decoder,
             template,
             vocab_size=vocab_size,
             eos_ids=frozenset(end_id for end_id in eos_ids if end_id < vocab_size),
@@ -216,49 +207,64 @@ class Tokenizer:
         return encodings[0].ids
 
 
-def _template(
-    directory: Path, tokenizer_config: Mapping[str, Any], special_tokens: Mapping[str, str]
-) -> ChatTemplate | None:
+class _EndFields(Struct):
+    """The fields of config.json and generation_config.json that concern the vocabulary."""
+
+    eos_token_id: int | list[int] | None = None
+    vocab_size: int | None = None
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        ids = [self.eos_token_id] if isinstance(self.eos_token_id, int) else self.eos_token_id
+        return frozenset(ids or ())
+
+
+class _NamedTemplate(Struct):
+    name: str
+    template: str
+
+
+class _TemplateFields(Struct):
+    """The field of tokenizer_config.json that has the chat templates."""
+
+    chat_template: str | dict[str, str] | list[_NamedTemplate] | None = None
+
+
+def _encoder(directory: Path) -> tuple[tokenizers.Tokenizer, Mapping[str, Any] | None]:
+    """tokenizer.json, and its decoder as JSON."""
+    path = directory / "tokenizer.json"
+    content = read_json_object(path)
+    if content is None:
+        raise StartupError(f"{directory.name} contains no tokenizer.json")
+    try:
+        encoder = tokenizers.Tokenizer.from_str(read_text(path) or "")
+    except Exception as error:  # tokenizers raises bare exceptions
+        raise StartupError(f"{directory.name}/tokenizer.json: {error}") from error
+    encoder.no_truncation()
+    encoder.no_padding()
+    return encoder, content.get("decoder")
+
+
+def _end_fields(path: Path) -> _EndFields:
+    content = read_json_object(path) or {}
+    own = content.get("text_config")
+    return check_fields(content | (own if isinstance(own, dict) else {}), _EndFields, path.name)
+
+
+def _template(directory: Path, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
     """The templates ``default`` and, for tools, ``tool_use``: files, or else the configuration's
-    template or list of named ones."""
+    template or named ones."""
     more = (directory / "additional_chat_templates").glob("*.jinja")
-    sources: Any = {path.stem: _read(path) for path in more}
-    if source := _read(directory / "chat_template.jinja"):
+    sources: Any = {path.stem: read_text(path) for path in more}
+    if source := read_text(directory / "chat_template.jinja"):
         sources["default"] = source
-    sources = sources or tokenizer_config.get("chat_template")
+    if not sources:
+        config = read_json_object(directory / CONFIG) or {}
+        sources = check_fields(config, _TemplateFields, CONFIG).chat_template
     if isinstance(sources, list):
-        sources = {entry["name"]: entry["template"] for entry in sources}
+        sources = {entry.name: entry.template for entry in sources}
     if isinstance(sources, str):
         sources = {"default": sources}
     if not sources or "default" not in sources:
         return None
     return ChatTemplate(sources["default"], special_tokens, tool_source=sources.get("tool_use"))
-
-
-def _special_tokens(tokenizer_config: Mapping[str, Any]) -> dict[str, str]:
-    """``bos_token`` and the like; older files store a token as an object."""
-    entries = {
-        name: entry.get("content") if isinstance(entry, dict) else entry
-        for name, entry in tokenizer_config.items()
-        if name.endswith("_token")
-    }
-    return {name: token for name, token in entries.items() if isinstance(token, str)}
-
-
-def _id_set(token_ids: int | list[int] | None) -> frozenset[int]:
-    if token_ids is None:
-        return frozenset()
-    return frozenset([token_ids] if isinstance(token_ids, int) else token_ids)
-
-
-def _read(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.is_file() else None
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if the file does not exist."""
-    try:
-        content: dict[str, Any] = json.loads(_read(path) or "{}")
-    except ValueError as error:
-        raise StartupError(f"{path.name} is not JSON: {error}") from error
-    return content
