@@ -141,7 +141,8 @@ class WeightReader:
         left = [name for name in self._checkpoint.unread if not _WITHOUT_EFFECT.fullmatch(name)]
         if left:
             raise StartupError(
-                f"{len(left)} tensors are not part of the supported architecture, e.g. {left[0]}"
+                f"{len(left)} tensors are not part of the model that config.json describes, e.g. "
+                f"{left[0]}"
             )
 
     def _table(self, name: str) -> Matrix:
@@ -155,29 +156,39 @@ class WeightReader:
         qkv_size = attended + 2 * config.num_kv_heads * config.head_dim
         return LayerWeights(
             input_norm=self._vector([f"{layer}input_layernorm.weight"], hidden),
-            qkv=self._linear(attention, ("q_proj", "k_proj", "v_proj"), qkv_size, hidden),
-            query_norm=self._optional([f"{attention}q_norm.weight"], config.head_dim),
-            key_norm=self._optional([f"{attention}k_norm.weight"], config.head_dim),
-            attention_output=self._linear(attention, ("o_proj",), hidden, attended),
+            qkv=self._linear(
+                [f"{attention}{name}" for name in ("q_proj", "k_proj", "v_proj")],
+                (qkv_size, hidden),
+                has_bias=config.has_qkv_bias,
+            ),
+            query_norm=self._head_norm(f"{attention}q_norm.weight"),
+            key_norm=self._head_norm(f"{attention}k_norm.weight"),
+            attention_output=self._linear(
+                [f"{attention}o_proj"], (hidden, attended), has_bias=config.has_output_bias
+            ),
             mlp_norm=self._vector([f"{layer}post_attention_layernorm.weight"], hidden),
             gate_up=self._linear(
-                mlp, ("gate_proj", "up_proj"), 2 * config.intermediate_size, hidden
+                [f"{mlp}gate_proj", f"{mlp}up_proj"],
+                (2 * config.intermediate_size, hidden),
+                has_bias=config.has_mlp_bias,
             ),
-            down=self._linear(mlp, ("down_proj",), hidden, config.intermediate_size),
+            down=self._linear(
+                [f"{mlp}down_proj"],
+                (hidden, config.intermediate_size),
+                has_bias=config.has_mlp_bias,
+            ),
         )
 
     def _linear(
-        self, module: str, names: tuple[str, ...], outputs: int, inputs: int
+        self, names: list[str], shape: tuple[int, int], *, has_bias: bool
     ) -> Linear[Matrix | AwqWeight]:
-        weights = [f"{module}{name}.weight" for name in names]
         return Linear(
-            self._matrices.linear(weights, (outputs, inputs)),
-            self._optional([f"{module}{name}.bias" for name in names], outputs),
+            self._matrices.linear([f"{name}.weight" for name in names], shape),
+            self._vector([f"{name}.bias" for name in names], shape[0]) if has_bias else None,
         )
 
-    def _optional(self, names: list[str], size: int) -> Tensor | None:
-        """A vector that some families have: None if it is not in the checkpoint."""
-        return self._vector(names, size) if self._checkpoint.has(names[0]) else None
+    def _head_norm(self, name: str) -> Tensor | None:
+        return self._vector([name], self._config.head_dim) if self._config.has_qk_norms else None
 
     def _vector(self, names: list[str], size: int) -> Tensor:
         return self._checkpoint.read(names, (size,), self._vector_dtype, self._device)

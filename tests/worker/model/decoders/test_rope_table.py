@@ -92,7 +92,7 @@ def test_both_spellings_of_a_scaling_are_read() -> None:
 
     assert torch.equal(*tables)
     with pytest.raises(StartupError, match=r"config\.json has no 'vocab_size'"):
-        decoder_config({**new, "num_attention_heads": 1, "hidden_size": 4})
+        decoder_config({**new, "model_type": "llama", "num_attention_heads": 1, "hidden_size": 4})
 
 
 @pytest.mark.parametrize(
