@@ -16,7 +16,7 @@ Reader = Any
 """`gguf.GGUFReader`, which is untyped."""
 
 STEPS = ("imported", "weights read", "weights written", "tokenizer written")
-VERSION = 3
+VERSION = 4
 """Counts the changes after which files that were converted before have to be converted again."""
 
 _END_ROLES = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
@@ -31,6 +31,14 @@ _ENDS = {
 """Tokens at which an answer ends in llama.cpp, whatever their type: a file names only one of them,
 and a chat model may end a turn with another one."""
 _CONTROL = 3
+_USER_DEFINED = 4
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""What a SentencePiece vocabulary writes for a space."""
+_DIGITS_FIRST = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
+_LIKE_GPT2 = {"gpt-2", "gpt2", "mpt", "olmo", "jais", "trillion"}
+"""The names that llama.cpp gives to pre-tokenizers: GPT-2's, alone or after each digit was split
+off. transformers knows others."""
+_TEMPLATE = "tokenizer.chat_template."
 
 
 class Unconvertible(Exception):
@@ -43,6 +51,7 @@ def convert(gguf: Path, directory: Path) -> None:
 
     reader = GGUFReader(gguf)
     _refuse_part(reader)
+    _refuse_pre_tokenizer(reader)
     # After the checks, because it takes seconds.
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -63,8 +72,10 @@ def convert(gguf: Path, directory: Path) -> None:
     _write_model(model, directory)
     _report("weights written")
     tokenizer = AutoTokenizer.from_pretrained(**source)
+    _set_tokens(tokenizer, reader)
     _correct_tokenizer(tokenizer, reader)
     tokenizer.save_pretrained(directory)
+    _write_templates(reader, directory)
     _report("tokenizer written")
 
 
@@ -77,6 +88,28 @@ def _refuse_part(reader: Reader) -> None:
             f"it is {part} of {count.contents()}, which `llama-gguf-split --merge FIRST-PART "
             "MODEL.gguf` merges"
         )
+
+
+def _refuse_pre_tokenizer(reader: Reader) -> None:
+    """Raise `Unconvertible` if a byte-level vocabulary splits its text in a way that is unknown:
+    the tokens would be others than the model was trained with."""
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    if _text(reader, "tokenizer.ggml.model") != "gpt2":
+        return
+    kind = _text(reader, "tokenizer.ggml.pre")
+    if kind is None:
+        raise Unconvertible(
+            "it does not say how its text is split (tokenizer.ggml.pre), because an old version of "
+            "llama.cpp has written it: use a newer file of this model"
+        )
+    if kind not in {*_DIGITS_FIRST, *_LIKE_GPT2, *GGUF_PRE_TOKENIZER_SPLITS}:
+        raise Unconvertible(f"its pre-tokenizer {kind!r} is not supported")
+
+
+def _text(reader: Reader, name: str) -> str | None:
+    field = reader.fields.get(name)
+    return None if field is None else str(field.contents())
 
 
 def _refuse_unread(model: Any, reader: Reader) -> None:
@@ -237,11 +270,100 @@ def _correct_tokenizer(tokenizer: Any, reader: Reader) -> None:
     for role in ("bos", "eos", "unk", "pad"):
         name = "unknown" if role == "unk" else "padding" if role == "pad" else role
         field = reader.fields.get(f"tokenizer.ggml.{name}_token_id")
+        # The library's default may be a token that the file does not have.
+        token = getattr(tokenizer, f"{role}_token") or ""
         if field is not None:
             setattr(tokenizer, f"{role}_token", tokenizer.convert_ids_to_tokens(field.contents()))
+        elif tokenizer.backend_tokenizer.token_to_id(token) is None:
+            setattr(tokenizer, f"{role}_token", None)
         tokenizer.init_kwargs.pop(f"{role}_token_id", None)
     if reader.fields["tokenizer.ggml.model"].contents() == "gpt2":
         tokenizer.backend_tokenizer.decoder = decoders.ByteLevel()
+
+
+def _set_tokens(tokenizer: Any, reader: Reader) -> None:
+    """Make the tokenizer's vocabulary the file's, and split text as the file says.
+
+    transformers leaves out control tokens with characters outside of the byte alphabet, such as
+    those of DeepSeek, and does not read whether a text begins with a space. Raises `Unconvertible`
+    for a token that is neither the file's nor a known spelling of it.
+    """
+    import json
+
+    import tokenizers
+
+    backend = tokenizer.backend_tokenizer
+    kinds = reader.fields.get("tokenizer.ggml.token_type")
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    kind_of = [_USER_DEFINED + 1] * len(tokens) if kinds is None else kinds.contents()
+    described = json.loads(backend.to_str())
+    # A role of a token that was left out has got it an id beyond the file's.
+    added = {e["id"]: e for e in described["added_tokens"] if e["id"] < len(tokens)}
+    wrong: dict[int, str] = {}
+    for token_id, (token, kind) in enumerate(zip(tokens, kind_of, strict=True)):
+        found = backend.id_to_token(token_id)
+        if kind in (_CONTROL, _USER_DEFINED):
+            if token and (found != token or token_id not in added):
+                wrong[token_id] = token
+                added[token_id] = _added_entry(token_id, token, is_special=kind == _CONTROL)
+        elif found != token and not _is_spelling(found, token, reader):
+            raise Unconvertible(f"its token {token_id} is {token!r}, but would become {found!r}")
+    if wrong or len(added) < len(described["added_tokens"]):
+        vocab = described["model"]["vocab"]
+        kept = {token: token_id for token, token_id in vocab.items() if token_id not in wrong}
+        described["model"]["vocab"] = kept | {token: token_id for token_id, token in wrong.items()}
+        described["added_tokens"] = [added[token_id] for token_id in sorted(added)]
+        backend = tokenizers.Tokenizer.from_str(json.dumps(described))
+    _set_splitting(backend, reader)
+    tokenizer._tokenizer = backend
+
+
+def _added_entry(token_id: int, token: str, *, is_special: bool) -> dict[str, Any]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token_id, "content": token, **flags, "special": is_special}
+
+
+def _is_spelling(found: str, token: str, reader: Reader) -> bool:
+    """Whether a token of the file is written like this in a tokenizer of transformers."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    if _text(reader, "tokenizer.ggml.model") == "t5":  # the blanks of a prompt have other names
+        return True
+    spelling = bytes_to_unicode()
+    as_bytes = "".join(spelling[byte] for byte in token.encode())
+    return found in (as_bytes, token.replace(" ", _SPACE))
+
+
+def _set_splitting(backend: Any, reader: Reader) -> None:
+    from tokenizers import decoders, normalizers, pre_tokenizers
+
+    kind = _text(reader, "tokenizer.ggml.model")
+    if kind == "gpt2" and _text(reader, "tokenizer.ggml.pre") in _DIGITS_FIRST:
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Digits(individual_digits=True),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        )
+    prefix = reader.fields.get("tokenizer.ggml.add_space_prefix")
+    if kind == "llama" and prefix is not None and not prefix.contents():
+        if backend.normalizer is not None:
+            backend.normalizer = normalizers.Replace(" ", _SPACE)
+        if backend.pre_tokenizer is not None:
+            backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=False)
+        backend.decoder = decoders.Sequence(
+            [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        )
+
+
+def _write_templates(reader: Reader, directory: Path) -> None:
+    """Write the chat templates for certain purposes, such as ``tool_use``."""
+    folder = directory / "additional_chat_templates"
+    for name, field in reader.fields.items():
+        purpose = name.removeprefix(_TEMPLATE)
+        if name.startswith(_TEMPLATE) and purpose.replace("_", "").isalnum():
+            folder.mkdir(exist_ok=True)
+            (folder / f"{purpose}.jinja").write_text(field.contents(), encoding="utf-8")
 
 
 def _report(step: str) -> None:

@@ -1,6 +1,7 @@
 """A GGUF file of a tiny Llama with a byte-level tokenizer, complete enough to be converted."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,8 @@ CHAT_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>
 _SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 EOS_ID = 2
+NUM_PLAIN = len(_SPECIAL) + 256 + 2
+"""The id of the first of the further tokens of a vocabulary of bytes."""
 
 
 def write_tiny_gguf(
@@ -24,14 +27,21 @@ def write_tiny_gguf(
     without: str | None = None,
     further: Sequence[str] = (),
     kind_of_further: int | None = CONTROL,
+    vocabulary: str = "gpt2",
+    without_keys: Sequence[str] = (),
 ) -> Path:
     """Random weights, the matrices of the given type; the output is tied to the embedding. ``add``
     adds more entries or tensors, the tensor ``without`` is left out, and ``further`` tokens of one
-    type come last; the file has no types of tokens if it is None."""
+    type come last; the file has no types of tokens if it is None. ``vocabulary`` is gpt2 (bytes) or
+    llama (SentencePiece)."""
     writer = GGUFWriter(path, architecture)
-    tokens = [*_SPECIAL, *_byte_alphabet(), "he", "hel", *further]
+    plain = _byte_alphabet() if vocabulary == "gpt2" else [*"▁abcdefghijklm"]
+    tokens = [*_SPECIAL, *plain, "he", "hel", *further]
     _add_config(writer, len(tokens))
-    _add_tokenizer(writer, tokens)
+    _add_tokenizer(writer, tokens, vocabulary)
+    for key in without_keys:
+        for entries in writer.kv_data:
+            entries.pop(key, None)
     if kind_of_further is not None:
         kinds = dict.fromkeys(_SPECIAL, CONTROL) | dict.fromkeys(further, kind_of_further)
         writer.add_token_types([kinds.get(token, NORMAL) for token in tokens])
@@ -65,8 +75,15 @@ def _add_config(writer: GGUFWriter, vocab_size: int) -> None:
     writer.add_vocab_size(vocab_size)
 
 
-def _add_tokenizer(writer: GGUFWriter, tokens: list[str]) -> None:
-    writer.add_tokenizer_model("gpt2")
+def without_entries(*keys: str) -> Callable[..., Path]:
+    """`write_tiny_gguf` without these entries, which ``add`` may then write."""
+    return partial(write_tiny_gguf, without_keys=keys)
+
+
+def _add_tokenizer(writer: GGUFWriter, tokens: list[str], vocabulary: str) -> None:
+    writer.add_tokenizer_model(vocabulary)
+    if vocabulary == "gpt2":
+        writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
     writer.add_token_scores([0.0] * len(tokens))
     writer.add_token_merges(["h e", "he l"])

@@ -23,10 +23,13 @@ from tests.worker.checkpoints.gguf_files import (
     HEADS,
     HIDDEN,
     NORMAL,
+    NUM_PLAIN,
     USER_DEFINED,
+    without_entries,
     write_tiny_gguf,
 )
 from worker.checkpoints import convert
+from worker.text import Tokenizer as Warren
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "Q8_0": torch.bfloat16}
 
@@ -294,6 +297,86 @@ def end_tokens(directory: Path, further: tuple[str, ...], kind: int | None) -> s
     usual, ends = {0, EOS_ID, 7}, set(convert._end_ids(reader))
     assert usual <= ends
     return {tokens[token_id] for token_id in ends - usual}
+
+
+DEEPSEEK = ("<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜end▁of▁sentence｜>", "<|im start|>")
+
+
+@pytest.mark.parametrize("kind", [CONTROL, USER_DEFINED])
+def test_tokens_outside_of_the_byte_alphabet_stay_whole(tmp_path: Path, kind: int) -> None:
+    def add(writer: GGUFWriter) -> None:
+        writer.add_uint32("tokenizer.ggml.bos_token_id", NUM_PLAIN)
+
+    write = without_entries("tokenizer.ggml.bos_token_id")
+    path = write(tmp_path / "model.gguf", further=DEEPSEEK, kind_of_further=kind, add=add)
+    convert.convert(path, tmp_path)
+    tokens = GGUFReader(path).fields["tokenizer.ggml.tokens"].contents()
+
+    tokenizer = Warren.load(tmp_path)
+
+    assert tokenizer.num_entries == len(tokens)
+    for k, token in enumerate(DEEPSEEK):
+        assert tokenizer.encode_text(f"he{token}l") == [
+            *tokenizer.encode_text("he"),
+            NUM_PLAIN + k,
+            *tokenizer.encode_text("l"),
+        ]
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["bos_token"] == DEEPSEEK[0]
+    shown = tokenizer.text_stream()
+    assert shown.push(NUM_PLAIN + 1) == ("" if kind == CONTROL else DEEPSEEK[1])
+
+
+@pytest.mark.parametrize("pre", ["seed-coder", "deepseek-v3", "superbpe", None])
+def test_an_unknown_pre_tokenizer_is_refused_by_name(tmp_path: Path, pre: str | None) -> None:
+    path = without_entries("tokenizer.ggml.pre")(
+        tmp_path / "model.gguf",
+        add=lambda writer: None if pre is None else writer.add_tokenizer_pre(pre),
+    )
+    named = "tokenizer.ggml.pre" if pre is None else f"'{pre}' is not supported"
+    with pytest.raises(convert.Unconvertible, match=named):
+        convert.convert(path, tmp_path)
+
+
+def test_digits_are_split_off_where_the_file_says_so(tmp_path: Path) -> None:
+    path = without_entries("tokenizer.ggml.pre")(
+        tmp_path / "model.gguf", add=lambda writer: writer.add_tokenizer_pre("smollm")
+    )
+    convert.convert(path, tmp_path)
+    splits = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).pre_tokenizer
+    assert [text for text, _ in splits.pre_tokenize_str("a 12")] == ["a", "Ġ", "1", "2"]
+
+
+@pytest.mark.parametrize("has_prefix", [True, False, None])
+def test_a_text_begins_with_a_space_if_the_file_says_so(
+    tmp_path: Path, has_prefix: bool | None
+) -> None:
+    def add(writer: GGUFWriter) -> None:
+        if has_prefix is not None:
+            writer.add_add_space_prefix(has_prefix)
+
+    convert.convert(write_tiny_gguf(tmp_path / "model.gguf", vocabulary="llama", add=add), tmp_path)
+
+    tokenizer = Warren.load(tmp_path)
+
+    has_space = has_prefix is not False
+    assert tokenizer.entries(tokenizer.encode_text("he")) == (("▁", "he") if has_space else ("he",))
+    shown = tokenizer.text_stream()
+    piece = tokenizer.token_id("▁")
+    assert piece is not None
+    text = "".join(map(shown.push, [piece, *tokenizer.encode_text("he")])) + shown.flush()
+    assert text == " he"
+
+
+def test_the_template_for_tools_is_kept(tmp_path: Path) -> None:
+    tool_use = "{{ tools[0].function.name }}"
+    path = write_tiny_gguf(
+        tmp_path / "model.gguf",
+        add=lambda writer: writer.add_string("tokenizer.chat_template.tool_use", tool_use),
+    )
+    convert.convert(path, tmp_path)
+    template = Warren.load(tmp_path).template
+    assert template is not None
+    assert (template.source, template.for_tools.source) == (CHAT_TEMPLATE, tool_use)
 
 
 def test_smollm2_weights_are_those_of_the_gguf_file(smollm2: Path) -> None:
