@@ -325,11 +325,12 @@ def _added_entry(token_id: int, token: str, *, is_special: bool) -> dict[str, An
 
 def _is_spelling(found: str, token: str, reader: Reader) -> bool:
     """Whether a token of the file is written like this in a tokenizer of transformers."""
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
+    from transformers import convert_slow_tokenizer
 
+    library: Any = convert_slow_tokenizer
     if _text(reader, "tokenizer.ggml.model") == "t5":  # the blanks of a prompt have other names
         return True
-    spelling = bytes_to_unicode()
+    spelling = library.bytes_to_unicode()
     as_bytes = "".join(spelling[byte] for byte in token.encode())
     return found in (as_bytes, token.replace(" ", _SPACE))
 
