@@ -6,6 +6,7 @@ whether it can be compiled, and translates the grammars of llama.cpp that `is_gb
 
 from shared.grammars.gbnf import is_gbnf
 from shared.grammars.json_schemas import for_generation
+from shared.grammars.problems import explained
 from shared.grammars.trials import (
     CALL_CAPTURE,
     ENTRY_RULE,
@@ -23,6 +24,7 @@ __all__ = [
     "TOO_COSTLY",
     "TRIALS",
     "Trials",
+    "explained",
     "for_generation",
     "grammar_source",
     "is_gbnf",

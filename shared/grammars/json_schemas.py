@@ -1,7 +1,20 @@
-"""JSON schemas as they constrain a model: with closed objects, and with little whitespace."""
+"""JSON schemas as they constrain a model: with closed objects, with little whitespace, and in the
+words that llguidance understands.
 
-from collections.abc import Iterable, Mapping
+Where llguidance approximates a keyword, or does not know it, the schema is rewritten so that it
+allows the same values or fewer, or refused with the path of the keyword.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
+
+from shared.grammars.schema_alternatives import exclusive_alternatives
+from shared.grammars.schema_keywords import check_multiples, multiple_of, rewrite_keywords
+from shared.grammars.schema_properties import count_properties
+from shared.grammars.schema_tree import COMBINING, REFUSED, Subschema, Tree, named
 
 _OPTIONS: Mapping[str, Any] = {
     "item_separator": ", ?",
@@ -11,10 +24,11 @@ _OPTIONS: Mapping[str, Any] = {
 }
 """llguidance's options for the whitespace of JSON; separators are regular expressions. A small
 model that may write any whitespace can fail to write anything else."""
-_BY_NAME = ("$defs", "definitions", "patternProperties", "properties")
-_COMBINING = ("allOf", "anyOf", "oneOf")
-_LISTS = (*_COMBINING, "prefixItems")
-_SINGLE = ("additionalProperties", "items")
+_ESCAPES = 'nrbtf\\"'
+"""The letters after a backslash. With ``u``, llguidance would allow several spellings of one name:
+that of a declared property would pass for another one."""
+_CONTROL_CHARACTER = re.compile(r"\\u00[01]|\\u007f")
+_MAX_NESTED_ALTERNATIVES = 8
 
 
 def for_generation(schema: Any) -> Any:
@@ -25,66 +39,70 @@ def for_generation(schema: Any) -> Any:
     JSON Schema allows any others, and a small model invents them until its tokens are spent. An
     object that several schemas describe together stays open, because none of them declares all of
     its properties.
+
+    Raises `ValueError` with the path of a keyword that cannot be obeyed.
     """
     if not isinstance(schema, dict):
         return schema
-    options = schema.get("x-guidance")
-    options = {**options, **_OPTIONS} if isinstance(options, dict) else _OPTIONS
-    schemas: list[dict[str, Any]] = []
-    result = _copied(schema, schemas)
-    together = _described_together(schemas, result)
-    for part in schemas:
-        if id(part) not in together and _declares_all(part):
-            part["additionalProperties"] = False
-    return {**result, "x-guidance": options}
+    tree = Tree(schema)
+    _each(tree, rewrite_keywords)
+    tree = _without_one_of(tree)
+    _close(tree)
+    _each(tree, count_properties)
+    usable = (place for place in tree.places if REFUSED not in place.schema)
+    check_multiples({one for place in usable if (one := multiple_of(place)) is not None})
+    tree.require_sense()
+    needs_codes = _CONTROL_CHARACTER.search(json.dumps(tree.root)) is not None
+    escapes = _ESCAPES + "u" if needs_codes else _ESCAPES
+    return {**tree.root, "x-guidance": {**_OPTIONS, "json_allowed_escapes": escapes}}
 
 
-def _copied(schema: Any, copies: list[dict[str, Any]]) -> Any:
-    """A copy of a schema. It and those within it are added to ``copies``."""
-    if not isinstance(schema, dict):
-        return schema
-    result = dict(schema)
-    copies.append(result)
-    for name in _BY_NAME:
-        if isinstance(parts := schema.get(name), dict):
-            result[name] = {key: _copied(part, copies) for key, part in parts.items()}
-    for name in _LISTS:
-        if isinstance(parts := schema.get(name), list):
-            result[name] = [_copied(part, copies) for part in parts]
-    for name in _SINGLE:
-        if name in schema:
-            result[name] = _copied(schema[name], copies)
-    return result
+def _each(tree: Tree, rewrite: Callable[[Subschema], object]) -> None:
+    """Rewrite each schema in place. What cannot be obeyed in a definition is refused only if the
+    definition is used. Raises `ValueError`."""
+    for place in tree.places:
+        try:
+            rewrite(place)
+        except ValueError as error:
+            if not place.is_definition:
+                raise
+            place.schema.setdefault(REFUSED, str(error))
 
 
-def _described_together(schemas: Iterable[dict[str, Any]], root: Any) -> set[int]:
-    """The identities of those of the ``schemas`` that describe an object together with others, and
-    of what they combine and refer to. References start at ``root``."""
+def _without_one_of(tree: Tree) -> Tree:
+    """The tree with alternatives that exclude each other. Raises `ValueError`."""
+    for _ in range(_MAX_NESTED_ALTERNATIVES):
+        if all("oneOf" not in one.schema or REFUSED in one.schema for one in tree.places):
+            return tree
+        _each(tree, partial(exclusive_alternatives, tree=tree))
+        tree = Tree(tree.root)
+    raise ValueError("oneOf: nested too deeply; use anyOf")
+
+
+def _close(tree: Tree) -> None:
+    together = _described_together(tree)
+    for place in tree.places:
+        if id(place.schema) not in together and _declares_all(place.schema):
+            place.schema["additionalProperties"] = False
+
+
+def _described_together(tree: Tree) -> set[int]:
+    """The identities of the schemas that describe an object together with others, and of what they
+    combine and refer to."""
     found: set[int] = set()
-    waiting: list[Any] = [schema for schema in schemas if _num_descriptions(schema) > 1]
+    waiting: list[Any] = [
+        place.schema for place in tree.places if _num_descriptions(place.schema) > 1
+    ]
     while waiting:
         schema = waiting.pop()
         if not isinstance(schema, dict) or id(schema) in found:
             continue
         found.add(id(schema))
-        for name in _COMBINING:
+        for name in COMBINING:
             if isinstance(parts := schema.get(name), list):
                 waiting += parts
         if isinstance(target := schema.get("$ref"), str):
-            waiting.append(_named(target, root))
-    return found
-
-
-def _named(target: str, root: Any) -> Any:
-    """What a reference names within ``root``, if anything."""
-    start, *names = target.split("/")
-    found: Any = root if start == "#" else None
-    try:
-        for name in names:
-            key = name.replace("~1", "/").replace("~0", "~")
-            found = found[int(key) if isinstance(found, list) else key]
-    except (LookupError, TypeError, ValueError):
-        return None
+            waiting.append(named(target, tree.root))
     return found
 
 
@@ -96,11 +114,18 @@ def _num_descriptions(schema: Mapping[str, Any]) -> int:
 
 
 def _declares_all(schema: Mapping[str, Any]) -> bool:
-    """Whether a schema declares properties, among them all required ones, and allows no others."""
+    """Whether a schema declares properties, among them all that it requires and as many, and allows
+    no others."""
     properties, required = schema.get("properties"), schema.get("required", [])
     return (
         isinstance(properties, dict)
         and "additionalProperties" not in schema
         and isinstance(required, list)
         and all(name in properties for name in required if isinstance(name, str))
+        and _least(schema) <= sum(part is not False for part in properties.values())
     )
+
+
+def _least(schema: Mapping[str, Any]) -> int:
+    least = schema.get("minProperties")
+    return least if isinstance(least, int) else 0

@@ -16,6 +16,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from shared.grammars import gbnf
 from shared.grammars.confinement import confine
+from shared.grammars.problems import explained
 from shared.grammars.trials import CONFINED, LIMITS, Task, TrialResult, grammar_source
 from shared.messages import Constraint
 from shared.turns import NICENESS
@@ -56,12 +57,12 @@ def problem(constraint: Constraint) -> str:
     try:
         source = grammar_source(constraint)
     except ValueError as error:
-        return str(error)
+        return explained(str(error))
     vocabulary = LLTokenizer(TokenizerWrapper(_Bytes(sorted(named))))
     matcher = LLMatcher(vocabulary, source, log_level=0, limits=LIMITS)
     if not matcher.is_error():
         matcher.compute_bitmask()
-    return str(matcher.get_error())
+    return explained(matcher.get_error())
 
 
 def verdict(task: Task) -> TrialResult:

@@ -12,10 +12,11 @@ from itertools import takewhile
 from llguidance import LLMatcher
 
 from shared.errors import InvalidRequest
-from shared.grammars import CALL_CAPTURE, LIMITS, TRIALS, grammar_source
+from shared.grammars import CALL_CAPTURE, LIMITS, TRIALS, explained, grammar_source
 from shared.messages import Constraint
 from shared.turns import TenantThreads
 from worker.decode.grammar_vocabulary import GrammarVocabulary
+from worker.decode.json_keys import JsonKeys, Quoted, quoted_tokens, without
 from worker.text import Tokenizer
 
 _MAX_COMPILED = 64
@@ -24,6 +25,8 @@ _NUM_COMPILERS = 2
 _MAX_EQUAL_CALLS = 3
 """The number of equal tool calls in a row after which a choice ends."""
 _MAX_REASON_CHARS = 500
+_JSON = "%json"
+"""What is written in a grammar before a schema."""
 _TAG = re.compile(rb"<[^<>=]*>|\[[A-Z_]+\]")
 _CALL_ID = re.compile(
     rb"(?<=[\w.-]):[0-9]+(?=<\|tool_call_argument_begin\|>)|\[CALL_ID\][A-Za-z0-9]+(?=[\[{])"
@@ -57,8 +60,10 @@ class GrammarMatcher:
         tokenizer: Tokenizer,
         allowed: bytes | None,
         output_ids: Sequence[int] = (),
+        keys: JsonKeys | None = None,
     ) -> None:
-        """The matcher of a choice that already has ``output_ids``."""
+        """The matcher of a choice that already has ``output_ids``. ``keys``: for a grammar with
+        JSON, at the beginning of the output."""
         self._grammar = grammar
         self._matcher = matcher
         self._tokenizer = tokenizer
@@ -66,6 +71,9 @@ class GrammarMatcher:
         self._allowed = None if allowed is None else int.from_bytes(allowed, "little")
         self._text = b"".join(map(tokenizer.token_bytes, output_ids))
         self._is_repeating = self._repeats()
+        self._keys = keys
+        if keys is not None:
+            keys.read(self._text)
 
     @property
     def is_complete(self) -> bool:
@@ -75,8 +83,11 @@ class GrammarMatcher:
     def advance(self, token_id: int) -> None:
         """See `TokenConstraint.advance`."""
         if not self._matcher.consume_token(token_id):
-            raise _stuck(self._matcher)
-        self._text += self._tokenizer.token_bytes(token_id)
+            raise _stuck(explained(self._matcher.get_error()))
+        text = self._tokenizer.token_bytes(token_id)
+        self._text += text
+        if self._keys is not None:
+            self._keys.read(text)
         self._is_repeating = self._repeats()
 
     def _repeats(self) -> bool:
@@ -92,10 +103,14 @@ class GrammarMatcher:
         began = time.thread_time()
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
-            raise _stuck(self._matcher)
+            raise _stuck(explained(self._matcher.get_error()))
         if time.thread_time() - began > _MAX_MASK_S:
             raise _refusal("a step takes too long")
         mask = mask[: self._num_mask_bytes].ljust(self._num_mask_bytes, b"\0")
+        if self._keys is not None and (repeating := list(self._keys.repeating())):
+            mask = without(mask, repeating)
+            if not any(mask):
+                raise _stuck("each property that may follow has been written")
         if self._allowed is None:
             return mask
         both = int.from_bytes(mask, "little") & self._allowed
@@ -109,8 +124,14 @@ class GrammarMatcher:
         began = time.thread_time()
         forced = self._matcher.compute_ff_tokens()
         grammar.is_slow_to_force = time.thread_time() - began > _MAX_FORCING_S
-        vocab_size = self._tokenizer.vocab_size
-        return list(takewhile(lambda token_id: token_id < vocab_size, forced))
+        keys = None if self._keys is None else self._keys.copy()
+        return list(takewhile(lambda token_id: self._is_possible(token_id, keys), forced))
+
+    def _is_possible(self, token_id: int, keys: JsonKeys | None) -> bool:
+        """Whether the model generates a token, and it repeats none of the ``keys``."""
+        if token_id >= self._tokenizer.vocab_size:
+            return False
+        return keys is None or not keys.read(self._tokenizer.token_bytes(token_id))
 
     def masks_after(self, token_ids: Sequence[int]) -> Sequence[bytes]:
         """See `TokenConstraint.masks_after`."""
@@ -118,6 +139,7 @@ class GrammarMatcher:
             return []
         ahead = copy(self)
         ahead._matcher = self._matcher.deep_copy()
+        ahead._keys = None if self._keys is None else self._keys.copy()
         masks: list[bytes] = []
         until = time.thread_time() + _MAX_AHEAD_S
         with suppress(InvalidRequest):
@@ -133,13 +155,23 @@ class GrammarMatcher:
 class Grammar:
     """A compiled constraint, shared by choices and jobs."""
 
-    def __init__(self, matcher: LLMatcher, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        tokenizer: Tokenizer,
+        quoted: Quoted | None = None,
+        *,
+        is_json: bool = False,
+    ) -> None:
+        """``quoted``: for a grammar with JSON; ``is_json``: that is nothing else."""
         self.is_slow_to_force = False
         """Whether a search for forced tokens took too long."""
         self.is_slow_ahead = False
         """Whether a mask after drafted tokens took too long."""
         self._matcher = matcher
         self._tokenizer = tokenizer
+        self._quoted = quoted
+        self._is_json = is_json
         self._known: bytes | None = None
         """The tokens that the model generates, if the tokenizer has others."""
         if tokenizer.num_entries > tokenizer.vocab_size:
@@ -151,9 +183,10 @@ class Grammar:
         # A costly grammar takes milliseconds for a token, during which no other thread runs.
         for start in range(0, len(output_ids), _TOKENS_AT_ONCE):
             if not matcher.consume_tokens(list(output_ids[start : start + _TOKENS_AT_ONCE])):
-                raise _stuck(matcher)
+                raise _stuck(explained(matcher.get_error()))
         allowed = self._known if allowed is None else allowed
-        return GrammarMatcher(self, matcher, self._tokenizer, allowed, output_ids)
+        keys = None if self._quoted is None else JsonKeys(self._quoted, is_json=self._is_json)
+        return GrammarMatcher(self, matcher, self._tokenizer, allowed, output_ids, keys)
 
 
 class Constraints:
@@ -165,6 +198,7 @@ class Constraints:
         serves."""
         self._tokenizer = tokenizer
         self._vocabulary = GrammarVocabulary(tokenizer)
+        self._quoted = quoted_tokens(tokenizer)
         self._grammars: OrderedDict[tuple[str, Constraint], Grammar] = OrderedDict()
         """By tenant, too: the time of an answer would tell others what a tenant asks for."""
         self._compilers = TenantThreads(_NUM_COMPILERS, "grammars")
@@ -199,8 +233,10 @@ class Constraints:
         source = grammar_source(self._vocabulary.with_token_ids(constraint))
         matcher = LLMatcher(vocabulary, source, log_level=0, limits=LIMITS)
         if matcher.is_error():
-            raise _refusal(matcher.get_error())
-        grammar = Grammar(matcher, self._tokenizer)
+            raise _refusal(explained(matcher.get_error()))
+        is_json = constraint.kind == "json_schema"
+        quoted = self._quoted if is_json or _JSON in constraint.source else None
+        grammar = Grammar(matcher, self._tokenizer, quoted, is_json=is_json)
         grammar.matcher((), None).mask()  # the first mask is the slowest
         return grammar
 
@@ -231,8 +267,8 @@ def _refusal(reason: str) -> InvalidRequest:
     return InvalidRequest(f"The constraint cannot be used: {reason}", param="response_format")
 
 
-def _stuck(matcher: LLMatcher) -> InvalidRequest:
+def _stuck(reason: str) -> InvalidRequest:
     return InvalidRequest(
-        f"The output cannot continue within its constraint: {matcher.get_error()}",
+        f"The output cannot continue within its constraint: {reason[:_MAX_REASON_CHARS]}",
         param="response_format",
     )

@@ -17,6 +17,7 @@ Rules: TypeAlias = Mapping[str, str]
 ANYTHING: Rules = {"anything": "/(?s:.*)/"}
 BLANK: Rules = {"blank": r"/[ \t\r\n]/"}
 """Not every space of Unicode: the parsers of calls read JSON's."""
+_REFUSED_SCHEMA: dict[str, Any] = {"not": {}}
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 _MAX_BUILT_CHARS = 8 * MAX_GRAMMAR_CHARS
 """More than a grammar may have: equal rules are built several times, but are part of it once."""
@@ -78,8 +79,16 @@ HARMONY_RULES: Rules = {
 
 
 def json_rule(schema: dict[str, Any]) -> str:
-    """What stands for a schema in a grammar. It allows what the schema allows alone."""
-    return f"%json {msgspec.json.encode(for_generation(schema)).decode()}"
+    """What stands for a schema in a grammar. It allows what the schema allows alone.
+
+    A grammar with a schema that cannot be obeyed is refused when it is compiled; the check of the
+    schema itself names the reason.
+    """
+    try:
+        schema = for_generation(schema)
+    except ValueError:
+        schema = _REFUSED_SCHEMA
+    return f"%json {msgspec.json.encode(schema).decode()}"
 
 
 def rule_of(constraint: Constraint) -> str:

@@ -262,7 +262,7 @@ def _combined(
     if calls is not None:
         constraint = calls.constraint(parser, wanted.constraint)
         return RequestedConstraint("tools", constraint, (wanted, *calls.schemas()))
-    return wanted._replace(constraint=after_reasoning(wanted.constraint, parser))
+    return RequestedConstraint(wanted.param, after_reasoning(wanted.constraint, parser), (wanted,))
 
 
 def _constraint_after_tag(

@@ -121,3 +121,255 @@ def test_a_schema_that_is_nested_too_deeply_is_refused() -> None:
 
     with pytest.raises(ValueError, match="nested too deeply"):
         grammar_source(Constraint(kind="json_schema", source=source))
+
+
+def refusal_of(schema: Any) -> str:
+    with pytest.raises(ValueError, match=":") as caught:
+        for_generation(schema)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["path", "uuid4", "password", "binary", "idn-email", "x", 3])
+def test_an_unknown_format_binds_nothing(name: object) -> None:
+    assert allows({"type": "string", "format": name}, '"anything"')
+
+
+@pytest.mark.parametrize("name", ["date", "uuid", "ipv4"])
+def test_a_known_format_binds(name: str) -> None:
+    assert not allows({"type": "string", "format": name}, '"anything"')
+
+
+P = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+C = {"type": "object", "properties": {"title": {"type": "string"}}, "required": ["title"]}
+NAMED, TITLED = '{"name": "x"}', '{"title": "x"}'
+
+
+def one_of(*options: Any) -> dict[str, Any]:
+    return {"$defs": {"P": P, "C": C}, "oneOf": list(options)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (one_of({"$ref": "#/$defs/P"}, {"$ref": "#/$defs/C"}), [NAMED, TITLED], ["{}"]),
+        (one_of(P, C), [NAMED, TITLED], ['{"name": "x", "title": "x"}']),
+        (
+            {"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+            ['{"a": 1}', '{"b": 1, "c": 2}'],
+            ['{"a": 1, "b": 1}', "{}", "1"],
+        ),
+        (
+            one_of({**P, "additionalProperties": True}, {**C, "additionalProperties": True}),
+            ['{"name": "x", "y": 1}', TITLED],
+            ['{"name": "x", "title": "x"}'],
+        ),
+        (one_of({"type": "string"}, {"type": "null"}), ['"x"', "null"], ["1"]),
+        (one_of({"const": 1}, {"const": 2.0}, {"const": True}), ["1", "true"], ["3"]),
+        (one_of({"type": ["string", "null"]}, {"enum": [1, None, 2]}), ['"x"', "2"], ["null"]),
+        (
+            one_of({"type": "number", "maximum": 3}, {"type": "integer", "minimum": 4}),
+            ["2.5", "4"],
+            ["3.5"],
+        ),
+        (
+            one_of(
+                *(
+                    {
+                        "type": "object",
+                        "properties": {"kind": {"const": k}, "x": {"type": kind}},
+                        "required": ["kind"],
+                    }
+                    for k, kind in enumerate(["integer", "null"])
+                )
+            ),
+            ['{"kind": 0, "x": 5}', '{"kind": 1, "x": null}'],
+            ['{"kind": 1, "x": 5}'],
+        ),
+        (
+            {"type": "array", "items": {"oneOf": [{"oneOf": [P, C]}, {"type": "integer"}]}},
+            [f"[{NAMED}, 1]"],
+            ['["x"]'],
+        ),
+        (one_of(*({"const": f"c{k}", "title": "x"} for k in range(200))), ['"c199"'], ['"c200"']),
+    ],
+)
+def test_a_value_matches_exactly_one_alternative(
+    schema: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    for text in good:
+        assert allows(schema, text)
+    for text in bad:
+        assert not allows(schema, text)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [{"type": "integer"}, {"type": "number"}],
+        [{"enum": ["a"]}, {"type": "string"}],
+        [A, B],
+        [P, {**P, "properties": {**P["properties"], "x": {}}, "required": ["name", "x"]}],
+        [{"$ref": "#/$defs/P"}, {"$ref": "#/$defs/P"}],
+        [{"type": "integer", "minimum": k} for k in range(70)],
+    ],
+)
+def test_alternatives_that_overlap_are_refused_by_name(options: list[Any]) -> None:
+    refusal = refusal_of({"properties": {"x": one_of(*options)}, "$defs": {"P": P}})
+
+    assert refusal.startswith("properties.x.oneOf: ")
+    assert "use anyOf" in refusal
+
+
+LONG = {"minimum": -(2**63), "maximum": 2**63 - 1}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer", **LONG}, ["9007199254740993", "-9223372036854774784"], [f"{2**63}"]),
+        ({"type": "integer", "minimum": -(2**63)}, ["-9000000000000000000"], [f"-{2**63 + 1}"]),
+        (
+            {"type": "integer", "minimum": 2 * 10**18},
+            [f"{2 * 10**18}", f"{2**62}"],
+            ["1", f"{2**63}"],
+        ),
+        (
+            {"type": "number", "maximum": 1e19},
+            ["9000000000000000000", "-1"],
+            ["20000000000000000000"],
+        ),
+        ({"type": "number", "minimum": -3.4e38, "maximum": 3.4e38}, ["0.5"], ["1" + "0" * 39]),
+        ({"type": "number", "minimum": -1.8e308, "maximum": 1.8e308}, ["0.5"], ["x"]),
+        (
+            {"type": "integer", "minimum": 2**53 + 1, "maximum": 2**53 + 5},
+            [f"{2**53 + 2}", f"{2**53 + 4}"],
+            [f"{2**53}", f"{2**53 + 6}"],
+        ),
+        ({"type": "number", "multipleOf": 0.05}, ["0.15", "2"], ["0.12"]),
+    ],
+)
+def test_bounds_of_any_size_hold(schema: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    for text in good:
+        assert allows(schema, text)
+    for text in bad:
+        assert not allows(schema, text)
+
+
+MAP = {"type": "object", "additionalProperties": {"type": "integer"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({**A, "required": ["a"], "minProperties": 2}, ['{"a": 1, "x": 2}'], ['{"a": 1}']),
+        ({"type": "object", "properties": {}, "minProperties": 1}, ['{"x": 2}'], ["{}"]),
+        ({**A, "minProperties": 1}, ['{"a": 1}'], ["{}", BOTH]),
+        ({**A, "maxProperties": 1}, ['{"a": 1}', "{}"], [BOTH]),
+        ({**A, **MAP, "minProperties": 2}, ['{"a": 1, "b": 2}', '{"b": 1, "c": 2}'], ['{"a": 1}']),
+        ({**A, **MAP, "maxProperties": 1}, ['{"a": 1}', '{"b": 1}', "{}"], [BOTH]),
+        (
+            {"type": ["object", "null"], "properties": {k: {} for k in "abc"}, "minProperties": 2},
+            ['{"a": 1, "c": 1}', '{"a": 1, "b": 1, "c": 1}', "null"],
+            ['{"c": 1}'],
+        ),
+    ],
+)
+def test_properties_are_counted(schema: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    for text in good:
+        assert allows(schema, text)
+    for text in bad:
+        assert not allows(schema, text)
+
+
+def test_no_property_is_spelled_in_another_way() -> None:
+    schema = {**A, "additionalProperties": {"type": "string"}}
+
+    assert allows(schema, '{"b": "x"}')
+    assert not allows(schema, r'{"\u0061": "x"}')
+    assert not allows(schema, r'{"\u0062": "x"}')
+
+
+def test_control_characters_are_written_where_a_value_has_them() -> None:
+    assert allows({"const": "a\x01"}, r'"a\u0001"')
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "array", "items": {"type": "null"}, "uniqueItems": False}, "[null, null]", "[1]"),
+        (
+            {"type": "array", "prefixItems": [{"type": "null"}], "additionalItems": True},
+            "[null, 1]",
+            "[1]",
+        ),
+        ({**MAP, "propertyNames": {"pattern": "^x"}}, '{"x1": 1}', '{"y": 1}'),
+        ({**MAP, "propertyNames": {"enum": ["x", "y"]}}, '{"y": 1}', '{"z": 1}'),
+        ({**MAP, "propertyNames": {"type": "string"}}, '{"z": 1}', '{"z": ""}'),
+        ({**A, "unevaluatedProperties": False}, '{"a": 1}', BOTH),
+        ({**A, "unevaluatedProperties": {"type": "integer"}}, BOTH, '{"b": ""}'),
+        ({"type": "string", "if": {"const": "x"}, "minLength": 1.0}, '"y"', '""'),
+        ({"type": "integer", "not": False, "dependentRequired": {}}, "1", '""'),
+    ],
+)
+def test_a_keyword_is_written_in_words_that_are_known(
+    schema: dict[str, Any], good: str, bad: str
+) -> None:
+    assert allows(schema, good)
+    assert not allows(schema, bad)
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"uniqueItems": True}, "uniqueItems"),
+        ({"contains": {}}, "contains"),
+        ({"not": {}}, "not"),
+        ({"if": {}, "then": {}}, "if"),
+        ({"dependentRequired": {"a": ["b"]}}, "dependentRequired"),
+        ({"propertyNames": {"minLength": 1}}, "propertyNames"),
+        ({"allOf": [{}], "unevaluatedProperties": False}, "unevaluatedProperties"),
+        ({"multipleOf": 0.07}, "multipleOf"),
+        ({"multipleOf": 0}, "multipleOf"),
+        ({"const": {"id": [2**53 + 1]}}, "const"),
+        ({"enum": [-(2**64)]}, "enum"),
+        ({"minimum": 2**63}, "minimum"),
+        ({"maximum": -1e19}, "maximum"),
+        ({"type": "object", "properties": {"a": {}}, "required": ["a"], "minProperties": 2,
+          "additionalProperties": False}, "minProperties"),
+        ({"properties": {str(k): {} for k in range(9)}, "maxProperties": 4}, "maxProperties"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_obeyed_is_refused_with_its_path(schema: dict[str, Any], path: str) -> None:
+    assert refusal_of(schema).startswith(f"{path}: ")
+    assert refusal_of({"items": {"anyOf": [{}, schema]}}).startswith(f"items.anyOf.1.{path}: ")
+    used = {"$defs": {"x": schema}, "properties": {"a": {"$ref": "#/$defs/x"}}}
+    assert refusal_of(used).startswith(f"$defs.x.{path}: ")
+    assert allows({"$defs": {"x": schema}, "type": "null"}, "null")
+
+
+def test_multiples_that_are_too_large_together_are_refused() -> None:
+    schema = {"allOf": [{"multipleOf": 65_537}, {"multipleOf": 65_536}], "type": "integer"}
+
+    assert refusal_of(schema) == "multipleOf: the numbers are too large together"
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+        {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]},
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        {"anyOf": [{"$ref": "#"}, {"allOf": [{"$ref": "#"}]}]},
+    ],
+)
+def test_a_schema_without_a_finite_value_is_refused(schema: dict[str, Any]) -> None:
+    assert refusal_of(schema).startswith(
+        "no finite value matches: a reference leads back to itself"
+    )
+
+
+def test_a_schema_that_comes_to_an_end_may_refer_to_itself() -> None:
+    tree = {**A, "properties": {"next": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}
+
+    assert allows({**tree, "required": ["next"]}, '{"next": {"next": null}}')

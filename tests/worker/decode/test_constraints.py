@@ -236,6 +236,51 @@ def forced(grammar: Grammar, tokenizer: Tokenizer) -> str:
     return tokenizer.decode(token_ids)
 
 
+MAP = {
+    "type": "object",
+    "additionalProperties": {"type": "integer", "minimum": 0, "maximum": 9},
+    "minProperties": 2,
+    "maxProperties": 2,
+}
+
+
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        Constraint(kind="json_schema", source=json.dumps(MAP)),
+        Constraint(kind="lark", source=f'start: "Map: " %json {json.dumps(MAP)}'),
+    ],
+)
+async def test_no_property_is_written_twice(constraint: Constraint, tokenizer: Tokenizer) -> None:
+    grammar = await Constraints(tokenizer).compile(constraint)
+    before = "Map: " if constraint.kind == "lark" else ""
+
+    assert walk(grammar, tokenizer, before + '{"x":1,"y":1}')
+    assert walk(grammar, tokenizer, before + '{"x":1,"xx":1}')
+    assert not walk(grammar, tokenizer, before + '{"x":1,"x":1}')
+
+
+ONLY_K = {
+    "type": "object",
+    "patternProperties": {"^k$": {"const": 1}},
+    "additionalProperties": False,
+    "minProperties": 2,
+}
+
+
+async def test_an_object_whose_properties_are_all_written_cannot_continue(
+    tokenizer: Tokenizer,
+) -> None:
+    constraint = Constraint(kind="json_schema", source=json.dumps(ONLY_K))
+    matcher = (await Constraints(tokenizer).compile(constraint)).matcher((), None)
+    for token_id in tokenizer.encode_text('{"k":1,"k'):
+        matcher.advance(token_id)
+
+    assert not matcher.forced_tokens()
+    with pytest.raises(InvalidRequest, match="each property that may follow has been written"):
+        matcher.mask()
+
+
 async def test_a_grammar_may_name_a_special_token_beside_its_text(tmp_path: Path) -> None:
     encoder = byte_level_tokenizer()
     encoder.add_tokens([AddedToken("<tag>", special=True)])

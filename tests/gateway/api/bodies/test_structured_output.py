@@ -142,6 +142,52 @@ def test_what_no_worker_could_obey_is_refused(body: dict[str, Any], param: str) 
     assert caught.value.message.startswith(param)
 
 
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        (
+            {"properties": {"a": {"uniqueItems": True}}},
+            "properties.a.uniqueItems: is not supported;",
+        ),
+        ({"$ref": "#"}, "no finite value matches: a reference leads back to itself"),
+        ({"items": {"$ref": "#/$defs/x"}}, "the reference #/$defs/x names nothing"),
+        ({"$ref": "https://x.test/y"}, "the reference https://x.test/y leaves the schema;"),
+        ({"patternProperties": {"^a": {}, "b$": {}}}, "the patterns /^a/ and /b$/ of patternProp"),
+        (
+            {"allOf": [{"type": "null"}, {"type": "integer"}]},
+            "no value matches: incompatible types",
+        ),
+        (
+            {"$defs": {"a": {"$ref": "#/$defs/a", "minLength": 1}}, "$ref": "#/$defs/a"},
+            "no finite value matches: a reference leads back to itself",
+        ),
+    ],
+)
+@pytest.mark.parametrize("parser", [None, "deepseek_r1"])
+def test_a_refusal_says_what_to_change(
+    parser: str | None, schema: dict[str, Any], reason: str
+) -> None:
+    wanted = wanted_of(guided_json=schema)
+    assert wanted is not None
+    whole = RequestedConstraint(wanted.param, after_reasoning(wanted.constraint, parser), (wanted,))
+
+    with pytest.raises(InvalidRequest) as caught:
+        check_now(whole)
+
+    assert caught.value.param == "guided_json"
+    assert caught.value.message.startswith(f"guided_json: {reason}")
+    assert "<" not in caught.value.message
+
+
+def test_a_grammar_that_never_ends_is_refused_in_plain_words() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        constraint_of(guided_grammar='start: rule\nrule: rule "a"')
+
+    assert caught.value.message == (
+        "guided_grammar: nothing matches: a rule or a reference leads back to itself only"
+    )
+
+
 def test_what_costs_too_much_is_refused_by_name() -> None:
     with pytest.raises(InvalidRequest, match="guided_json: it takes too much") as caught:
         constraint_of(guided_json={"type": "integer", "multipleOf": 999_983})
