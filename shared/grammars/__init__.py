@@ -5,8 +5,8 @@ whether it can be compiled, and translates the grammars of llama.cpp that `is_gb
 """
 
 from shared.grammars.gbnf import is_gbnf
-from shared.grammars.json_schemas import for_generation
 from shared.grammars.problems import explained
+from shared.grammars.schemas import for_generation
 from shared.grammars.trials import (
     CALL_CAPTURE,
     ENTRY_RULE,

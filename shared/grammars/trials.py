@@ -25,7 +25,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits
 from msgspec import Struct
 
-from shared.grammars.json_schemas import for_generation
+from shared.grammars.schemas import for_generation
 from shared.messages import Constraint
 from shared.telemetry import floods
 from shared.turns import TenantThreads

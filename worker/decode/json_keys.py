@@ -24,7 +24,7 @@ class Quoted(NamedTuple):
 
 
 def quoted_tokens(tokenizer: Tokenizer) -> Quoted:
-    """The tokens of a vocabulary that may end a key. Takes a few tens of milliseconds."""
+    """The tokens of a vocabulary that may end a key. Takes some tenths of a second."""
     by_rest: dict[bytes, list[int]] = {}
     with_key = []
     for token_id in range(min(tokenizer.vocab_size, tokenizer.num_entries)):
@@ -71,13 +71,17 @@ class JsonKeys:
         keys = self._open[-1] if self._open else None
         if not keys:
             return
+        ended: set[int] = set()
         if self._state == _IN_KEY:
             begun = bytes(self._key)
             for key in keys:
                 if key.startswith(begun):
-                    yield from self._quoted.by_rest.get(key[len(begun) :], ())
+                    ended.update(self._quoted.by_rest.get(key[len(begun) :], ()))
+        yield from ended
         for token_id, text in self._quoted.with_key:
-            if (self._state == _BEFORE_KEY or _COMMA in text) and self.copy().read(text):
+            if token_id in ended or (self._state != _BEFORE_KEY and _COMMA not in text):
+                continue
+            if self.copy().read(text):
                 yield token_id
 
     def _read(self, byte: int) -> bool:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from shared.grammars.schema_alternatives import exclusive_alternatives
-from shared.grammars.schema_keywords import check_multiples, multiple_of, rewrite_keywords
-from shared.grammars.schema_properties import count_properties
-from shared.grammars.schema_tree import COMBINING, REFUSED, Subschema, Tree, named
+from shared.grammars.schemas.alternatives import exclusive_alternatives
+from shared.grammars.schemas.keywords import check_multiples, multiple_of, rewrite_keywords
+from shared.grammars.schemas.properties import count_properties
+from shared.grammars.schemas.tree import COMBINING, REFUSED, Subschema, Tree, named
 
 _OPTIONS: Mapping[str, Any] = {
     "item_separator": ", ?",

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from shared.grammars.schema_tree import Schema, Subschema
+from shared.grammars.schemas.tree import Schema, Subschema
 
 _FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")

@@ -10,8 +10,8 @@ from shared.grammars import for_generation, grammar_source
 from shared.messages import Constraint
 from tests.support.models.grammars import matches
 
-A = {"type": "object", "properties": {"a": {"type": "integer"}}}
-B = {"type": "object", "properties": {"b": {"type": "integer"}}}
+A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}}
 BOTH = '{"a": 1, "b": 2}'
 
 
@@ -139,8 +139,16 @@ def test_a_known_format_binds(name: str) -> None:
     assert not allows({"type": "string", "format": name}, '"anything"')
 
 
-P = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
-C = {"type": "object", "properties": {"title": {"type": "string"}}, "required": ["title"]}
+P: dict[str, Any] = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}},
+    "required": ["name"],
+}
+C: dict[str, Any] = {
+    "type": "object",
+    "properties": {"title": {"type": "string"}},
+    "required": ["title"],
+}
 NAMED, TITLED = '{"name": "x"}', '{"title": "x"}'
 
 
@@ -255,7 +263,7 @@ def test_bounds_of_any_size_hold(schema: dict[str, Any], good: list[str], bad: l
         assert not allows(schema, text)
 
 
-MAP = {"type": "object", "additionalProperties": {"type": "integer"}}
+MAP: dict[str, Any] = {"type": "object", "additionalProperties": {"type": "integer"}}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from itertools import chain, combinations
 from typing import Any
 
-from shared.grammars.schema_tree import Schema, Subschema
+from shared.grammars.schemas.tree import Schema, Subschema
 
 _MAX_OPTIONAL = 5
 """Maximum number of optional properties that are counted: each subset is an alternative."""

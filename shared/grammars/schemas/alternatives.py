@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from shared.grammars.schema_tree import Schema, Subschema, Tree
+from shared.grammars.schemas.tree import Schema, Subschema, Tree
 
 _TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
 _EXCLUSIVE_FORMATS = frozenset(("date", "date-time", "time", "duration", "uuid", "ipv4", "ipv6"))
