@@ -1,10 +1,12 @@
 """The metrics of a gateway, for Prometheus and through OTLP with the names of OpenTelemetry's
 conventions for generative AI."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opentelemetry import metrics as otel
 from prometheus_client import Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import Metric
 
 from shared.messages import JobClass
 from shared.telemetry.metrics import (
@@ -191,6 +193,10 @@ class Metrics:
             for reason in _REASONS:
                 self.takeovers.labels(model, reason)
         return known
+
+    def tokens_and_first_tokens(self) -> tuple[Sequence[Metric], Sequence[Metric]]:
+        """The counters of completion tokens, and the histograms of the time to first token."""
+        return list(self._completion_tokens.collect()), list(self._first_token_s.collect())
 
     def tenant_label(self, tenant: str) -> str:
         """The label of a request's tenant, which this counts. Call it once for each request."""

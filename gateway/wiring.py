@@ -16,6 +16,7 @@ from gateway.fleet.gauges import export_fleet
 from gateway.fleet.live_workers import Backlog, LiveWorkers
 from gateway.fleet.queue_watch import QueueWatch
 from gateway.fleet.quick import QuickLane
+from gateway.fleet.samples import Samples
 from gateway.intake.admission import Admission
 from gateway.intake.keys.accepted import Keys
 from gateway.intake.limits import Limits
@@ -75,6 +76,7 @@ class Gateway:
     relays: Relays
     workers: LiveWorkers
     queues: QueueWatch
+    samples: Samples
     keys: Keys
     limits: Limits
     refusals: Refusals
@@ -150,6 +152,9 @@ class Gateway:
             quick=QuickLane(bus, workers.jobs),
             publishers=publishers,
             queues=queues,
+            samples=Samples(
+                metrics.tokens_and_first_tokens, queues, lambda: admission.num_requests
+            ),
             metrics=metrics,
             store=store,
             deliverer=deliverer,

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -151,8 +151,19 @@ async def opened(
 
 async def drop_of(bus: Bus, tenant: str, trusted_users: Iterable[str] = ()) -> int:
     """Remove all dead letters of a tenant permanently, and those of the broker's user with its
-    name; returns how many. Every letter is looked at alone, so that its body is not kept. Raises
-    `BusError`."""
+    name; returns how many. Raises `BusError`."""
+    return await _drop(bus, trusted_users, lambda letter: letter.tenant == tenant)
+
+
+async def drop_all(bus: Bus) -> int:
+    """Remove all dead letters permanently; returns how many. Raises `BusError`."""
+    return await _drop(bus, (), lambda letter: True)
+
+
+async def _drop(
+    bus: Bus, trusted_users: Iterable[str], is_meant: Callable[[DeadLetter], bool]
+) -> int:
+    """Every letter is looked at alone, so that its body is not kept."""
     publishers = Publishers((bus.user, *trusted_users))
     state = await bus.inspect(topology.DEAD_LETTERS.name)
     if state is None:
@@ -166,7 +177,7 @@ async def drop_of(bus: Bus, tenant: str, trusted_users: Iterable[str] = ()) -> i
                 async with asyncio.timeout(_PATIENCE_S if is_expected else _REQUEUED_WITHIN_S):
                     letter = _letter(await anext(consumer), publishers)
                 num_seen += 1
-                if letter.tenant == tenant:
+                if is_meant(letter):
                     await letter.drop()
                     num_dropped += 1
     return num_dropped

@@ -6,7 +6,7 @@ if the gateway listens on the loopback interface only, and otherwise nobody.
 
 import time
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from importlib import metadata
 from typing import Literal
@@ -23,20 +23,16 @@ from gateway.intake.keys.api_key import ApiKey
 from gateway.log.cursor import LogEnd
 from gateway.log.relay import LogRelay
 from gateway.wiring import Gateway, GatewayState
-from shared import dead_letters, topology
+from shared import topology
 from shared.bus.base import Message
-from shared.dead_letters import DeadLetter
-from shared.errors import InvalidRequest, StreamNotFound, Unroutable
+from shared.errors import StreamNotFound, Unroutable
 from shared.messages import Announcement, Drain, encode
 from shared.topology import Lane
 
 _MAX_STREAMS = 200
 _MAX_KEYS = 200
-_MAX_LETTERS = 100
-"""Letters with their bodies are held in memory while they are listed."""
 _WORKER_PREFIX = "worker."
 _WORKER_ID = Path(description="The id of the worker, as `/admin/v1/status` lists it.")
-_LETTER_ID = Path(description="The id of the dead letter, as the list shows it.")
 
 
 class GatewayStatus(Struct, frozen=True, kw_only=True):
@@ -153,33 +149,9 @@ class Status(Struct, frozen=True, kw_only=True):
     num_dead_letters: int
 
 
-class DeadLetterStatus(Struct, frozen=True, kw_only=True):
-    id: str
-    """The request id of the job; of a message without one, its message id or a hash."""
-    model: str
-    tenant: str
-    """The tenant of the job, or else of the user; empty without a tenant."""
-    user: str
-    """The broker's user that published the message; empty if it does not say."""
-    reason: str
-    queue: str
-    """The queue that the job was dead-lettered from."""
-    age_s: float | None
-    """Seconds since the job was created; if it does not say, since the message was published or
-    dead-lettered."""
-    num_bytes: int
-    can_retry: bool
-    """Whether it can be returned to its queue; what cannot can only be dropped."""
-
-
-class DeadLetterList(Struct, frozen=True, kw_only=True):
-    data: Sequence[DeadLetterStatus]
-    """The oldest dead letters."""
-
-
 class Done(Struct, frozen=True, kw_only=True):
     id: str
-    status: Literal["draining", "retried", "dropped"]
+    status: Literal["draining"]
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -223,39 +195,7 @@ def router(gateway: Gateway) -> APIRouter:
             raise HTTPException(404, "This worker has just disconnected.") from None
         return json_response(Done(id=worker_id, status="draining"))
 
-    _add_dead_letters(routes, gateway)
     return routes
-
-
-def _add_dead_letters(routes: APIRouter, gateway: Gateway) -> None:
-    lock = gateway.listing_letters
-
-    @routes.get("/dead-letters", openapi_extra={"responses": {"200": answered(DeadLetterList)}})
-    async def list_dead_letters(
-        limit: int = Query(_MAX_LETTERS, ge=1, le=_MAX_LETTERS, description="How many at most."),
-    ) -> Response:
-        """List the oldest jobs that were dead-lettered."""
-        async with lock, _opened(gateway, limit) as letters:
-            return json_response(DeadLetterList(data=[_letter(letter) for letter in letters]))
-
-    @routes.post(
-        "/dead-letters/{letter_id:path}/retry",
-        openapi_extra={"responses": {"200": answered(Done)}},
-    )
-    async def retry_dead_letter(letter_id: str = _LETTER_ID) -> Response:
-        """Return a job to the queue that it was dead-lettered from, without its deadline."""
-        async with lock, _opened(gateway) as letters:
-            await _found(letters, letter_id).retry(gateway.bus)
-        return json_response(Done(id=letter_id, status="retried"))
-
-    @routes.delete(
-        "/dead-letters/{letter_id:path}", openapi_extra={"responses": {"200": answered(Done)}}
-    )
-    async def drop_dead_letter(letter_id: str = _LETTER_ID) -> Response:
-        """Permanently remove a dead letter."""
-        async with lock, _opened(gateway) as letters:
-            await _found(letters, letter_id).drop()
-        return json_response(Done(id=letter_id, status="dropped"))
 
 
 def _gateway(gateway: Gateway) -> GatewayStatus:
@@ -353,30 +293,3 @@ def _stream(relay: LogRelay) -> StreamStatus:
 
 def _id_of(address: str) -> str:
     return address.removeprefix(_WORKER_PREFIX)
-
-
-def _opened(
-    gateway: Gateway, limit: int = _MAX_LETTERS
-) -> AbstractAsyncContextManager[list[DeadLetter]]:
-    return dead_letters.opened(gateway.bus, limit, gateway.settings.trusted_users)
-
-
-def _found(letters: list[DeadLetter], letter_id: str) -> DeadLetter:
-    try:
-        return dead_letters.find(letters, letter_id)
-    except InvalidRequest:
-        raise HTTPException(404, "There is no such dead letter.") from None
-
-
-def _letter(letter: DeadLetter) -> DeadLetterStatus:
-    return DeadLetterStatus(
-        id=letter.request_id,
-        model=letter.model,
-        tenant=letter.tenant,
-        user=letter.message.user_id,
-        reason=letter.reason,
-        queue=letter.queue,
-        age_s=letter.age_s,
-        num_bytes=len(letter.message.body),
-        can_retry=letter.can_retry,
-    )

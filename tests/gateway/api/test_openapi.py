@@ -69,6 +69,7 @@ def test_every_endpoint_is_in_the_document() -> None:
         "/admin/v1/keys",
         "/admin/v1/keys/{key_id}",
         "/admin/v1/keys/{key_id}/rotate",
+        "/admin/v1/history",
         "/admin/v1/status",
         "/admin/v1/tenants/{tenant}",
         "/admin/v1/usage",
