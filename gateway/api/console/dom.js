@@ -132,7 +132,12 @@ const NUMBER = new Intl.NumberFormat("en");
 export const count = (number) => NUMBER.format(number);
 export const plural = (number, one, many = `${one}s`) => `${count(number)} ${number === 1 ? one : many}`;
 export const percent = (share) => `${Math.round(100 * share)} %`;
-export const shortId = (id) => id.replace(/^.*-/, "").slice(0, 8);
+
+// The first characters of an id of random ones; other ids, such as those that publishers choose, as they are.
+export function shortId(id) {
+  const random = id.match(/(?:^|[-_.])([0-9a-f]{8})[0-9a-f]{4,}$/);
+  return random ? random[1] : id.replace(/^(?:chatcmpl|cmpl|resp|msg)[-_]/, "");
+}
 
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";

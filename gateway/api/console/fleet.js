@@ -2,6 +2,7 @@
 
 import { attempt, json, request } from "./api.js";
 import { $, Table, ask, bar, count, day, duration, el, percent, plural, shortId, show, since, tag } from "./dom.js";
+import { lacksConsumer, problemsOf } from "./problems.js";
 
 const LANES = { interactive: "Interactive", batch: "Batch", quick: "Embeddings and tokens", suspect: "Suspect" };
 const STREAM_STATES = { waiting: "waiting", running: "running", ended: "ended" };
@@ -48,7 +49,10 @@ const queues = new Table($("#queues"), {
     { title: "Class", text: (queue) => LANES[queue.lane] },
     { title: "Waiting", kind: "number", text: (queue) => count(queue.num_waiting) },
     { title: "Oldest", kind: "number", text: (queue) => duration(queue.oldest_s) },
-    { title: "Consumers", kind: "number", text: (queue) => count(queue.num_consumers) },
+    {
+      title: "Consumers", kind: "number", version: (queue) => `${queue.num_consumers} ${lacksConsumer(queue)}`,
+      fill: (queue) => [lacksConsumer(queue) ? tag("no consumer", "warn") : count(queue.num_consumers)],
+    },
   ],
 });
 
@@ -179,6 +183,7 @@ export async function showStatus() {
   streams.show(allStreams(statuses));
   tenants.show(allTenants(statuses));
   keys.show(status.keys ?? []); // an older gateway lists none
+  $("#problems").replaceChildren(...problemsOf(status).map(({ state, text }) => el("li", { className: state, textContent: text })));
   const numRequests = statuses.reduce((sum, { gateway }) => sum + gateway.num_requests, 0);
   const uptime = duration(since(status.gateway.started_at));
   const isAlone = statuses.length === 1;

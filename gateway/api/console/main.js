@@ -3,19 +3,24 @@
 import { ApiError, askForKey } from "./api.js";
 import { listBatches, startBatches } from "./batches.js";
 import { startChat } from "./chat.js";
-import { $, el, plural } from "./dom.js";
+import { showCharts } from "./charts.js";
+import { $, el } from "./dom.js";
 import { showStatus } from "./fleet.js";
 import { countLetters, listSoon } from "./letters.js";
+import { summary } from "./problems.js";
 import { listModels, showModels } from "./settings.js";
+import { showUsage } from "./usage.js";
 
 const OFTEN_MS = 1000;
 const SELDOM_MS = 5000;
+const SLOWLY_MS = 15_000; // charts and reports change as often
 const WATCHED = new Set(["fleet", "usage", "dead-letters"]);
-const OPERATORS = ["fleet", "usage", "dead-letters"];
+const OPERATORS = ["fleet", "dead-letters"];
 const links = [...document.querySelectorAll("nav a")];
 let view = "chat";
 let timer = null;
 let isOperator = true;
+let shownAt = -Infinity; // when the chart or the report was shown last
 
 function open(name) {
   const known = links.find((link) => link.dataset.view === name && !link.hidden);
@@ -28,22 +33,13 @@ function open(name) {
   document.title = view === "chat" ? "Warren" : `${$(`#view-${view} h2`).textContent} · Warren`;
   if (view === "chat") $("#question").focus();
   if (view === "dead-letters") listSoon();
+  shownAt = -Infinity;
   look();
 }
 
 function pulse(state, text) {
   $("#pulse").dataset.state = state;
   $("#pulse-text").textContent = text;
-}
-
-function summary({ gateway, workers, queues }) {
-  if (gateway.status === "broker_unavailable") return ["bad", "Broker unreachable"];
-  if (gateway.status === "broker_blocked") return ["bad", "Broker blocks publishers"];
-  if (gateway.status === "draining") return ["warn", "Gateway is draining"];
-  const serving = workers.filter((worker) => worker.state === "serving");
-  if (serving.length === 0) return ["warn", "No workers"];
-  const waiting = queues.reduce((sum, queue) => sum + queue.num_waiting, 0);
-  return ["ok", plural(serving.length, "worker") + (waiting ? `, ${plural(waiting, "job")} waiting` : "")];
 }
 
 // The models of the workers as /v1/models lists them.
@@ -67,6 +63,7 @@ async function look() {
       showModels(modelsOf(status.workers));
       await countLetters(status.num_dead_letters, view === "dead-letters");
     }
+    if (!document.hidden && performance.now() - shownAt > SLOWLY_MS) await showSlowly();
     if (view === "batches" && !document.hidden) await listBatches();
   } catch (error) {
     if (error.status === 403 && isOperator) {
@@ -80,9 +77,19 @@ async function look() {
   timer = setTimeout(look, WATCHED.has(view) || view === "batches" ? OFTEN_MS : SELDOM_MS);
 }
 
-// The key is not an operator's: the chat works, and the other views say what they need.
+// What is asked for less often, because it changes less often.
+async function showSlowly() {
+  if (view === "fleet" && isOperator) await showCharts();
+  if (view === "usage") await showUsage(isOperator);
+  shownAt = performance.now();
+}
+
+// The key is not an operator's: the chat, the batches and its own usage work, and the other views say what they
+// need.
 function refuse(error) {
   isOperator = false;
+  $("#usage-operators").hidden = true;
+  $("#usage-lead").textContent = "What the requests of your tenant have used.";
   for (const name of OPERATORS) {
     const place = $(`#view-${name}`);
     $(".content", place).hidden = true;
@@ -100,6 +107,10 @@ async function changeKey() {
   if (await askForKey()) location.reload();
 }
 
+$("#usage-days").addEventListener("change", () => {
+  shownAt = -Infinity;
+  look();
+});
 addEventListener("hashchange", () => open(location.hash.slice(1)));
 document.addEventListener("visibilitychange", look);
 

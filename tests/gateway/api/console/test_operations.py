@@ -24,8 +24,8 @@ from tests.support.console import (
 )
 from tests.support.gateway.batches import chat, jsonl, order, texts
 from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway, two_gateways
-from tests.support.workers.jobs import dead_letter
-from tests.support.workers.scripted_worker import ScriptedWorker, start_only
+from tests.support.workers.jobs import dead_letter, new_job, publish
+from tests.support.workers.scripted_worker import MODEL, ScriptedWorker, start_only
 from tests.support.workers.synthetic import echo_worker
 
 
@@ -78,6 +78,74 @@ async def test_a_dead_letter_is_dropped_after_a_question(
     await expect(page.get_by_text("No dead letters.")).to_be_visible()
 
 
+async def test_a_dead_letters_body_is_shown_and_all_are_dropped(
+    page: Page, gateway: LiveGateway, bus: MemoryBus
+) -> None:
+    for number in range(2):
+        await dead_letter(bus, f"publisher-of-reports-{number}")
+    await open_console(page, gateway, "dead-letters")
+    await expect(page.get_by_text("publisher-of-reports-0")).to_be_visible()
+    await expect(page.locator("#pulse")).to_have_text("2 dead letters")
+
+    await page.get_by_role("button", name="Show publisher-of-reports-0").click()
+    await expect(page.locator("#letter-body")).to_contain_text("Once upon a time")
+    assert await faults(page) == []
+    await page.get_by_role("dialog").get_by_role("button", name="Close").click()
+    await page.get_by_role("button", name="Drop all").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Drop all").click()
+
+    await expect(page.get_by_text("2 dead letters dropped.")).to_be_visible()
+    await expect(page.get_by_text("No dead letters.")).to_be_visible()
+    await expect(page.get_by_role("button", name="Drop all")).to_be_hidden()
+
+
+async def test_jobs_without_a_worker_are_marked(page: Page, bus: MemoryBus) -> None:
+    async with live_gateway(bus) as gateway:
+        async with ScriptedWorker(bus):
+            await hears_a_worker(gateway)
+        await publish(bus, new_job(MODEL, mode="final"))
+
+        await open_console(page, gateway, "fleet")
+
+        rows = page.get_by_role("table", name="Queues").get_by_role("row")
+        await expect(rows.filter(has_text="Interactive")).to_contain_text("no consumer")
+        problem = f"1 job of {MODEL} and no worker that takes them"
+        await expect(page.locator("#problems .bad")).to_have_text(problem)
+        await expect(page.locator("#pulse")).to_contain_text(problem)
+        await expect(page.locator("#pulse")).to_have_attribute("data-state", "bad")
+
+
+async def test_the_dot_says_what_the_alerts_would(page: Page, gateway: LiveGateway) -> None:
+    await open_console(page, gateway)
+    cases: list[tuple[dict[str, Any], str, str]] = [
+        ({}, "ok", "1 worker, 2 jobs waiting"),
+        ({"num_dead_letters": 3}, "warn", "3 dead letters"),
+        ({"workers": []}, "warn", "No workers"),
+        ({"oldest_s": 45}, "warn", "A job of m has waited 45 s"),
+        ({"oldest_s": 45, "lane": "batch"}, "ok", "1 worker, 2 jobs waiting"),
+        ({"num_consumers": 0}, "bad", "2 jobs of m and no worker that takes them"),
+        ({"status": "draining", "num_dead_letters": 1}, "warn", "Gateway is draining, and 1 more"),
+        ({"status": "broker_unavailable"}, "bad", "Broker unreachable"),
+    ]
+    queue = {"model": "m", "lane": "interactive", "num_waiting": 2, "num_consumers": 1}
+    statuses = [
+        {
+            "gateway": {"status": changes.get("status", "ok")},
+            "workers": changes.get("workers", [{"state": "serving"}]),
+            "queues": [{**queue, "oldest_s": 1, **changes}],
+            "num_dead_letters": changes.get("num_dead_letters", 0),
+        }
+        for changes, *_ in cases
+    ]
+
+    said = await page.evaluate(
+        """all => import("/console/problems.js").then(({ summary }) => all.map(summary))""",
+        statuses,
+    )
+
+    assert said == [[state, text] for _, state, text in cases]
+
+
 async def test_dead_letters_are_listed_once_when_their_view_is_opened(
     page: Page, gateway: LiveGateway, bus: MemoryBus
 ) -> None:
@@ -101,7 +169,8 @@ async def test_usage_is_shown_by_tenant(page: Page, gateway: LiveGateway) -> Non
     await gateway.chat()
     await open_console(page, gateway, "usage")
 
-    row = page.get_by_role("row").filter(has_text="anonymous")
+    tenants = page.get_by_role("table", name="Usage by tenant")
+    row = tenants.get_by_role("row").filter(has_text="anonymous")
     await expect(row.get_by_role("cell")).to_have_text(["anonymous", "1", "0", "0", "3", "0", "3"])
 
 
@@ -130,7 +199,8 @@ async def test_what_gateways_behind_a_proxy_say_is_added_up(
             await gateway.chat(model="echo", max_tokens=3)
         await open_console(page, gateways[0], "usage")
 
-        row = page.get_by_role("row").filter(has_text="anonymous")
+        tenants = page.get_by_role("table", name="Usage by tenant")
+        row = tenants.get_by_role("row").filter(has_text="anonymous")
         await expect(row.get_by_role("cell").nth(1)).to_have_text("2")
         await expect(page.get_by_text("Generations at 2 gateways")).to_be_visible()
 
