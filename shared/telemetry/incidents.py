@@ -31,6 +31,9 @@ for _kind in get_args(Kind):  # a counter that begins with its first event shows
 
 logger = logging.getLogger(__name__)
 
+_OF_BROKER: tuple[Kind, ...] = ("channel", "connection")
+_CLIENTS = ("aiormq.exceptions", "aio_pika.exceptions")
+"""The modules with the errors by which the broker's client reports a loss."""
 _MIN_RESTART_PAUSE_S = 0.2
 _MAX_RESTART_PAUSE_S = 5.0
 
@@ -43,6 +46,17 @@ def report(kind: Kind, event: str, error: BaseException | None, **facts: object)
     _incidents.labels(kind).inc()
     if floods.allows("incident", event):
         logger.error(event, exc_info=error, extra={"incident": kind, **facts})
+
+
+def shorten_loss(record: logging.LogRecord) -> bool:
+    """A filter that replaces the traceback of a lost connection or channel with the reason: where
+    the process noticed that the broker is gone says nothing. Other tracebacks stay."""
+    error = record.exc_info[1] if record.exc_info else None
+    is_of_broker = getattr(record, "incident", "") in _OF_BROKER
+    if is_of_broker and (isinstance(error, OSError) or type(error).__module__ in _CLIENTS):
+        record.reason = f"{type(error).__name__}: {error}"
+        record.exc_info = None
+    return True
 
 
 def num_reported(kind: Kind) -> int:

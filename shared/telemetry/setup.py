@@ -20,7 +20,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from shared.printable import printable, printable_json
 from shared.settings import CommonSettings
-from shared.telemetry import audit, floods, requests
+from shared.telemetry import audit, floods, incidents, requests
 from shared.telemetry.metrics import VERSION
 
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
@@ -119,11 +119,19 @@ def _configure_logging(settings: CommonSettings) -> None:
     handler.setFormatter(console_formatter() if as_console else JsonFormatter())
     logging.basicConfig(handlers=[handler], level=settings.log_level.upper(), force=True)
     requests.set_level(settings.job_log_level, settings.log_level)
+    logging.getLogger("uvicorn.error").addFilter(_named_uvicorn)
+    incidents.logger.addFilter(incidents.shorten_loss)
     for name in _CAUSED_BY_CLIENTS:
         logging.getLogger(name).addFilter(floods.LibraryFilter())
     for name in _QUIET:
         # These print message bodies, which contain prompts, at DEBUG and even at ERROR.
         logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _named_uvicorn(record: logging.LogRecord) -> bool:
+    """Rename a record of uvicorn, which uses the logger ``uvicorn.error`` for all of its events."""
+    record.name = "uvicorn"
+    return True
 
 
 def _configure_tracing(endpoint: str, service: str) -> None:

@@ -40,7 +40,16 @@ def test_an_image_for_gpus_can_compile_launchers() -> None:
     _, _, final_stage = dockerfile.rpartition("FROM ${BASE}\n")
 
     assert re.search(r'\[ "\$DEVICE" = cuda \].*\binstall .*gcc libc6-dev', final_stage, re.DOTALL)
-    assert "TRITON_CACHE_DIR=/var/cache/warren/" in final_stage
+    assert "TRITON_CACHE_DIR=/var/cache/triton " in final_stage
+
+
+@pytest.mark.parametrize("name", ["worker", "worker-gpu"])
+def test_workers_share_no_compiled_code(name: str) -> None:
+    """They run what Triton's cache holds, and may not trust each other."""
+    worker = SERVICES[name]
+
+    assert "/var/cache/triton" in RAW["services"][name]["volumes"]
+    assert "TRITON_CACHE_DIR" not in worker["environment"]
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.suffix)

@@ -64,12 +64,37 @@ def test_it_is_killed_only_after_its_drain(name: str, beyond_s: int) -> None:
 def test_it_runs_without_privileges_and_gets_secrets_as_credentials(unit: Path) -> None:
     text = unit.read_text()
 
-    assert value(unit, "User") == "warren"
     assert value(unit, "NoNewPrivileges") == "true"
     assert value(unit, "CapabilityBoundingSet") == ""
     assert value(unit, "ProtectSystem") == "strict"
     assert "LoadCredential=broker:" in text
     assert "PASSWORD" not in text
+
+
+def test_gateway_and_workers_are_different_users() -> None:
+    """A worker reads models of strangers: it must not reach the gateway's secret and prompts."""
+    users = {unit.stem: value(unit, "User") for unit in UNITS}
+
+    assert users == {"warren-gateway": "warren-gateway", "warren-worker@": "warren-worker"}
+
+
+@per_unit
+def test_a_crash_writes_no_prompts_to_the_disk(unit: Path) -> None:
+    assert value(unit, "LimitCORE") == "0"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@per_unit
+def test_systemd_finds_it_well_confined(unit: Path, tmp_path: Path) -> None:
+    instance = tmp_path / unit.name.replace("@.", "@8001.")
+    instance.write_text(unit.read_text().replace("/opt/warren/bin/warren", "/bin/true"))
+    options = ("--offline=true", "--threshold=20", "--no-pager")  # tenths; 100 is unconfined
+
+    rated = subprocess.run(
+        ["systemd-analyze", "security", *options, instance], text=True, capture_output=True
+    )
+
+    assert rated.returncode == 0, rated.stdout
 
 
 def test_a_worker_writes_to_its_cache_directory_alone() -> None:

@@ -2,6 +2,7 @@ import asyncio
 import logging
 from functools import partial
 
+import aiormq
 import pytest
 
 from gateway.metrics import Metrics
@@ -72,3 +73,23 @@ async def test_work_that_is_kept_running_can_be_cancelled() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "is_short"),
+    [
+        ("connection", ConnectionResetError("gone"), True),
+        ("channel", aiormq.exceptions.ChannelClosed("gone"), True),
+        ("channel", ValueError("a bug"), False),
+        ("request", ConnectionResetError("gone"), False),
+    ],
+)
+def test_a_lost_connection_has_a_reason_instead_of_a_traceback(
+    caplog: pytest.LogCaptureFixture, kind: incidents.Kind, error: Exception, *, is_short: bool
+) -> None:
+    incidents.report(kind, "lost", error)
+    [record] = caplog.records
+
+    assert incidents.shorten_loss(record)
+    assert (record.exc_info is None) == is_short
+    assert hasattr(record, "reason") == is_short

@@ -21,6 +21,7 @@ from shared.telemetry import setup
 from shared.settings import WorkerSettings
 setup.configure(WorkerSettings(log_format="json", log_level="debug"), "warren-test")
 logging.getLogger("worker.jobs.run").info("job failed", extra={"request_id": "r1"})
+logging.getLogger("uvicorn.error").info("Started")
 logging.getLogger("aiormq.connection").error("returned: %s", "a prompt")
 logging.getLogger("aio_pika.queue").debug("body: %s", "a prompt")
 """
@@ -84,12 +85,16 @@ def lines() -> list[str]:
 
 
 def test_a_line_is_json_with_its_request_id(lines: list[str]) -> None:
-    (line,) = lines
-
-    record = json.loads(line)
+    record = json.loads(lines[0])
 
     assert (record["event"], record["request_id"], record["level"]) == ("job failed", "r1", "info")
     assert record["logger"] == "worker.jobs.run"
+
+
+def test_normal_events_of_uvicorn_do_not_look_like_errors(lines: list[str]) -> None:
+    _, line = map(json.loads, lines)
+
+    assert (line["event"], line["logger"], line["level"]) == ("Started", "uvicorn", "info")
 
 
 def test_libraries_that_print_bodies_are_silent(lines: list[str]) -> None:
