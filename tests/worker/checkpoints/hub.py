@@ -7,15 +7,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-_COMMIT = "0123456789abcdef0123456789abcdef01234567"
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @contextmanager
 def serve_hub(
-    repository: str, files: Mapping[str, bytes], *, revision: str = "main", token: str = ""
+    repository: str,
+    files: Mapping[str, bytes],
+    *,
+    revision: str = "main",
+    commit: str = COMMIT,
+    token: str = "",
 ) -> Iterator[str]:
-    """Serve ``files`` as a revision of the model ``repository`` to those who send ``token``, if
-    there is one; yields the endpoint's URL."""
+    """Serve ``files`` as a revision of the model ``repository``, which is this commit, to clients
+    that send ``token``, if there is one; yields the endpoint's URL."""
     api = f"/api/models/{repository}/revision/"
 
     class Handler(BaseHTTPRequestHandler):
@@ -28,7 +33,7 @@ def serve_hub(
         def _head(self) -> bytes:
             """Send status and headers; returns the body."""
             path = self.path.partition("?")[0]
-            body, content_type = _answer(path, repository, revision, files)
+            body, content_type = _answer(path, repository, revision, commit, files)
             is_permitted = not token or self.headers["Authorization"] == f"Bearer {token}"
             if not is_permitted:
                 body = None
@@ -39,7 +44,7 @@ def serve_hub(
                 body = b"{}"
             self.send_header("Content-Length", str(len(body)))
             self.send_header("Content-Type", content_type)
-            self.send_header("X-Repo-Commit", _COMMIT)
+            self.send_header("X-Repo-Commit", commit)
             self.send_header("ETag", f'"{_oid(body)}"')
             self.end_headers()
             return body
@@ -59,21 +64,21 @@ def serve_hub(
 
 
 def _answer(
-    path: str, repository: str, revision: str, files: Mapping[str, bytes]
+    path: str, repository: str, revision: str, commit: str, files: Mapping[str, bytes]
 ) -> tuple[bytes | None, str]:
     """The body at ``path``, None if there is none, and its type."""
     api = f"/api/models/{repository}"
-    if path == f"{api}/revision/{revision}":
+    if path in (f"{api}/revision/{revision}", f"{api}/revision/{commit}"):
         siblings = [{"rfilename": name} for name in files]
-        info = {"id": repository, "sha": _COMMIT, "siblings": siblings}
+        info = {"id": repository, "sha": commit, "siblings": siblings}
         return json.dumps(info).encode(), "application/json"
-    if path == f"{api}/tree/{_COMMIT}":
+    if path == f"{api}/tree/{commit}":
         tree = [
             {"type": "file", "path": name, "size": len(body), "oid": _oid(body)}
             for name, body in files.items()
         ]
         return json.dumps(tree).encode(), "application/json"
-    name = path.removeprefix(f"/{repository}/resolve/{_COMMIT}/")
+    name = path.removeprefix(f"/{repository}/resolve/{commit}/")
     return files.get(name), "application/octet-stream"
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from shared.errors import StartupError
 from tests.worker.checkpoints.gguf_files import write_tiny_gguf
-from tests.worker.checkpoints.hub import serve_hub
+from tests.worker.checkpoints.hub import COMMIT, serve_hub
 from worker.checkpoints import conversions, convert, store
 from worker.checkpoints.cache import build_once, link
 from worker.checkpoints.conversions import converted
@@ -191,6 +191,24 @@ def test_a_known_name_is_fetched_from_the_hub_and_is_here_from_then_on(
     assert store.is_here("qwen3-0.6b")
     assert store.resolve("qwen3-0.6b") == Path(path).resolve()
     assert {file.name: file.read_bytes() for file in Path(path).iterdir()} == FILES
+
+
+def test_the_owner_of_a_known_name_cannot_replace_what_was_pulled_first(
+    cache: Path, tmp_path: Path
+) -> None:
+    def pulled(endpoint: str) -> str:
+        environment = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+        return start_pull("qwen3-0.6b", **environment).communicate()[0]
+
+    with serve_hub("Qwen/Qwen3-0.6B", FILES) as endpoint:
+        first, _ = json.loads(pulled(endpoint))
+    with serve_hub("Qwen/Qwen3-0.6B", FILES | {"config.json": b"{}"}, commit="f" * 40) as endpoint:
+        pulled(endpoint)
+
+    record = cache / "commits" / "Qwen--Qwen3-0.6B" / "commit"
+    assert record.read_text() == COMMIT
+    assert store.resolve("qwen3-0.6b") == Path(first).resolve()
+    assert (Path(first) / "config.json").read_bytes() == FILES["config.json"]
 
 
 def test_the_hubs_token_can_be_read_from_a_file(tmp_path: Path) -> None:
