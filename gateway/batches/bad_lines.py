@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import msgspec
 
-from gateway.api.bodies.parsing import refused, with_choices
+from gateway.api.bodies.parsing import json_fault, refused, with_choices
 from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
 from gateway.api.bodies.submission import submission
 from gateway.batches.lines import ENDPOINTS, LINE_DECODER, UNREADABLE, Request, RequestLine
@@ -47,7 +47,8 @@ def read_line(text: bytes) -> RequestLine:
         param = missing or path.rstrip("`").lstrip(".") or None
         raise BadInput("invalid_line", message, param) from None
     except UNREADABLE as error:
-        raise BadInput("invalid_json_line", f"The line is not valid JSON: {error}") from None
+        reason = json_fault(text, error)
+        raise BadInput("invalid_json_line", f"The line is not valid JSON: {reason}") from None
 
 
 def repeated(custom_id: str) -> BadInput:

@@ -13,7 +13,7 @@ division of the log into events.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -35,6 +35,12 @@ Piece: TypeAlias = PromptScores | TokenDelta | Finished
 Spoken = TypeVar("Spoken", bound=TokenDelta | Finished)
 _FIELD = re.compile(r"s(\d{1,9})|(\d{1,9})\.(\d{1,9})(e?)", re.ASCII)
 PING = b": ping\n\n"
+_SEPARATORS: Mapping[bytes, bytes] = {
+    "\x85".encode(): rb"\u0085",
+    "\u2028".encode(): rb"\u2028",
+    "\u2029".encode(): rb"\u2029",
+}
+"""Line separators of Unicode, and what JSON writes instead: some clients split a stream at them."""
 _FAILURE = 10**6
 """An id's second number counts payloads after the position. A failure takes 1,000,000, so that it
 compares as later than any payload."""
@@ -333,9 +339,12 @@ class Framer:
 
 
 def _frame(head: bytes, payload: Payload, number: int) -> bytes:
-    if payload.event is None:
-        return b"%bdata: %b\n\n" % (head, payload.data)
     data = payload.data
+    if any(separator in data for separator in _SEPARATORS):
+        for separator, escaped in _SEPARATORS.items():
+            data = data.replace(separator, escaped)
+    if payload.event is None:
+        return b"%bdata: %b\n\n" % (head, data)
     if payload.after_number is not None:
         data = b"%b%d%b" % (data, number, payload.after_number)
     return b"%bevent: %b\ndata: %b\n\n" % (head, payload.event.encode(), data)

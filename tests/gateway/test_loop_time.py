@@ -22,7 +22,6 @@ SIZES = {"the largest bodies": (4 << 20) - (4 << 10), "bodies for the event loop
 AT_EACH = frozenset({"items", "full items", "numbers"})
 """The ways in which a field is large at each endpoint. In others it is large at one, which saves
 time."""
-ELSEWHERE = frozenset({"guided_grammar"})
 
 
 class Endpoint(NamedTuple):
@@ -117,7 +116,7 @@ def large_bodies(
         for worst, body in worst_bodies(schema, example, size):
             part = (worst.place.rpartition(".")[2], worst.way)
             is_known = part in (known_here if worst.way in AT_EACH else known | known_here)
-            if not is_known and worst.place not in ELSEWHERE:
+            if not is_known:
                 yield path, f"{worst.place}: {worst.way}", body
             known_here.add(part)
         known |= known_here

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct, structs
 from gateway.api.bodies.custom_tools import INPUT, CalledCustom, CustomDefinition
 from gateway.api.bodies.parsing import check_json, check_length, read, refused
 from gateway.text.tools.delimited import kimi_call_id
+from shared.errors import InvalidRequest
 from shared.messages import (
     MAX_MESSAGES,
     MAX_TOOLS,
@@ -23,6 +24,7 @@ from shared.messages import (
 from shared.messages.fields import Name, Text
 
 _MAX_TEMPLATE_KWARGS = 64
+_MAX_SHOWN_CHARS = 64
 _MAX_ID_CHARS = 256
 _ID_CHARS = 9
 """Mistral's chat template requires as many."""
@@ -96,6 +98,13 @@ class FunctionDefinition(Struct, frozen=True, kw_only=True):
         `InvalidRequest`."""
         parameters = dict(self.parameters or {})
         check_json(parameters, path)
+        if parameters.get("type", "object") != "object":
+            kind = msgspec.json.encode(parameters["type"]).decode()[:_MAX_SHOWN_CHARS]
+            raise InvalidRequest(
+                f"Invalid schema for function '{self.name}': schema must be a JSON Schema of "
+                f"'type: \"object\"', got 'type: {kind}'.",
+                param=path,
+            )
         return Tool(name=self.name, description=self.description, parameters=parameters)
 
 

@@ -20,6 +20,15 @@ from shared.messages import MAX_TEXT_CHARS
 
 MAX_DEPTH = 64
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
+_FLOAT_FOR_INT = re.compile(r"Expected `(?:.* )?int\b.*`, got `float` - at `\$(.*)`")
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]", re.ASCII)
+_MAX_FLOATS = 16
+"""Places at which integral floats are accepted. All items of a list are one place."""
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F]\w\w)|.)",
+    re.DOTALL,
+)
+"""An escape in JSON; the group is half of a surrogate pair without its other half."""
 _WITH_PARTS = frozenset(
     {"messages", "reasoning", "response_format", "stream_options", "text", "tools"}
 )
@@ -110,10 +119,40 @@ _MAX_IGNORED = 16
 def read(value: Any, kind: type[_T], path: str = "") -> _T:
     """Convert ``value``, which is at ``path`` in the body. Raises `InvalidRequest`, which names
     the invalid part."""
-    try:
-        return msgspec.convert(value, kind, str_keys=True)
-    except msgspec.ValidationError as error:
-        raise _misfit(with_choices(str(error), kind), path) from None
+    complaint = ""
+    for _ in range(_MAX_FLOATS):
+        try:
+            return msgspec.convert(value, kind, str_keys=True)
+        except msgspec.ValidationError as error:
+            complaint = str(error)
+            if not _has_become_integer(value, complaint):
+                break
+    raise _misfit(with_choices(complaint, kind), path)
+
+
+def _has_become_integer(value: Any, complaint: str) -> bool:
+    """Turn a float that msgspec refuses into the integer that it is, in place: JSON does not
+    distinguish 5.0 from 5. Returns whether it is an integer."""
+    found = _FLOAT_FOR_INT.fullmatch(complaint)
+    if found is None:
+        return False
+    steps: list[Any] = [name or int(index) for name, index in _STEP.findall(found[1])]
+    if not steps or _STEP.sub("", found[1]):  # the key of a dictionary is unknown
+        return False
+    *before, last = steps
+    for step in before:
+        value = value[step]
+    if not _is_integral(value[last]):
+        return False
+    places = range(len(value)) if isinstance(value, list) else [last]
+    for place in places:
+        if _is_integral(value[place]):
+            value[place] = int(value[place])
+    return True
+
+
+def _is_integral(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()
 
 
 def with_choices(complaint: str, kind: Any) -> str:
@@ -183,7 +222,7 @@ def _misfit(complaint: str, prefix: str) -> InvalidRequest:
         reason, path = "required, but missing", f"{path}.{missing[1]}"
     path = path.removeprefix(".")
     head = re.split(r"[.\[]", path, maxsplit=1)[0]
-    param = path if prefix or head in _WITH_PARTS else head
+    param = path if prefix or missing or head in _WITH_PARTS else head
     return refused(param, f"{reason[0].lower()}{reason[1:]}")
 
 
@@ -231,7 +270,7 @@ def parse_with_ignored(kind: type[_Body], body: bytes) -> tuple[_Body, tuple[str
     try:
         said = msgspec.json.decode(body)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-        raise InvalidRequest(f"The body is not valid JSON: {error}") from None
+        raise InvalidRequest(f"The body is not valid JSON: {json_fault(body, error)}") from None
     if not isinstance(said, dict):
         raise InvalidRequest("body: expected an object")
     required = _required(kind)  # rejected if empty
@@ -241,6 +280,21 @@ def parse_with_ignored(kind: type[_Body], body: bytes) -> tuple[_Body, tuple[str
     known = _known(kind)
     unknown = (name for name in said if name not in known)
     return request, tuple(islice(unknown, _MAX_IGNORED))
+
+
+def json_fault(text: bytes, error: Exception) -> str:
+    """Why ``text`` is not valid JSON, of which msgspec says ``error``. A text that was cut within
+    an emoji is named as such, because msgspec may take the end of the string for missing."""
+    reason = str(error)
+    if "truncated" not in reason and "surrogate" not in reason:
+        return reason
+    half = next((escape for escape in _ESCAPE.finditer(text) if escape[1]), None)
+    if half is None:
+        return reason
+    return (
+        f"\\{half[1].decode()} at byte {half.start()} is half of a surrogate pair, as in a text "
+        "that was cut within an emoji."
+    )
 
 
 def is_unused(value: Any) -> bool:

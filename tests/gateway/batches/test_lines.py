@@ -3,6 +3,7 @@ import gc
 import json
 import time
 import tracemalloc
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator
 
 import pytest
@@ -37,6 +38,13 @@ async def test_other_tasks_run_between_the_lines_of_a_part() -> None:
     counting.cancel()
 
     assert num_turns >= 10
+
+
+@pytest.mark.parametrize("end", [b"", b"\n", b"\n{}\n"])
+async def test_a_file_may_begin_with_a_byte_order_mark(end: bytes) -> None:
+    lines = [line async for line in input_lines(parts_of(BOM_UTF8 + b"{}" + end), max_bytes=10)]
+
+    assert lines[0] == InputLine(1, b"{}")
 
 
 async def test_the_event_loop_does_not_wait_for_the_size_of_a_large_line() -> None:

@@ -25,6 +25,7 @@ _OF_OUTPUTS: Schema = {
     "properties": {
         "json": {},
         "regex": _TEXT,
+        "grammar": _TEXT,
         "choice": {"type": "array", "items": _TEXT},
     },
 }
@@ -59,6 +60,7 @@ _NUM_KEYS = 1 << 15
 _NUM_NUMBERS = MAX_VALUES // 2
 _MAX_DIGITS = 4000
 _DEPTH = 60
+_RULE = "root ::= "
 _ESCAPES = r"[(\u0000"
 
 
@@ -174,6 +176,8 @@ class _Schemas:
 def _texts(num_chars: int, place: str) -> Iterator[Worst]:
     for way, text in (("text", "a"), ("escapes", _ESCAPES)):
         yield Worst(place, way, partial(_quoted, text, num_chars))
+    if num_chars > len(_RULE):
+        yield Worst(place, "groups", partial(_groups, (num_chars - len(_RULE)) // 2))
 
 
 def _anything(size: int, place: str, *, is_object: bool) -> Iterator[Worst]:
@@ -186,6 +190,11 @@ def _anything(size: int, place: str, *, is_object: bool) -> Iterator[Worst]:
 
 def _quoted(text: str, num_chars: int) -> str:
     return f'"{text * (num_chars // len(text))}"'
+
+
+def _groups(depth: int) -> str:
+    """A grammar in llama.cpp's form."""
+    return f'"{_RULE}{"(" * depth}a{")" * depth}"'
 
 
 def _list_of(text: Callable[[], str]) -> str:
