@@ -24,6 +24,9 @@ from gateway.text.tools.harmony import HARMONY, HarmonyParser
 from gateway.text.tools.mistral import MistralParser
 from shared.messages import Choice, Finished, TokenDelta, TokenLogprobs
 
+_PART_CHARS = 1024
+"""A long text is parsed in parts, because parsers copy what they have not read of a part."""
+
 Part: TypeAlias = tuple[list[Piece], Sequence[TokenLogprobs]]
 """The pieces that tokens complete, and the tokens' logprobs."""
 
@@ -52,9 +55,11 @@ class ChoiceReader:
     def read(self, text: str, num_tokens: int, num_chars: Sequence[int] = ()) -> list[Piece]:
         """Take the next part of the text, of so many tokens; ``num_chars`` is as in
         `TokenDelta`."""
-        pieces = self._parser.read(text)
         if self.is_plain:
-            return pieces
+            return self._parser.read(text)
+        pieces: list[Piece] = []
+        for start in range(0, len(text), _PART_CHARS):
+            pieces += self._parser.read(text[start : start + _PART_CHARS])
         if self._split is not None:
             self._count(self._split, len(text), num_tokens, num_chars)
         return self._kept(pieces)

@@ -118,13 +118,19 @@ class CallObject:
         self.has_begun = False
         self.is_complete = False
         self.is_broken = False
-        self.raw = ""
+        self._raw: list[str] = []
         self._name: str | None = None
         self._key = ""
-        self._text = ""
+        self._text: list[str] = []
+        """The value that is being read."""
         self._value: JsonValue | None = None
         self._arguments: str | None = None
         self._expected = "{"
+
+    @property
+    def raw(self) -> str:
+        """Its text up to its beginning, or all of it if it has not begun."""
+        return "".join(self._raw)
 
     @property
     def is_over(self) -> bool:
@@ -138,7 +144,7 @@ class CallObject:
     def read(self, char: str) -> list[Piece]:
         """Read the next character of an unfinished object."""
         if not self.has_begun:
-            self.raw += char
+            self._raw.append(char)
         if self._value is not None:
             return self._read_value(char)
         if char in _SPACE:
@@ -153,14 +159,14 @@ class CallObject:
         elif char == "}":
             return self._complete()
         elif char == '"':
-            self._value, self._text, self._key = JsonValue(), char, ""
+            self._value, self._text, self._key = JsonValue(), [char], ""
             self._value.read(char)
         else:
             self._expected = {"{": '"}', ":": "value", ",": '"'}[char]
         return []
 
     def _begin_value(self, char: str) -> list[Piece]:
-        self._value, self._text = JsonValue(), ""
+        self._value, self._text = JsonValue(), []
         begun: list[Piece] = []
         if self._key in _ARGUMENTS and char == "{" and self._name is not None:
             begun = self._begin()
@@ -175,24 +181,24 @@ class CallObject:
         if self.is_open:  # passed on, so that it need not be kept
             streamed.append(CallArguments(self.index, char))
         else:
-            self._text += char
+            self._text.append(char)
         if self._value.is_complete:
             self._end_value()
         return streamed
 
     def _end_value(self) -> None:
-        self._value = None
+        self._value, text = None, "".join(self._text)
         if not self._key:
-            self._key = _string(self._text) or ""
+            self._key = _string(text) or ""
             self._expected = ":"
             self.is_broken = self._key not in _KEYS
             return
         self._expected = ",}"
         if self._key == "name":
-            self._name = _string(self._text)
+            self._name = _string(text)
             self.is_broken = not is_declared(self._name, self._names)
         elif self._key in _ARGUMENTS and self._arguments is None:
-            self._arguments = self._text
+            self._arguments = text
 
     def _begin(self) -> list[Piece]:
         if self.has_begun or self._name is None:

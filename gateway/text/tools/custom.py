@@ -55,22 +55,30 @@ class _Input:
 
     def __init__(self) -> None:
         self._held = ""
+        self._all: list[str] = []
+        """All that was read, as long as the input has not begun."""
         self._has_begun = False
         self._is_over = False
 
     def read(self, text: str) -> str:
         if self._is_over:
             return ""
-        self._held += text
-        if not self._has_begun:
+        if self._has_begun:
+            self._held += text
+        else:
+            self._all.append(text)
+            if len(self._held) >= _MAX_HEAD_CHARS:
+                return ""
+            self._held += text
             head = _HEAD.match(self._held[:_MAX_HEAD_CHARS])
             if head is None:
                 return ""
             self._has_begun, self._held = True, self._held[head.end() :]
+            self._all.clear()
         return self._unescaped()
 
     def end(self) -> str:
-        return "" if self._has_begun else _input_of(self._held)
+        return "" if self._has_begun else _input_of("".join(self._all))
 
     def _unescaped(self) -> str:
         """What is certain of the string whose rest is held."""
@@ -81,7 +89,9 @@ class _Input:
             if char == '"':
                 self._is_over = True
                 break
-            num_chars = 1 if char != "\\" else _escape_chars(self._held[position:])
+            num_chars = (
+                1 if char != "\\" else _escape_chars(self._held[position : position + _PAIR_CHARS])
+            )
             if not num_chars:
                 break
             texts.append(_text_of(self._held[position : position + num_chars]))

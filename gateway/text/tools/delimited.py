@@ -55,7 +55,7 @@ class DelimitedParser:
         self._section: Until | None = None
         """Finds the next call, or the end of the section."""
         self._call: _DelimitedCall | None = None
-        self._held = ""
+        self._held: list[str] = []
         """The text of the section, as long as it has no call."""
 
     @property
@@ -79,18 +79,19 @@ class DelimitedParser:
             return self._outside.end()
         if self._outside.follows_call or (self._call is not None and self._call.has_begun):
             return []
-        return [Content(self._held + (self._call.raw if self._call else self._section.end()))]
+        self._held.append(self._call.raw if self._call else self._section.end())
+        return [Content("".join(self._held))]
 
     def _read_content(self, text: str, pieces: list[Piece]) -> str:
         tag, rest = self._outside.read(text, pieces)
         if tag is not None:
             self._section = Until(self._delimiters.call, self._delimiters.section_end)
-            self._held, self._outside.follows_call = tag, False
+            self._held, self._outside.follows_call = [tag], False
         return rest
 
     def _read_section(self, section: Until, text: str, pieces: list[Piece]) -> str:
         sure, tag, rest = section.read(text)
-        self._held += sure + (tag or "")
+        self._held.append(sure + (tag or ""))
         if tag is None:
             return rest
         if tag.endswith(self._delimiters.call):
@@ -108,7 +109,7 @@ class DelimitedParser:
                 return text[position + 1 :]
             if call.is_broken:
                 self._call = None
-                self._held += call.raw
+                self._held.append(call.raw)
                 self._leave(pieces)
                 return text[position + 1 :]
         return ""
@@ -117,7 +118,7 @@ class DelimitedParser:
         """Leave the section; without a call it is content."""
         self._section = None
         if not self._outside.follows_call:
-            pieces.append(Content(self._held))
+            pieces.append(Content("".join(self._held)))
 
 
 class _DelimitedCall:

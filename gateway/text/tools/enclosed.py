@@ -16,8 +16,11 @@ class EnclosedCall(Protocol):
     is_complete: bool
     is_broken: bool
     """Whether it has turned out to be none."""
-    raw: str
-    """Its text so far, as long as it has not begun."""
+
+    @property
+    def raw(self) -> str:
+        """Its text so far, as long as it has not begun."""
+        ...
 
     def read(self, text: str) -> tuple[list[Piece], str]:
         """Returns the pieces, and the text after the call if it has ended."""

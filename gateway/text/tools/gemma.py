@@ -103,8 +103,12 @@ class _Arguments:
         """Whether there is nothing in the innermost bracket so far."""
         self._expected = "value"
         """Or a key, or after a value nothing until the next comma or bracket."""
-        self._word = ""
+        self._word: list[str] = []
         """What stands outside of strings, or a quoted key."""
+        self._last_chars = ""
+        """The last characters of the word, which may be a token."""
+        self._is_blank = True
+        """Whether the word has only whitespace."""
         self._string: Until | None = None
         self._written: list[str] = []
 
@@ -123,7 +127,7 @@ class _Arguments:
         sure, tag, rest = string.read(text)
         part = sure if tag is None else sure + tag.removesuffix(self._quote)
         if self._expected == "key":
-            self._word += part
+            self._add(part)
         else:
             self._written.append(json.dumps(part, ensure_ascii=False)[1:-1])
         if tag is not None:
@@ -134,35 +138,49 @@ class _Arguments:
         return rest
 
     def _read_char(self, char: str) -> None:
-        self._word += char
-        if self._expected != "nothing" and self._word.endswith(self._quote):
+        is_first = self._is_blank
+        self._add(char)
+        if self._expected != "nothing" and self._last_chars.endswith(self._quote):
             self._begin_string()
-        elif self._word.endswith(self._closing):
-            self._end_word(self._word.removesuffix(self._closing))
+        elif self._last_chars.endswith(self._closing):
+            self._end_word(self._taken_word().removesuffix(self._closing))
             while self._closers:
                 self._close()
-        elif self._expected == "value" and char in "{[" and self._word.strip() == char:
+        elif self._expected == "value" and char in "{[" and is_first:
             self._open(char)
         elif self._expected == "key" and char == ":":
             self._separate()
-            self._written.append(f"{json.dumps(self._word[:-1].strip(), ensure_ascii=False)}: ")
-            self._word, self._expected = "", "value"
+            key = self._taken_word()[:-1].strip()
+            self._written.append(f"{json.dumps(key, ensure_ascii=False)}: ")
+            self._expected = "value"
         elif char in ",}]":
-            self._end_word(self._word[:-1])
+            self._end_word(self._taken_word()[:-1])
             if char == ",":
                 self._expected = "key" if self._closers[-1] == "}" else "value"
             else:
                 self._close()
 
+    def _add(self, part: str) -> None:
+        self._word.append(part)
+        num_kept = max(len(self._quote), len(self._closing))
+        self._last_chars = (self._last_chars + part)[-num_kept:]
+        self._is_blank = self._is_blank and (not part or part.isspace())
+
+    def _taken_word(self) -> str:
+        word = "".join(self._word)
+        self._word.clear()
+        self._last_chars, self._is_blank = "", True
+        return word
+
     def _begin_string(self) -> None:
-        self._word, self._string = "", Until(self._quote)
+        self._taken_word()
+        self._string = Until(self._quote)
         if self._expected == "value":
             self._begin_value()
             self._written.append('"')
 
     def _end_word(self, word: str) -> None:
         """End a value that is no string, or a key without a value, which is dropped."""
-        self._word = ""
         word = word.strip()
         is_missing = not word and self._closers[-1] == "}"
         if self._expected == "value" and (word or is_missing):
@@ -173,7 +191,8 @@ class _Arguments:
         self._begin_value()
         self._written.append(bracket)
         self._closers.append("}" if bracket == "{" else "]")
-        self._word, self._is_empty = "", True
+        self._taken_word()
+        self._is_empty = True
         self._expected = "key" if bracket == "{" else "value"
 
     def _close(self) -> None:

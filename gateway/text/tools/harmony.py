@@ -39,8 +39,10 @@ class HarmonyParser:
         self._num_chars = 0
         self._value: JsonValue | None = None
         """The arguments of the open call; None if there is none."""
-        self._raw = ""
+        self._raw: list[str] = []
         """The text that may be a header, or is the header of what may be a call."""
+        self._begun = ""
+        """The end of this text that may be the beginning of a header."""
         self._header = Until(_MESSAGE, *_ENDS)
         self._body = Until(*_ENDS, _START)
         self._kind: type[Content] | type[Reasoning] = Content
@@ -69,7 +71,7 @@ class HarmonyParser:
             held = self._body.end()
             self._say(held if self._kind is Content else held.rstrip(), pieces)
         elif self._value is None:
-            raw = self._raw + self._header.end()
+            raw = self._taken_raw() + self._header.end()
             # A header that was cut off is none of the text.
             if _CHANNEL not in raw and _START not in raw:
                 self._say(raw, pieces)
@@ -77,26 +79,32 @@ class HarmonyParser:
 
     def _read_start(self, text: str, pieces: list[Piece]) -> str:
         """Decide whether a header follows."""
-        text = self._raw + text
-        begun = text.lstrip()
+        begun = self._begun + (text if self._begun else text.lstrip())
+        if not self._begun:
+            self._raw.append(text[: len(text) - len(begun)])
+        self._begun = begun
         if begun.startswith(_HEADERS):
-            self._raw, self._state = "", self._read_header
-            return text
-        if any(header.startswith(begun) for header in _HEADERS):
-            self._raw = text
+            self._state = self._read_header
+        elif any(header.startswith(begun) for header in _HEADERS):
             return ""
-        self._raw = ""
-        self._begin(Content)
-        return text
+        else:
+            self._begin(Content)
+        return self._taken_raw()
+
+    def _taken_raw(self) -> str:
+        raw = "".join([*self._raw, self._begun])
+        self._raw.clear()
+        self._begun = ""
+        return raw
 
     def _read_header(self, text: str, pieces: list[Piece]) -> str:
-        room = _MAX_HEADER_CHARS - len(self._raw)
+        room = _MAX_HEADER_CHARS - sum(map(len, self._raw))
         sure, tag, rest = self._header.read(text[:room])
-        self._raw += sure + (tag or "")
+        self._raw.append(sure + (tag or ""))
         rest += text[room:]
         if tag is None and room > len(text):
             return ""
-        header, self._raw = self._raw, ""
+        header = self._taken_raw()
         if tag is None or not tag.endswith(_MESSAGE):
             return self._refuse(header + self._header.end(), rest, pieces)
         channel, recipient = _CHANNEL_NAME.search(header), _RECIPIENT.search(header)
@@ -106,19 +114,18 @@ class HarmonyParser:
             return rest
         if not is_declared(recipient[1], self._names):
             return self._refuse(header, rest, pieces)
-        self._callee, self._raw, self._state = recipient[1], header, self._read_callee
+        self._callee, self._raw, self._state = recipient[1], [header], self._read_callee
         return rest
 
     def _read_callee(self, text: str, pieces: list[Piece]) -> str:
         """The start of a call, which has arguments."""
         begun = text.lstrip()
         if begun and not begun.startswith("{"):
-            header, self._raw = self._raw, ""
-            return self._refuse(header, text, pieces)
-        self._raw += text[: len(text) - len(begun)]
+            return self._refuse(self._taken_raw(), text, pieces)
+        self._raw.append(text[: len(text) - len(begun)])
         if begun:
             pieces.append(CallStart(self._num_calls, self._callee))
-            self._raw, self._value, self._state = "", JsonValue(), self._read_arguments
+            self._raw, self._value, self._state = [], JsonValue(), self._read_arguments
             self._num_calls += 1
             self._said = None
         return begun

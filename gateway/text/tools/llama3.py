@@ -17,7 +17,7 @@ class Llama3Parser:
         self._num_calls = 0
         self._call: CallObject | None = None
         self._opening: Opening | None = Opening(*TAGS)
-        self._held = ""
+        self._held: list[str] = []
         self._is_content = False
 
     @property
@@ -26,19 +26,20 @@ class Llama3Parser:
 
     def read(self, text: str) -> list[Piece]:
         if self._opening is not None:
-            self._held += text
+            self._held.append(text)
             has_tag, text = self._opening.read(text)
             if has_tag is None:
                 return []
             self._opening = None
-            self._held = self._held[: len(self._held) - len(text)]
+            held = "".join(self._held)
+            self._held = [held[: len(held) - len(text)]]
         pieces: list[Piece] = []
         while text:
             text = self._read_some(text, pieces)
         return pieces
 
     def end(self) -> list[Piece]:
-        held = self._held
+        held = "".join(self._held)
         if self._call is not None and not self._call.has_begun:
             held += self._call.raw
         return [Content(held)] if held and not self._num_calls else []
@@ -50,7 +51,7 @@ class Llama3Parser:
         if self._call is not None:
             return self._read_call(self._call, text, pieces)
         begun = text.lstrip(_BETWEEN if self._num_calls else None)
-        self._held += text[: len(text) - len(begun)]
+        self._held.append(text[: len(text) - len(begun)])
         if begun.startswith("{"):
             self._call = CallObject(self._num_calls, self._names)
         elif begun:
@@ -61,7 +62,7 @@ class Llama3Parser:
         for position, char in enumerate(text):
             pieces += call.read(char)
             if call.has_begun:
-                self._held = ""
+                self._held.clear()
             if call.is_over:
                 self._end_call(call, pieces)
                 return text[position + 1 :]
@@ -72,11 +73,12 @@ class Llama3Parser:
         if call.has_begun:
             self._num_calls += 1
         else:
-            self._held += call.raw
+            self._held.append(call.raw)
             self._give_back(pieces)
 
     def _give_back(self, pieces: list[Piece]) -> None:
         self._is_content = True
-        held, self._held = self._held, ""
+        held = "".join(self._held)
+        self._held.clear()
         if held := held if not self._num_calls else held.lstrip(_BETWEEN):
             pieces.append(Content(held))

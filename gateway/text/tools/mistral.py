@@ -63,7 +63,7 @@ class _Calls:
         self.num_calls = num_calls
         self.is_over = False
         self._first = num_calls
-        self._held = tag
+        self._held = [tag]
         self._in_list = False
         self._call: CallObject | None = None
         self._named: _NamedCall | None = None
@@ -79,14 +79,14 @@ class _Calls:
         if self._named is not None:
             return self._read_named(self._named, char)
         if char in _BETWEEN:
-            self._held += char
+            self._held.append(char)
             return []
         if char == "{":
             self._call = CallObject(self.num_calls, self._names)
             return self._read_object(self._call, char)
         if char == "[" and not self._in_list:
             self._in_list = True
-            self._held += char
+            self._held.append(char)
             return []
         if char == "]" and self._in_list and self.num_calls > self._first:
             self.is_over = True
@@ -101,13 +101,13 @@ class _Calls:
         call = self._call or self._named
         if self.num_calls or (call is not None and call.has_begun):
             return []
-        held = self._held + (call.raw if call is not None else "")
+        held = "".join(self._held) + (call.raw if call is not None else "")
         return [Content(held)] if held else []
 
     def _read_object(self, call: CallObject, char: str) -> list[Piece]:
         pieces = call.read(char)
         if call.has_begun:
-            self._held = ""
+            self._held.clear()
         if call.is_over:
             self._call = None
             if not call.has_begun:
@@ -119,7 +119,7 @@ class _Calls:
     def _read_named(self, call: "_NamedCall", char: str) -> list[Piece]:
         pieces = call.read(char)
         if call.has_begun:
-            self._held = ""
+            self._held.clear()
         if call.is_broken:
             return self._give_back(call.raw)
         if call.is_complete:
@@ -129,7 +129,8 @@ class _Calls:
 
     def _give_back(self, text: str) -> list[Piece]:
         self.is_over = True
-        held, self._held = self._held, ""
+        held = "".join(self._held)
+        self._held.clear()
         return [Content(held + text)]
 
 

@@ -15,6 +15,9 @@ from gateway.text.tools.calls import Names, encodable, is_declared
 START, END = "<|python_start|>", "<|python_end|>"
 _BEGUN = re.compile(r"\[\s*([A-Za-z_][\w.]*\s*(\(.*)?)?", re.DOTALL)
 """A list of calls, as far as it has been read."""
+_SPACES = re.compile(r"\s+")
+_MAX_HEAD_CHARS = 512
+"""Before the arguments of the first call, where several spaces count as one."""
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
@@ -26,33 +29,45 @@ class PythonicParser:
 
     def __init__(self, names: Names = None) -> None:
         self._names = names
-        self._held = ""
+        self._held: list[str] = []
+        self._head: str | None = ""
+        """The beginning of what may be a list of calls, with single spaces; None once it has the
+        name of a function, after which anything may follow."""
         self._is_content = False
 
     def read(self, text: str) -> list[Piece]:
         if not self._is_content:
-            self._held += text
-            if _may_be_calls(self._held):
+            self._held.append(text)
+            if self._may_be_calls(text):
                 return []
-            self._is_content, text = True, self._held
+            self._is_content, text = True, "".join(self._held)
         return [Content(text)] if text else []
 
     def end(self) -> list[Piece]:
-        if self._is_content or not self._held:
+        held = "".join(self._held)
+        if self._is_content or not held:
             return []
         # The list of an answer that ends because it repeats itself is not closed.
-        for text in (self._held, f"{self._held}]"):
+        for text in (held, f"{held}]"):
             with suppress(SyntaxError, ValueError, RecursionError, MemoryError):
                 return list(_pieces(text, self._names))
-        return [Content(self._held)]
+        return [Content(held)]
 
-
-def _may_be_calls(text: str) -> bool:
-    text = text.lstrip()
-    if START.startswith(text):
-        return True
-    text = text.removeprefix(START).lstrip()
-    return not text or _BEGUN.fullmatch(text) is not None
+    def _may_be_calls(self, text: str) -> bool:
+        """Whether what was read may be a list of calls; ``text`` is the last part of it."""
+        if self._head is None:
+            return True
+        self._head = _SPACES.sub(" ", self._head + text)
+        begun = self._head.lstrip()
+        if START.startswith(begun):
+            return True
+        begun = begun.removeprefix(START).lstrip()
+        match = _BEGUN.fullmatch(begun)
+        has_name = match is not None and match[2] is not None
+        num_chars = match.start(2) if match is not None and has_name else len(begun)
+        if has_name and num_chars <= _MAX_HEAD_CHARS:
+            self._head = None
+        return not begun or (match is not None and num_chars <= _MAX_HEAD_CHARS)
 
 
 def _pieces(text: str, names: Names) -> Iterator[Piece]:

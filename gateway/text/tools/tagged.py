@@ -14,6 +14,9 @@ from gateway.text.tags import Until
 from gateway.text.tools.calls import Names, is_declared, json_of
 from gateway.text.tools.enclosed import EnclosedParser
 
+_MAX_KEY_CHARS = 1024
+"""A parameter whose name is longer is none: the rest of its call means nothing."""
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
@@ -67,8 +70,10 @@ class _TaggedCall:
         self.has_begun = False
         self.is_complete = False
         self.is_broken = False
-        self.raw = ""
+        self._raw: list[str] = []
         """What precedes the first parameter."""
+        self._is_lost = False
+        """Whether what follows means nothing, until the answer ends."""
         self._tags = tags
         self._names = names
         self._texts: Collection[str] | None = None
@@ -80,8 +85,14 @@ class _TaggedCall:
         self._value: _Value | None = None
         self._num_values = 0
 
+    @property
+    def raw(self) -> str:
+        return "".join(self._raw)
+
     def read(self, text: str) -> tuple[list[Piece], str]:
         pieces: list[Piece] = []
+        if self._is_lost:
+            return [], ""
         while text and not (self.is_complete or self.is_broken):
             if self._key is not None:
                 text = self._read_key(self._key, text, pieces)
@@ -94,13 +105,13 @@ class _TaggedCall:
         return pieces, text
 
     def end(self) -> str:
-        self.raw += self._next.end()
+        self._raw.append(self._next.end())
         return self.raw
 
     def _read_between(self, text: str, pieces: list[Piece]) -> str:
         sure, tag, rest = self._next.read(text)
         if not self.has_begun:
-            self.raw += sure + (tag or "")
+            self._raw.append(sure + (tag or ""))
             if tag is not None:
                 self._begin(self.raw.removesuffix(CLOSE).removesuffix(self._tags.key), pieces)
             if not self.has_begun:
@@ -125,8 +136,8 @@ class _TaggedCall:
         begin = self._tags.value_begin
         text, num_searched = held + text, max(0, len(held) - len(begin))
         match = self._tags.value.match(text) if begin in text[num_searched:] else None
-        if match is None:
-            self._key = text
+        if match is None or match.end() > _MAX_KEY_CHARS:
+            self._key, self._is_lost = text, len(text) > _MAX_KEY_CHARS
             return ""
         key = match[1].strip()
         is_text = self._texts is None or key in self._texts
@@ -146,31 +157,35 @@ class _Value:
         """The JSON before the value."""
         self._is_text = is_text
         self._until = Until(tags.value_end)
-        self._held = ""
+        self._held: list[str] = []
         self._has_begun = False
 
     def read(self, text: str) -> tuple[str, str]:
         """Returns the JSON that is certain, and the text after the value if it has ended."""
         sure, tag, rest = self._until.read(text)
-        self._held += sure
+        self._held.append(sure)
         if tag is not None:
             self.is_complete = True
-            self._held += tag.removesuffix(self._tags.value_end)
+            self._held.append(tag.removesuffix(self._tags.value_end))
         if not self._is_text:
-            return (self._start + json_of(self._held) if self.is_complete else ""), rest
-        return self._written(), rest
+            return (self._start + json_of(self._taken()) if self.is_complete else ""), rest
+        return self._written(self._taken()), rest
 
-    def _written(self) -> str:
-        if not self._held and not self.is_complete:
+    def _taken(self) -> str:
+        held = "".join(self._held)
+        self._held.clear()
+        return held
+
+    def _written(self, text: str) -> str:
+        if not text and not self.is_complete:
             return ""
         written = ""
         if not self._has_begun:
             self._has_begun = True
             written = f'{self._start}"'
             if self._tags.is_padded:
-                self._held = self._held.removeprefix("\n")
+                text = text.removeprefix("\n")
         if self.is_complete and self._tags.is_padded:
-            self._held = self._held.removesuffix("\n")
-        written += json.dumps(self._held, ensure_ascii=False)[1:-1]
-        self._held = ""
+            text = text.removesuffix("\n")
+        written += json.dumps(text, ensure_ascii=False)[1:-1]
         return f'{written}"' if self.is_complete else written

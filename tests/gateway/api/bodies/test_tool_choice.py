@@ -281,7 +281,7 @@ def test_a_model_thinks_before_it_has_to_call() -> None:
         (None, "required", "tool_choice"),
         ([TIME], "sometimes", "tool_choice"),
         ([TIME], {"type": "function", "function": {"name": "other"}}, "tool_choice"),
-        ([TIME], {"type": "allowed_tools"}, "tool_choice"),
+        ([TIME], {"type": "allowed_tools"}, "tool_choice.allowed_tools"),
         ([TIME], 3, "tool_choice"),
     ],
 )
