@@ -27,7 +27,13 @@ from gateway.intake.keys.accepted import Keys, authorization_of
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Limits
 from gateway.metrics import Metrics
-from shared.errors import InternalError, InvalidApiKey, PermissionDenied, Unavailable
+from shared.errors import (
+    InternalError,
+    InvalidApiKey,
+    PermissionDenied,
+    RateLimited,
+    Unavailable,
+)
 from shared.settings import GatewaySettings
 from shared.telemetry import audit, incidents, requests
 from shared.telemetry.audit import Refusals
@@ -254,6 +260,11 @@ class Authentication:
             return await error_response(error, scope)(scope, receive, send)
         if caller is not None:
             send = self._with_limits(caller, send)
+            try:
+                self._limits.count_any(caller)
+            except RateLimited as error:
+                report(self._metrics, scope, error.code, status_of(error).code, error.limit)
+                return await error_response(error, scope)(scope, receive, send)
         if caller is not None and needed == "operator" and not _is_poll(scope):
             send = _recorded(caller, scope, send)
         return await self._app(scope, receive, send)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,8 +19,9 @@ from gateway.fleet.quick import QuickLane
 from gateway.fleet.samples import Samples
 from gateway.intake.admission import Admission
 from gateway.intake.keys.accepted import Keys
+from gateway.intake.keys.api_key import Scope
 from gateway.intake.limits import Limits
-from gateway.intake.signer import Signer
+from gateway.intake.signer import Signer, Verb
 from gateway.ledger.prices import PriceTable
 from gateway.ledger.recorder import UsageRecorder
 from gateway.log.bindings import LogBindings
@@ -62,6 +63,7 @@ _RENEW_AFTER_S = 3600.0
 """Seconds after which the time at which a model was last seen is written again."""
 _RECORD_RETRY_S = 60.0
 Handler = Callable[[Message], None]
+_SCOPE_OF_VERB: Mapping[Verb, Scope] = {"read": "generate", "cancel": "cancel"}
 GatewayState: TypeAlias = Literal["ok", "draining", "broker_unavailable", "broker_blocked"]
 
 
@@ -98,7 +100,7 @@ class Gateway:
     """Unix time in seconds."""
     batches_changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a batch was created here, or cancelled here or at another gateway."""
-    _tenants_by_tag: dict[str, str] = field(default_factory=dict)
+    _key_ids_by_tag: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
     def build(cls, settings: GatewaySettings, bus: Bus) -> "Gateway":
@@ -183,13 +185,26 @@ class Gateway:
             return "broker_unavailable"
         return "broker_blocked" if self.bus.is_blocked else "ok"
 
-    def tenant_of(self, tag: str) -> str:
-        """The tenant with this tag in its stream tokens; the anonymous one if no API key is of such
-        a tenant."""
-        if tag and tag not in self._tenants_by_tag:
-            tenants = {key.tenant for key in self.keys.known}
-            self._tenants_by_tag = {self.signer.tenant_tag(one): one for one in tenants}
-        return self._tenants_by_tag.get(tag, "")
+    def tenant_of(self, tag: str, verb: Verb) -> str | None:
+        """The tenant of a stream token with this tag; None if the API key that it names is not in
+        force any more, or does not permit ``verb``. For the tag of a tenant any of its keys will
+        do."""
+        if not self.keys.are_needed:
+            return ""
+        if tag not in self._key_ids_by_tag:
+            self._key_ids_by_tag = self._tagged_keys()
+        keys = map(self.keys.with_id, self._key_ids_by_tag.get(tag, []))
+        scope = _SCOPE_OF_VERB[verb]
+        valid = (key for key in keys if key is not None and key.permits(scope))
+        return next((key.tenant for key in valid), None)
+
+    def _tagged_keys(self) -> dict[str, list[str]]:
+        """The ids of all API keys by the tags that name them in stream tokens."""
+        tagged: dict[str, list[str]] = {}
+        for key in self.keys.known:
+            for tag in (self.signer.key_tag(key.key_id), self.signer.tenant_tag(key.tenant)):
+                tagged.setdefault(tag, []).append(key.key_id)
+        return tagged
 
     def hear_announcement(self, message: Message) -> None:
         self.workers.hear(decode_announcement(message.body))

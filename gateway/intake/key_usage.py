@@ -156,6 +156,27 @@ class JobClaims:
         return [claim for request_id in late if (claim := self.end(request_id)) is not None]
 
 
+class RequestWindows:
+    """The requests of any kind that each key has sent to this gateway in the last minute."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, _Tally] = {}
+
+    def count(self, key_id: str, limit: int, now: float) -> None:
+        """Raises `RateLimited` if there are ``limit`` already."""
+        tally = self._tallies.setdefault(key_id, _Tally())
+        tally.forget(now)
+        seconds = {second: requests for second, (requests, _) in tally.seconds.items()}
+        used = sum(seconds.values())
+        if used >= limit:
+            raise RateLimited(
+                _says("requests of any kind per minute", limit, used, 1),
+                limit="requests_per_minute",
+                retry_after_s=_until_free(seconds, used + 1 - limit, now),
+            )
+        tally.add(math.floor(now), 1, 0)
+
+
 class UsageLedger:
     """The use of all keys. ``own`` is the gateway that admits."""
 

@@ -17,15 +17,25 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
-from gateway.intake.key_usage import Claim, DetachedClaim, JobClaims, KeyUse, UsageLedger
+from starlette.exceptions import HTTPException
+
+from gateway.intake.key_usage import (
+    Claim,
+    DetachedClaim,
+    JobClaims,
+    KeyUse,
+    RequestWindows,
+    UsageLedger,
+)
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.token_estimates import require_possible
 from shared import topology
 from shared.bus.base import Bus, Message
-from shared.errors import BusError, Unavailable, WarrenError
+from shared.errors import BusError, RequestError, Unavailable, WarrenError
 from shared.messages import DetachedJob, Ended, GenerationJob, LeftJob, UsageReport, encode
 
 logger = logging.getLogger(__name__)
@@ -41,6 +51,10 @@ _PATIENCE_S = 5.0
 _MAX_LATE_S = 10.0
 _RETRY_PAUSE_S = 0.5
 _HEARTBEAT_S = 2.0
+_MIN_ANY = 60
+_ANY_PER_REQUEST = 10
+"""Requests of any kind that a key may send to one gateway for each of its requests per minute:
+requests that read or store something take less than those that generate."""
 _DROPPED_S = 5.0
 """Seconds for which a job still counts that was cancelled before its worker was heard of. A worker
 that has begun reports its end earlier; otherwise the job never runs."""
@@ -77,6 +91,13 @@ class Grant:
             self._limits.drop(self._claim)
 
 
+@dataclass(slots=True)
+class Attempt:
+    """A request that may be refused before it is admitted."""
+
+    is_admitted: bool = False
+
+
 class Limits:
     """Admits the requests of one gateway, within the limits of their keys at all gateways."""
 
@@ -93,6 +114,7 @@ class Limits:
         self._announced: dict[Claim, int] = {}
         """The number of the first announcement that has the claim."""
         self._jobs = JobClaims()
+        self._any = RequestWindows()
         self._left: dict[str, LeftJob] = {}
         """What the next report says of `UsageLedger.left`."""
         self._changed: set[str] = set()
@@ -148,12 +170,35 @@ class Limits:
         finally:
             self._leave(claim, is_published=grant.is_published)
 
-    def check(self, key: ApiKey, request_id: str = "") -> None:
-        """Raises `RateLimited` if the key's limits admit no request now, however small, or none
-        with this id, which may have a job already. Nothing is counted."""
+    @contextmanager
+    def attempt(self, key: ApiKey, request_id: str = "") -> Iterator[Attempt]:
+        """Count a request that is refused as its client's fault before it is admitted. The id may
+        be that of a job that its client has sent before.
+
+        Raises `RateLimited`, before anything is read, if the key's limits admit no request now,
+        however small.
+        """
+        attempt = Attempt()
         if key.has_limits:
             claim = Claim(key, self._clock(), request_id=request_id)
             self._ledger.check(claim, *self._waiting)
+        try:
+            yield attempt
+        except (RequestError, HTTPException):
+            if key.has_rates and not attempt.is_admitted:
+                refused = Claim(key, self._clock())
+                self._ledger.add(refused)
+                self._ledger.leave(refused)
+                self._publish_usage_of(key.key_id)
+            raise
+
+    def count_any(self, key: ApiKey) -> None:
+        """Count a request of any kind at this gateway, before anything is done for it. Raises
+        `RateLimited` if the key has sent too many in the last minute."""
+        if key.requests_per_minute is None:
+            return
+        limit = max(_MIN_ANY, _ANY_PER_REQUEST * key.requests_per_minute)
+        self._any.count(key.key_id, limit, self._clock())
 
     def note_published(self, claim: Claim, *, has_ended: bool, again: bool) -> None:
         """Note that the job of an admitted claim is published, or ``again`` after it had ended."""

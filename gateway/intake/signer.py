@@ -1,8 +1,9 @@
 """Signatures with keys that are derived from the gateways' shared secret: stream tokens, and ids
 derived from Idempotency-Keys.
 
-A stream token is its expiry, a tag of the stream's tenant, and the signature of both, of the
-stream's id and of what the token permits. Those of older gateways have no tag.
+A stream token is its expiry, a tag of the API key of the stream's request, and the signature of
+both, of the stream's id and of what the token permits. The tags of older gateways name the tenant
+in place of the key.
 
 A client may send a request with an ``Idempotency-Key`` twice. The request id is derived from the
 key, so that every gateway finds the same log for it. The body's hash in the log distinguishes a
@@ -39,7 +40,8 @@ class Signer:
 
     def __init__(self, secret: bytes) -> None:
         self._token_key = derive_key(secret, "stream tokens")
-        self._tag_key = derive_key(secret, "tenants of stream tokens")
+        self._tenant_key = derive_key(secret, "tenants of stream tokens")
+        self._api_key_key = derive_key(secret, "API keys of stream tokens")
         self._id_key = derive_key(secret, "request ids")
 
     @classmethod
@@ -55,16 +57,16 @@ class Signer:
         return cls(secrets.token_bytes())
 
     def stream_token(
-        self, request_id: str, verb: Verb, expires_at: float, *, tenant: str = ""
+        self, request_id: str, verb: Verb, expires_at: float, *, key_id: str = ""
     ) -> str:
-        """A token that permits ``verb`` on the stream of one request of ``tenant`` until the Unix
-        time ``expires_at``."""
-        parts = [f"{int(expires_at):x}", *filter(None, [self.tenant_tag(tenant)])]
+        """A token that permits ``verb`` on the stream of one request, which had the API key with
+        this id, until the Unix time ``expires_at``."""
+        parts = [f"{int(expires_at):x}", *filter(None, [self.key_tag(key_id)])]
         return ".".join([*parts, _sign(self._token_key, request_id, verb, *parts)])
 
     def tag_in_token(self, request_id: str, verb: Verb, token: str) -> str | None:
-        """The tag of a token's tenant, empty for the anonymous one, if the token permits ``verb``
-        on this stream now; otherwise None."""
+        """The tag of a token's API key, empty without one, if the token permits ``verb`` on this
+        stream now, provided that the key does; otherwise None."""
         match = _TOKEN.fullmatch(token)
         if match is None:
             return None
@@ -73,11 +75,13 @@ class Signer:
         is_ours = hmac.compare_digest(expected, signature)
         return tag if is_ours and time.time() < int(expiry, 16) else None
 
+    def key_tag(self, key_id: str) -> str:
+        """What names an API key in tokens; empty without one."""
+        return _tag(self._api_key_key, key_id)
+
     def tenant_tag(self, tenant: str) -> str:
-        """What names a tenant in tokens, which its clients may read; empty for the anonymous
-        one."""
-        digest = hmac.digest(self._tag_key, tenant.encode(), "sha256")
-        return digest[:_TAG_BYTES].hex() if tenant else ""
+        """What names a tenant in the tokens of older gateways; empty for the anonymous one."""
+        return _tag(self._tenant_key, tenant)
 
     def request_id(self, prefix: str, tenant: str, key: str) -> str:
         """The request id for a tenant's Idempotency-Key."""
@@ -103,6 +107,10 @@ def check_key(key: str) -> str:
 def hash_body(body: bytes) -> str:
     """A digest of the body that identifies retries among requests with the same key."""
     return hashlib.sha256(body).hexdigest()
+
+
+def _tag(key: bytes, name: str) -> str:
+    return hmac.digest(key, name.encode(), "sha256")[:_TAG_BYTES].hex() if name else ""
 
 
 def _sign(key: bytes, *parts: str) -> str:

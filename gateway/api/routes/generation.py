@@ -144,11 +144,13 @@ async def generate(
     """
     caller: ApiKey = request.state.caller
     tenant: str = request.state.tenant
-    with gateway.admission.admit_with_body(tenant) as entry:
+    key = request.headers.get(KEY_HEADER)
+    repeated = "" if key is None else _repeated_id(gateway, prefix, tenant, key)
+    with (
+        gateway.admission.admit_with_body(tenant) as entry,
+        gateway.limits.attempt(caller, repeated) as attempt,
+    ):
         parsed, body_hash = await _read(gateway, request, entry, read)
-        key = request.headers.get(KEY_HEADER)
-        repeated = "" if key is None else _repeated_id(gateway, prefix, tenant, key)
-        gateway.limits.check(caller, repeated)  # before anything is loaded
         arrived_at = time.time()
         parsed, storage = await parsed.load_history(gateway, tenant, entry)
         with _log_for(gateway, prefix, repeated, is_detached=parsed.body.detach) as log:
@@ -165,6 +167,7 @@ async def generate(
             job = submitted.job
             num_tokens = tokens_of(job) if caller.has_limits else 0
             async with gateway.limits.admit(caller, num_tokens, job) as grant:
+                attempt.is_admitted = True
                 # What takes long counts, even if the request is refused then.
                 submitted = await submitted.check_constraint()
                 job = await parsed.truncate_prompt(gateway, submitted.job)
@@ -399,7 +402,7 @@ class Responder:
             if verb == "cancel" and "cancel" not in scopes:
                 continue
             token = self.gateway.signer.stream_token(
-                request_id, verb, job.deadline + kept_s, tenant=job.tenant
+                request_id, verb, job.deadline + kept_s, key_id=job.key_id
             )
             yield header, token.encode()
 

@@ -41,6 +41,7 @@ from gateway.api.openapi import (
 from gateway.api.routes.generation import LiveResponse
 from gateway.intake.admission import Entry, read_body
 from gateway.intake.keys.api_key import ApiKey
+from gateway.intake.limits import Attempt
 from gateway.intake.token_estimates import tokens_of_quick
 from gateway.off_loop import off_loop
 from gateway.wiring import Gateway
@@ -128,31 +129,34 @@ _ENDPOINTS = (
 
 
 async def _serve(gateway: Gateway, kind: type[QuickRequest], request: Request, send: Send) -> None:
-    with gateway.admission.admit_with_body(request.state.tenant) as entry:
+    caller: ApiKey = request.state.caller
+    with (
+        gateway.admission.admit_with_body(request.state.tenant) as entry,
+        gateway.limits.attempt(caller) as attempt,
+    ):
         raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
         read = partial(parse_with_ignored, kind, raw_body)
         body, ignored = await off_loop(read, entry.num_bytes)
         request.state.ignored_parameters = ignored
         request.state.ignored_tools = getattr(body, "ignored_tools", ())
         model = request.state.model = body.model or gateway.workers.only_model()
-        caller: ApiKey = request.state.caller
         caller.require_model(model)
-        gateway.limits.check(caller)  # before anything is loaded
         if isinstance(body, ResponseTokensRequest):
             body = await response_storage.continued(gateway, body, request.state.tenant, entry)
-        await _answer(gateway, entry, caller, model, body, request, send)
+        await _answer(gateway, entry, attempt, model, body, request, send)
 
 
 async def _answer(
     gateway: Gateway,
     entry: Entry,
-    caller: ApiKey,
+    attempt: Attempt,
     model: str,
     body: QuickRequest,
     request: Request,
     send: Send,
 ) -> None:
     state, now = request.state, time.time()
+    caller: ApiKey = state.caller
     draft = QuickDraft(
         model,
         state.request_id,
@@ -174,6 +178,7 @@ async def _answer(
         job = structs.replace(job, prompt=formed)
     began = time.monotonic()
     async with gateway.limits.admit(caller, num_tokens) as grant:
+        attempt.is_admitted = True
         grant.note_published()
         # The job goes on without its client, and counts until it is answered.
         watch = nullcontext() if caller.counts_jobs else until_disconnect(request.receive)

@@ -153,15 +153,17 @@ def router(gateway: Gateway) -> APIRouter:
         tenant: str | None = request.state.tenant
         if token is not None:
             tag = gateway.signer.tag_in_token(request_id, verb, token)
-            if tag is not None:
-                return None, gateway.tenant_of(tag)
+            owner = None if tag is None else gateway.tenant_of(tag, verb)
+            if owner is not None:
+                return None, owner
         if token is not None or tenant is None:
             fields = {"reason": f"token not valid to {verb}", "path": request.url.path[:256]}
             caller: ApiKey | None = request.state.caller
             key_id = "" if caller is None else caller.key_id
             gateway.refusals.record("login refused", tenant=tenant or "", key_id=key_id, **fields)
             raise InvalidApiKey(
-                f"This token does not permit you to {verb} this stream, or it has expired.",
+                f"This token does not permit you to {verb} this stream, it has expired, or its API "
+                "key was revoked.",
                 param="token",
             )
         return tenant, tenant

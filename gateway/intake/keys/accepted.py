@@ -154,7 +154,7 @@ class Keys:
             raise InvalidApiKey("Incorrect API key provided: it is unknown or was revoked.")
         if scheme.lower() != "bearer":
             raise InvalidApiKey("Send the API key in the header Authorization: Bearer KEY.")
-        if known.expires is not None and known.expires <= datetime.now(UTC):
+        if known.has_expired:
             raise InvalidApiKey("This API key has expired.")
         return known
 

@@ -119,6 +119,14 @@ class ApiKey:
             )
         return self.max_tokens if wanted is None else wanted
 
+    @property
+    def has_expired(self) -> bool:
+        return self.expires is not None and datetime.now(UTC) >= self.expires
+
+    def permits(self, scope: Scope) -> bool:
+        """Whether the key is valid now and has this scope."""
+        return scope in self.scopes and not self.has_expired
+
     def require(self, scope: Scope) -> None:
         """Raises `PermissionDenied` unless the key has this scope."""
         if scope not in self.scopes:

@@ -558,3 +558,47 @@ async def test_texts_of_a_client_that_has_left_count_until_they_are_embedded(
         await eventually(is_free)
 
     assert refused.status_code == 429
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, b"{"),
+        (CHAT, b'{"model": "scripted", "messages": [], "max_tokens": 1}'),
+        (CHAT, b'{"model": "unknown", "messages": [{"role": "user", "content": "a"}]}'),
+        ("/v1/embeddings", b'{"model": "scripted"}'),
+    ],
+    ids=["syntax", "field", "model", "quick"],
+)
+async def test_refused_requests_count_and_the_next_one_is_not_even_read(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile, path: str, body: bytes
+) -> None:
+    headers = {**headers_of(file, requests_per_minute=2), "content-type": "application/json"}
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        answers = [await gateway.http.post(path, content=body, headers=headers) for _ in range(3)]
+
+    statuses = [answer.status_code for answer in answers]
+    assert statuses[0] == statuses[1] in (400, 404)
+    assert statuses[2] == 429
+    remaining = [answer.headers["x-ratelimit-remaining-requests"] for answer in answers]
+    assert remaining == ["1", "0", "0"]
+
+
+async def test_requests_that_read_or_store_have_a_limit_of_their_own(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    headers = headers_of(file, requests_per_minute=1)
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        answers = [await gateway.http.get("/v1/models", headers=headers) for _ in range(60)]
+        refused = await gateway.http.post("/v1/conversations", json={}, headers=headers)
+        metrics = (await gateway.http.get("/metrics")).text
+
+    assert {answer.status_code for answer in answers} == {200}
+    assert (refused.status_code, refused.json()["error"]["type"]) == (429, "requests")
+    assert (
+        "requests of any kind per minute: Limit 60, Used 60" in refused.json()["error"]["message"]
+    )
+    assert 0 < int(refused.headers["retry-after"]) <= 61
+    assert 'refused_total{reason="requests_per_minute"} 1.0' in metrics
+    assert "requests_per_minute" in [vars(one).get("limit") for one in caplog.records]

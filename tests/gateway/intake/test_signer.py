@@ -30,15 +30,15 @@ def test_a_token_permits_one_verb_on_one_stream() -> None:
     assert Signer(b"t" * 32).tag_in_token(ID, "read", token) is None
 
 
-def test_a_token_has_the_tag_of_its_tenant() -> None:
-    token = SIGNER.stream_token(ID, "read", time.time() + 60, tenant="acme")
+def test_a_token_has_the_tag_of_its_api_key() -> None:
+    token = SIGNER.stream_token(ID, "read", time.time() + 60, key_id="00aa")
     expiry, tag, signature = token.split(".")
-    other = SIGNER.tenant_tag("other")
+    other = SIGNER.key_tag("00ab")
 
-    assert SIGNER.tag_in_token(ID, "read", token) == tag == SIGNER.tenant_tag("acme")
+    assert SIGNER.tag_in_token(ID, "read", token) == tag == SIGNER.key_tag("00aa")
     assert SIGNER.tag_in_token(ID, "read", f"{expiry}.{other}.{signature}") is None
     assert SIGNER.tag_in_token(ID, "read", f"{expiry}.{signature}") is None
-    assert "acme" not in token
+    assert "00aa" not in token
 
 
 def test_a_token_expires() -> None:

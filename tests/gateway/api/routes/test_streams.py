@@ -1,6 +1,7 @@
 """Streams that outlive their client's connection, and their gateway."""
 
 import asyncio
+import hmac
 import json
 import re
 import time
@@ -10,16 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from gateway.intake.admission import Admission, Entry
+from gateway.intake.keys.api_key import id_of
 from gateway.intake.keys.key_file import KeyFile
+from gateway.intake.signer import Signer, derive_key
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Cancel, HandedOver
 from tests.support.deployment.processes import NO_TLS
 from tests.support.gateway.http import (
+    SECRET,
     LiveGateway,
     chat_body,
     events,
@@ -417,6 +422,69 @@ async def test_a_key_that_may_not_cancel_receives_no_token_that_may(
     assert response.status_code == 200
     assert "x-stream-token" in response.headers
     assert "x-cancel-token" not in response.headers
+
+
+@pytest.mark.parametrize("change", ["revoked", "expired", "other"])
+async def test_a_token_is_valid_as_long_as_its_key(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, change: str
+) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    key, other = keys.add("a"), keys.add("a")
+    headers = {"authorization": f"Bearer {key}"}
+    async with live_gateway(bus, keys_file=keys.path) as gateway:
+        body = chat_body(stream=True, detach=True)
+        response = await gateway.http.post(CHAT, json=body, headers=headers)
+        path = f"/v1/streams/{response.headers['x-request-id']}"
+        tokens = [response.headers[f"x-{name}-token"] for name in ("stream", "cancel")]
+        end_key(keys, other if change == "other" else key, is_expired=change == "expired")
+
+        async def is_read() -> bool:
+            probe = {"authorization": f"Bearer {other if change == 'other' else key}"}
+            return (await gateway.http.get("/v1/models", headers=probe)).status_code == 401
+
+        await eventually(is_read)
+        answers = [
+            await gateway.http.request(method, path, params={"token": token})
+            for method, token in zip(("GET", "DELETE"), tokens, strict=True)
+        ]
+
+    expected = [200, 200] if change == "other" else [401, 401]
+    assert [answer.status_code for answer in answers] == expected
+
+
+def end_key(keys: KeyFile, key: str, *, is_expired: bool) -> None:
+    lines = keys.path.read_text().splitlines()
+    (line,) = (one for one in lines if one.startswith(id_of(key)))
+    lines.remove(line)
+    ended = [f"{line} expires=2020-01-01"] if is_expired else []
+    keys.path.write_text("\n".join([*lines, *ended, ""]))
+
+
+async def test_a_token_of_an_older_gateway_is_valid_while_its_tenant_has_a_key(
+    broker: MemoryBroker, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    headers = {"authorization": f"Bearer {keys.add('a')}"}
+    signer = Signer(SECRET.encode())
+    async with live_gateway(broker, keys_file=keys.path, secret=SECRET) as gateway:
+        body = chat_body(stream=True, detach=True)
+        response = await gateway.http.post(CHAT, json=body, headers=headers)
+        request_id = response.headers["x-request-id"]
+        answers = [
+            await gateway.http.get(f"/v1/streams/{request_id}", params={"token": token})
+            for tenant in ("a", "gone")
+            for token in [older_token(signer, request_id, tenant)]
+        ]
+
+    assert [answer.status_code for answer in answers] == [200, 401]
+
+
+def older_token(signer: Signer, request_id: str, tenant: str) -> str:
+    """A token as gateways wrote it that named the tenant in place of the key."""
+    parts = (f"{int(time.time()) + 60:x}", signer.tenant_tag(tenant))
+    content = msgspec.json.encode((request_id, "read", *parts))
+    key = derive_key(SECRET.encode(), "stream tokens")
+    return ".".join([*parts, hmac.digest(key, content, "sha256")[:16].hex()])
 
 
 async def test_a_client_with_a_token_takes_a_place_of_its_tenant(
