@@ -9,6 +9,7 @@ import msgspec
 from shared.errors import StartupError
 
 _LFS_POINTER = b"version https://git-lfs"
+HEAD_BYTES = len(_LFS_POINTER)
 _Fields = TypeVar("_Fields")
 
 
@@ -20,8 +21,7 @@ def read_bytes(path: Path) -> bytes | None:
         return None
     except OSError as error:
         raise unreadable(path, error) from None
-    if content.startswith(_LFS_POINTER):
-        raise pointer(path)
+    check_content(path, content)
     return content
 
 
@@ -71,8 +71,11 @@ def unreadable(path: Path, error: OSError) -> StartupError:
     return StartupError(f"{path} cannot be read: {error.strerror}{remedy}")
 
 
-def pointer(path: Path) -> StartupError:
-    """The error of a file that Git has not fetched."""
-    return StartupError(
-        f"{path} is a pointer of Git LFS instead of the file: run `git lfs pull` in its directory"
-    )
+def check_content(path: Path, head: bytes) -> None:
+    """Raise `StartupError` for the file that Git has in place of one that it has not fetched.
+    ``head`` is at least `HEAD_BYTES` long, or the whole file."""
+    if head.startswith(_LFS_POINTER):
+        raise StartupError(
+            f"{path} is a pointer of Git LFS instead of the file: run `git lfs pull` in its "
+            "directory"
+        )

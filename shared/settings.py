@@ -609,8 +609,9 @@ class WorkerSettings(CommonSettings):
     compute_threads: int | None = Field(
         None,
         gt=0,
-        description="Number of CPU threads for computation. Unset: one per available core. Lower "
-        "it if other processes need the CPU.",
+        description="Number of CPU threads for computation. Unset: one per available core, "
+        "or as many as the CPU quota of the control group allows. Lower it if other processes need "
+        "the CPU.",
     )
     tool_parser: Literal[
         "auto",

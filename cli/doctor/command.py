@@ -1,7 +1,6 @@
 """The command ``warren doctor``: checks a deployment, one line for each check."""
 
 import asyncio
-import os
 import platform
 import resource
 import sys
@@ -18,6 +17,7 @@ from cli.doctor.gateway import check_gateway
 from cli.options import ApiKeyFile, chosen, chosen_key, takes_settings
 from cli.terminal import output, print_json
 from shared import settings
+from shared.control_groups import usable_cpus
 from shared.errors import StartupError
 from shared.host_memory import readable_size
 from shared.settings import CommonSettings, GatewaySettings, WorkerSettings
@@ -283,7 +283,7 @@ def _device(worker: WorkerSettings) -> Finding:
             "device",
             f"{name}, {readable_size(free)} of {readable_size(total)} free, Triton kernels",
         )
-    cores = f"{len(os.sched_getaffinity(0))} CPU cores"
+    cores = f"{usable_cpus()} CPU cores"
     if worker.device == "auto":
         cores = f"no GPU; {cores}"
     obstacle = native_obstacle(64, torch.float32, device)

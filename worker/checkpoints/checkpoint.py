@@ -9,6 +9,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from shared.errors import StartupError
+from shared.model_files import HEAD_BYTES, check_content, unreadable
+from worker.checkpoints.progress import LoggedProgress
 from worker.checkpoints.shards import shard_names
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -30,10 +32,17 @@ class Checkpoint:
         for path in weight_files(directory):
             opened = _open(path)
             self._files.update(dict.fromkeys(opened.keys(), opened))
-        # A checkpoint saved without its head lacks the prefix of the base model.
+        # A checkpoint saved without its head lacks the prefix of the base model. A head that was
+        # stored beside it has none.
         self._prefix = "model." if "embed_tokens.weight" in self._files else ""
-        self._files = {f"{self._prefix}{name}": opened for name, opened in self._files.items()}
+        self._files = {
+            name if name.startswith("lm_head.") else f"{self._prefix}{name}": opened
+            for name, opened in self._files.items()
+        }
         self._unread = set(self._files)
+        self._num_bytes = sum(path.stat().st_size for path in weight_files(directory))
+        self._num_bytes_read = 0
+        self._progress = LoggedProgress()
 
     @property
     def dtype(self) -> torch.dtype:
@@ -105,8 +114,11 @@ class Checkpoint:
         """A tensor as stored. Raises `StartupError` if it is missing."""
         if name not in self._files:
             raise StartupError(f"the checkpoint has no tensor {name}")
-        self._unread.discard(name)
         tensor: Tensor = self._files[name].get_tensor(self._stored(name))
+        if name in self._unread:
+            self._unread.discard(name)
+            self._num_bytes_read += tensor.nbytes
+            self._progress("weights", self._num_bytes_read, self._num_bytes)
         return tensor
 
     def _stored(self, name: str) -> str:
@@ -115,9 +127,18 @@ class Checkpoint:
 
 def _open(path: Path) -> Any:
     try:
+        with path.open("rb") as file:
+            check_content(path, file.read(HEAD_BYTES))
+    except OSError as error:  # safetensors takes any of them for a missing file
+        raise unreadable(path, error) from None
+    try:
         return safe_open(path, framework="pt")
-    except (OSError, RuntimeError, SafetensorError) as error:  # no room to map a large file
-        raise StartupError(f"{path.name} cannot be read: {error}") from None
+    except SafetensorError as error:
+        raise StartupError(
+            f"{path} cannot be read: {error}; it is damaged or incomplete: download it again"
+        ) from None
+    except (OSError, RuntimeError) as error:  # no room to map a large file
+        raise StartupError(f"{path} cannot be read: {error}") from None
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shared.errors import StartupError
+from shared.model_files import HEAD_BYTES, check_content, unreadable
 from worker.checkpoints import convert
 from worker.checkpoints.cache import (
     Progress,
@@ -18,13 +19,28 @@ from worker.checkpoints.cache import (
     check_owned,
     copy_hashed,
 )
+from worker.checkpoints.gguf_file import end_of, read_header
 
 
 def check_gguf(file: Path) -> None:
-    """Raise `StartupError` unless this is a GGUF file."""
-    with file.open("rb") as opened:
-        if opened.read(4) != b"GGUF":
-            raise StartupError(f"{file} is not a GGUF file")
+    """Raise `StartupError` unless this is a complete GGUF file."""
+    try:
+        with file.open("rb") as opened:
+            head = opened.read(HEAD_BYTES)
+    except OSError as error:
+        raise unreadable(file, error) from None
+    check_content(file, head)
+    if not head.startswith(b"GGUF"):
+        raise StartupError(f"{file} is not a GGUF file")
+    if head[4:8] in (b"\0\0\0\2", b"\0\0\0\3"):
+        raise StartupError(
+            f"{file} is a GGUF file for big-endian machines, which is not supported: use the "
+            "little-endian file of this model"
+        )
+    header = read_header(file)
+    size = file.stat().st_size
+    if any(end_of(tensor) > size for tensor in header.tensors.values()):
+        raise StartupError(f"{file} is incomplete: download it again")
 
 
 def converted_file(gguf: Path, progress: Progress) -> Path:
@@ -77,13 +93,25 @@ def _kept(directory: Path, sha256: str, partial: Path) -> Path | None:
 
 def _convert(gguf: Path, directory: Path, progress: Progress) -> None:
     # -P: the script's directory must not shadow any package.
-    command = [sys.executable, "-P", convert.__file__, str(gguf), str(directory)]
+    command = [
+        sys.executable,
+        "-P",
+        convert.__file__,
+        str(gguf),
+        str(directory),
+        convert.WITH_PARENT,
+    ]
     environment = os.environ | {"TQDM_DISABLE": "1"}
     progress("convert", 0, len(convert.STEPS))
     with (
         tempfile.TemporaryFile("w+") as complaints,
         subprocess.Popen(  # noqa: S603 - no shell; the arguments are paths
-            command, env=environment, stdout=subprocess.PIPE, stderr=complaints, text=True
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,  # it ends with this process, even if that is killed
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
         ) as process,
     ):
         assert process.stdout is not None

@@ -1,6 +1,6 @@
 """Converts GGUF to safetensors in a separate program, so that workers need not load transformers.
 
-    python convert.py MODEL.gguf DIRECTORY
+    python convert.py MODEL.gguf DIRECTORY [--end-with-stdin]
 
 It imports nothing of Warren and prints a line for each of its `STEPS`. DIRECTORY is then a Hugging
 Face model directory: config.json, generation_config.json, model.safetensors, tokenizer.json,
@@ -8,13 +8,17 @@ tokenizer_config.json and, if the model has one, chat_template.jinja.
 """
 
 import math
+import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 Reader = Any
 """`gguf.GGUFReader`, which is untyped."""
 
+WITH_PARENT = "--end-with-stdin"
+"""The option with which the program ends as soon as its standard input does."""
 STEPS = ("imported", "weights read", "weights written", "tokenizer written")
 VERSION = 4
 """Counts the changes after which files that were converted before have to be converted again."""
@@ -62,7 +66,16 @@ def convert(gguf: Path, directory: Path) -> None:
         "local_files_only": True,
     }
     models: Any = AutoModelForCausalLM
-    model, report = models.from_pretrained(**source, dtype=_dtype(reader), output_loading_info=True)
+    options = {**source, "dtype": _dtype(reader), "output_loading_info": True}
+    try:
+        model, report = models.from_pretrained(**options)
+    except RuntimeError as error:
+        if "size mismatch" not in str(error) and "mismatched" not in str(error):
+            raise
+        raise Unconvertible(
+            "its tensors do not have the sizes that transformers takes from its metadata, for "
+            "example because its heads have an unusual size"
+        ) from None
     if missing := sorted(report["missing_keys"]):  # transformers made them up
         raise Unconvertible(f"it lacks weights, e.g. {missing[0]}")
     _refuse_unread(model, reader)
@@ -371,7 +384,14 @@ def _report(step: str) -> None:
     print(step, flush=True)  # noqa: T201 - the protocol with the process that started this one
 
 
+def _end_with_stdin() -> None:
+    sys.stdin.read()
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    if WITH_PARENT in sys.argv[3:]:
+        threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
         convert(Path(sys.argv[1]), Path(sys.argv[2]))
     except Unconvertible as error:

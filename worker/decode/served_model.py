@@ -1,10 +1,10 @@
 """The model that a worker serves: its name, tokenizer, parsers and engine."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from shared.control_groups import usable_cpus
 from shared.messages import ReasoningSwitch
 from shared.settings import WorkerSettings
 from worker.decode.constraints import Constraints
@@ -71,7 +71,7 @@ def load(settings: WorkerSettings) -> ServedModel:
     from worker.model.start import RunnerLimits, can_check_drafts
 
     directory = store.resolve(settings.model)
-    num_threads = settings.compute_threads or len(os.sched_getaffinity(0))
+    num_threads = settings.compute_threads or usable_cpus()
     runner = loading.load_runner(
         directory,
         RunnerLimits(

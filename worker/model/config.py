@@ -271,6 +271,8 @@ def _rope(fields: _Fields, max_seq_len: int = 0) -> dict[str, Any]:
     """
     rope = fields.rope_scaling or fields.rope_parameters or {}
     place = "rope_scaling" if fields.rope_scaling else "rope_parameters"
+    if any(isinstance(value, dict) for value in rope.values()):
+        raise StartupError(f"{_NAME} has {place} for each kind of layer, which is not supported")
     known = check_fields(rope, _RopeFields, f"{_NAME}, in {place},")
     own_theta = (fields.rope_parameters or {}).get("rope_theta")
     theta = fields.rope_theta if known.rope_theta is None else known.rope_theta

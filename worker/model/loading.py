@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import torch
 from kernels.native.library import library
 from kernels.providers import load_ops
 from kernels.quantized import BLOCK_BYTES, BLOCK_INPUTS, QuantFormat
+from shared.control_groups import usable_cpus
 from shared.errors import StartupError
 from shared.host_memory import free_bytes, readable_size
 from worker.checkpoints.checkpoint import Checkpoint, weight_files
@@ -66,7 +66,7 @@ def load_runner(
             f"the KV cache of {limits.kv_cache_bytes:,} bytes is larger than the {free:,} bytes "
             f"of memory that are free on {chosen}: set a smaller --kv-cache-bytes"
         )
-    num_threads = compute_threads or len(os.sched_getaffinity(0))
+    num_threads = compute_threads or usable_cpus()
     began = time.monotonic()
     # Files that an index names and that do not exist are refused where they are read.
     num_bytes = sum(path.stat().st_size for path in weight_files(directory) if path.exists())

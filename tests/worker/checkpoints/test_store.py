@@ -271,10 +271,13 @@ def test_what_is_nowhere_is_refused(cache: Path, model: str, message: str) -> No
             {"model.safetensors.index.json": b'{"weight_map": {"a": "1.safetensors"}}'},
             r"is incomplete: it lacks 1\.safetensors",
         ),
-        ({"model.safetensors.index.json": b"{"}, r"model\.safetensors\.index\.json is corrupt"),
+        (
+            {"model.safetensors.index.json": b"{"},
+            r"model\.safetensors\.index\.json is not valid JSON.*download it again",
+        ),
         (
             {"model.safetensors.index.json": b'{"weight_map": {"a": 1}}'},
-            r"model\.safetensors\.index\.json is corrupt: it does not list files",
+            r"model\.safetensors\.index\.json has a value .* Expected `str`, got `int`",
         ),
     ],
 )
@@ -331,10 +334,9 @@ def test_a_file_that_is_no_gguf_is_refused(cache: Path, tmp_path: Path) -> None:
 def test_a_gguf_file_that_cannot_be_converted_is_refused_and_leaves_nothing(
     cache: Path, tmp_path: Path
 ) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf")
-    path.write_bytes(path.read_bytes()[:5000])
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", without="blk.1.ffn_down.weight")
 
-    with pytest.raises(StartupError, match=r"tiny\.gguf cannot be converted: \w+"):
+    with pytest.raises(StartupError, match=r"tiny\.gguf cannot be converted: it lacks weights"):
         store.resolve(str(path))
 
     assert [file.suffix for file in (cache / "converted").iterdir()] == [".lock"]

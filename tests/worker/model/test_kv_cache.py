@@ -1,13 +1,11 @@
 """The number of blocks of the cache."""
 
-import math
 from pathlib import Path
 
 import pytest
 import torch
 
 from shared.errors import StartupError
-from shared.host_memory import container_free_bytes
 from worker.model.kv_cache import (
     BlockShape,
     KVCache,
@@ -66,16 +64,6 @@ def test_a_cache_without_a_block_is_refused() -> None:
         blocks_for(kv_cache_bytes=10)
     with pytest.raises(StartupError, match=f"{needed} 10 bytes of memory are left"):
         blocks_for(free_bytes=10)
-
-
-def test_a_container_has_what_its_limit_leaves(tmp_path: Path) -> None:
-    assert container_free_bytes(tmp_path) == math.inf
-    (tmp_path / "memory.max").write_text("max\n")
-    assert container_free_bytes(tmp_path) == math.inf
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("300\n")
-    (tmp_path / "memory.stat").write_text("anon 90\ninactive_file 210\nactive_file 0\n")
-    assert container_free_bytes(tmp_path) == 910
 
 
 def test_a_cache_that_no_memory_holds_stops_the_start() -> None:
