@@ -377,7 +377,7 @@ class GatewaySettings(CommonSettings):
         "with it what a proxy before the gateway allows.",
     )
     max_tenant_file_bytes: int = Field(
-        10 << 30,
+        8 << 30,
         gt=0,
         description="Maximum total size of the files of one tenant in bytes. Lower it if the "
         "storage is small.",
@@ -405,7 +405,7 @@ class GatewaySettings(CommonSettings):
         "are lost too early.",
     )
     max_tenant_response_bytes: int = Field(
-        10 << 30,
+        8 << 30,
         gt=0,
         description="Maximum total size of the stored responses and conversations of one tenant "
         "in bytes. Once a minute, the least recently changed ones beyond it are deleted. Lower it "

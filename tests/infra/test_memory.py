@@ -107,3 +107,15 @@ def test_a_gateways_connections_and_bodies_fit_its_memory(limit: str) -> None:
     connected = settings.max_connections * connection_bytes
 
     assert GATEWAY_BYTES + connected + bodies < num_bytes(limit)
+
+
+def test_the_charts_volume_holds_all_that_one_tenant_may_store() -> None:
+    size = str(VALUES["gateway"]["volume"]["size"])
+    defaults = GatewaySettings.model_fields
+    stored = (
+        defaults["max_tenant_file_bytes"].default,
+        defaults["max_tenant_response_bytes"].default,
+    )
+
+    assert size.endswith("Gi")
+    assert sum(stored) <= 0.8 * int(size.removesuffix("Gi")) * (1 << 30)
