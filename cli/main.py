@@ -13,7 +13,7 @@ from rich.markup import escape
 from cli.batch.command import batch
 from cli.chat.command import chat
 from cli.doctor.command import doctor
-from cli.manage import batches, dead, keys, tenants, usage, webhooks
+from cli.manage import batches, dead, keys, models, streams, tenants, usage, webhooks
 from cli.manage.drain import drain
 from cli.manage.status import status, top
 from cli.options import EPILOG, commands_with
@@ -46,6 +46,8 @@ app.command()(size)
 app.add_typer(batches.app, name="batches")
 app.add_typer(dead.app, name="dead")
 app.add_typer(keys.app, name="keys")
+app.add_typer(models.app, name="models")
+app.add_typer(streams.app, name="streams")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(usage.app, name="usage")
 app.add_typer(webhooks.app, name="webhooks")

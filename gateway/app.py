@@ -14,6 +14,8 @@ from gateway.api.abandoned_responses import ResponseCompleter
 from gateway.api.openapi import IGNORED_PARAMETERS_HEADER, IGNORED_TOOLS_HEADER, DocumentedAPI
 from gateway.api.routes import (
     admin,
+    admin_models,
+    admin_work,
     batches,
     console,
     conversations,
@@ -112,6 +114,8 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
         keys,
         history,
         dead_letters,
+        admin_models,
+        admin_work,
         tenants,
         webhooks,
         health,

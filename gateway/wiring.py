@@ -112,6 +112,7 @@ class Gateway:
             Backlog(bus, settings.max_queue_wait_s),
             catalog=metrics.catalog,
             has_affinity=settings.affinity,
+            requires_worker=settings.require_worker,
         )
         queues = QueueWatch(bus, workers)
         admission = Admission(
@@ -273,8 +274,12 @@ class Gateway:
                 self.batches_changed.set()
             else:
                 self.relays.obey(command)
+        elif isinstance(command, StopWork) and command.key_id:
+            self.batches_changed.set()
+            for request_id in self.relays.cancel_all(lambda one: one.key_id == command.key_id):
+                self.limits.end(request_id)
         elif isinstance(command, StopWork):
-            for request_id in self.relays.cancel_all(command.tenant):
+            for request_id in self.relays.cancel_all(lambda one: one.tenant == command.tenant):
                 self.limits.end(request_id)
             self.metrics.tenant_usage.forget(command.tenant)
 

@@ -259,6 +259,13 @@ class GatewaySettings(CommonSettings):
         description="Seconds after which an unfinished request fails with `deadline_exceeded`. "
         "Raise it for very long answers.",
     )
+    require_worker: bool = Field(
+        False,
+        description="Answer 503 with `Retry-After` at once if no worker of the model lives, "
+        "instead of letting the request wait for one until its deadline. Detached requests, "
+        "requests of the class `batch` and batches wait all the same. Set it if clients have "
+        "somewhere else to go.",
+    )
     affinity: bool = Field(
         True,
         description="Prefer, for the further turns of a conversation and for long prompts, the "

@@ -7,10 +7,14 @@ import typer
 
 from cli.gateway_client import answer_of
 from cli.options import GatewayAccess, takes_gateway
-from cli.terminal import notices, output, print_json
+from cli.terminal import notices, output, print_json, printable
 
 app = typer.Typer(help="List, show and cancel the batches of a gateway.", no_args_is_help=True)
 
+AllTenants = Annotated[
+    bool,
+    typer.Option("--all-tenants", help="Batches of any tenant, with a key of the scope operator."),
+]
 BatchId = Annotated[str, typer.Argument(help="Id of the batch.")]
 
 
@@ -19,20 +23,23 @@ BatchId = Annotated[str, typer.Argument(help="Id of the batch.")]
 def list_batches(
     gateway: GatewayAccess,
     limit: Annotated[int, typer.Option(min=1, max=100, help="Number of batches.")] = 20,
+    all_tenants: AllTenants = False,
 ) -> None:
     """List the newest batches.
 
     warren batches list --url http://127.0.0.1:8000
     """
-    batches = answer_of(gateway, "GET", "/v1/batches", params={"limit": limit})["data"]
-    if not batches:
+    path = "/admin/v1/batches" if all_tenants else "/v1/batches"
+    listed = answer_of(gateway, "GET", path, params={"limit": limit})["data"]
+    if not listed:
         notices.print("No batches.")
-    for batch in batches:
+    for one in listed:
+        batch, tenant = (one["batch"], f"  {one['tenant']}") if all_tenants else (one, "")
         counts = batch["request_counts"]
         created = datetime.fromtimestamp(batch["created_at"], UTC).isoformat(timespec="seconds")
         done = f"{counts['completed']}/{counts['total']}, {counts['failed']} failed"
-        line = f"{batch['id']}  {created}  {batch['status']:<11}  {done}"
-        output.print(line, soft_wrap=True, markup=False)
+        line = f"{batch['id']}  {created}  {batch['status']:<11}  {done}{tenant}"
+        output.print(printable(line), soft_wrap=True, markup=False)
 
 
 @app.command()
@@ -44,6 +51,7 @@ def show(gateway: GatewayAccess, batch_id: BatchId) -> None:
 
 @app.command()
 @takes_gateway
-def cancel(gateway: GatewayAccess, batch_id: BatchId) -> None:
+def cancel(gateway: GatewayAccess, batch_id: BatchId, all_tenants: AllTenants = False) -> None:
     """Cancel a batch. Answers that have been computed are kept."""
-    print_json(answer_of(gateway, "POST", f"/v1/batches/{batch_id}/cancel"))
+    prefix = "/admin/v1" if all_tenants else "/v1"
+    print_json(answer_of(gateway, "POST", f"{prefix}/batches/{batch_id}/cancel"))

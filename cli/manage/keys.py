@@ -188,7 +188,18 @@ def rotate(
 @app.command()
 @takes_gateway
 def revoke(
-    key_id: KeyId, gateway: GatewayAccess, keys_file: KeysFile = None, audit_file: AuditFile = None
+    key_id: KeyId,
+    gateway: GatewayAccess,
+    keys_file: KeysFile = None,
+    stop_work: Annotated[
+        bool,
+        typer.Option(
+            "--stop-work",
+            help="Cancel the key's streams, batches and detached requests, too, at the gateways of "
+            "--url. It takes another key, of the scope operator.",
+        ),
+    ] = False,
+    audit_file: AuditFile = None,
 ) -> None:
     """Revoke a key. If it was rotated, the old key becomes invalid, too. Gateways reject both
     within a second, or within two if the key is in the database.
@@ -202,6 +213,10 @@ def revoke(
         tenant = KeyFile(keys_file).revoke(key_id).tenant
         _record("API key revoked", key_id, tenant)
     notices.print(f"key {key_id} of {tenant} was revoked", markup=False, highlight=False)
+    if stop_work:
+        stopped = answer_of(gateway, "POST", f"/admin/v1/keys/{key_id}/stop-work")
+        counts = f"{stopped['num_batches']} batches and {stopped['num_detached']} requests"
+        notices.print(f"its streams, {counts} without a client are cancelled", highlight=False)
 
 
 def _read(given: dict[str, Any]) -> dict[str, Any]:

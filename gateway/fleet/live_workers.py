@@ -29,6 +29,7 @@ from shared.errors import (
     ModelNotFound,
     Overloaded,
     PublishRefused,
+    Unavailable,
     Unroutable,
 )
 from shared.messages import Announcement, GenerationJob, JobClass, seconds_left
@@ -205,6 +206,8 @@ class LiveWorkers:
     """The metrics to which a counter is added."""
     has_affinity: bool = False
     """Whether a job may go to the queue of the worker that may have its prefix in its cache."""
+    requires_worker: bool = False
+    """Whether requests that may not wait are refused while no worker of their model lives."""
     _workers: dict[str, _Known] = field(default_factory=dict)
     _leaving: dict[str, _Known] = field(default_factory=dict)
     """Workers that take no more jobs."""
@@ -271,11 +274,12 @@ class LiveWorkers:
             if known.announcement.model == model and known.seen_at > oldest
         ]
 
-    async def find(self, model: str) -> Announcement | None:
+    async def find(self, model: str, *, may_wait: bool = True) -> Announcement | None:
         """What a live worker announces of a model: workers of one name agree on it. None if the
         model's queue waits for a worker.
 
-        Raises `ModelNotFound` and `BusUnavailable`.
+        Raises `ModelNotFound` and `BusUnavailable`, and `Unavailable` if the request should not
+        wait for a worker (``may_wait``) and this gateway requires one.
         """
         if workers := self.of_model(model):
             return workers[0]
@@ -283,6 +287,8 @@ class LiveWorkers:
         if await self.bus.inspect(queue.name) is None:
             raise ModelNotFound(f"The model '{model}' does not exist.", param="model")
         self.known_models[model] = time.time()
+        if self.requires_worker and not may_wait and not self._is_early:
+            raise Unavailable(f"No worker serves the model '{model}' at present.")
         return None
 
     def require_short_wait(self, model: str, num_in_flight: int = 0) -> None:
@@ -358,13 +364,17 @@ class LiveWorkers:
 
     def _miss(self, job: GenerationJob) -> None:
         """Warn, once until there is a worker, that a job was published for a model without one."""
-        is_early = self.clock() < self._began_at + _HEARD_WITHIN_S
-        if is_early or job.model in self._missed or self.of_model(job.model):
+        if self._is_early or job.model in self._missed or self.of_model(job.model):
             return
         self._missed.add(job.model)
         left_s = seconds_left(job)
         fields = {"model": job.model, "deadline_s": None if left_s is None else round(left_s)}
         logger.warning("no live worker; requests wait until their deadlines", extra=fields)
+
+    @property
+    def _is_early(self) -> bool:
+        """Whether there may be workers that this gateway has not heard yet."""
+        return self.clock() < self._began_at + _HEARD_WITHIN_S
 
     def _favourite(self, job: GenerationJob) -> Announcement | None:
         """The worker to prefer. None for a job that is published again, because it may have been

@@ -159,7 +159,7 @@ class Limits:
             assert job.deadline is not None
             claim.request_id, claim.ends_by = job.request_id, job.deadline
             if is_detached:
-                counted = DetachedJob(job.tenant, job.deadline)
+                counted = DetachedJob(job.tenant, job.deadline, key.key_id)
                 claim.detached = DetachedClaim(job.request_id, counted)
                 claim.max_detached = key.max_detached or self._max_detached
         require_possible(key, num_tokens)
@@ -237,6 +237,12 @@ class Limits:
     def detached_of(self, tenant: str) -> list[str]:
         """The ids of the detached requests of a tenant that have not ended, at all gateways."""
         return [one for one, job in self._ledger.detached.items() if job.tenant == tenant]
+
+    def left_of(self, key_id: str) -> list[str]:
+        """The ids of the requests of an API key that go on without a client, at all gateways."""
+        detached, left = self._ledger.detached, self._ledger.left
+        ids = [request_id for request_id, job in detached.items() if job.key_id == key_id]
+        return ids + [request_id for request_id, job in left.items() if job.key_id == key_id]
 
     def end_left(self, request_id: str) -> None:
         """`end` if the client of the job is known to have left."""

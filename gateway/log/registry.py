@@ -14,7 +14,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -136,12 +136,12 @@ class Relays:
                 if tenant is not None and relay.facts is None:
                     raise Unavailable("No worker has started on this request yet.")
 
-    def cancel_all(self, tenant: str) -> list[str]:
-        """Cancel the requests of a tenant whose logs this gateway reads, or whose clients it waits
-        for, in the background; returns their ids."""
+    def cancel_all(self, is_meant: Callable[[LogRelay], bool]) -> list[str]:
+        """Cancel requests whose logs this gateway reads, or whose clients it waits for, in the
+        background; returns their ids."""
         waiting = (relay for relay, _ in self._departed.values())
         relays = (*self._relays.values(), *waiting)
-        request_ids = [relay.request_id for relay in relays if relay.tenant == tenant]
+        request_ids = [relay.request_id for relay in relays if is_meant(relay)]
         for request_id in request_ids:
             self._spawn(self._cancel_own(request_id), request_id)
         return request_ids

@@ -113,6 +113,12 @@ class LogRelay:
         return self.facts.tenant if self.facts is not None else self.claim.tenant
 
     @property
+    def key_id(self) -> str:
+        """The API key with which the client sent the request to this gateway; empty if it sent the
+        request elsewhere or has no key."""
+        return "" if self.job is None else self.job.key_id
+
+    @property
     def has_proved_its_right(self) -> bool:
         """Whether the reader's right to the log is proved: the request is new, or the log names its
         tenant."""

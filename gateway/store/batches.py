@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from sqlalchemy import and_, delete, func, insert, select, tuple_, update
+from sqlalchemy import ColumnElement, and_, delete, func, insert, select, true, tuple_, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -202,9 +202,9 @@ class Batches:
         return await self.get(tenant, str(values["id"]))
 
     @uncancelled
-    async def get(self, tenant: str, batch_id: str) -> BatchRecord:
-        """Raises `NotFound`."""
-        query = select(BATCHES).where(BATCHES.c.id == batch_id, BATCHES.c.tenant == tenant)
+    async def get(self, tenant: str | None, batch_id: str) -> BatchRecord:
+        """The batch of a tenant, or of any tenant if ``tenant`` is None. Raises `NotFound`."""
+        query = select(BATCHES).where(BATCHES.c.id == batch_id, _is_of(tenant))
         async with self._database.read() as connection:
             row = (await connection.execute(query)).one_or_none()
         if row is None:
@@ -212,11 +212,11 @@ class Batches:
         return _record(row)
 
     @uncancelled
-    async def page(self, tenant: str, *, after: str | None, limit: int) -> list[BatchRecord]:
-        """At most ``limit`` batches, newest first, from after the one with the id ``after``. Raises
-        `NotFound`."""
+    async def page(self, tenant: str | None, *, after: str | None, limit: int) -> list[BatchRecord]:
+        """At most ``limit`` batches of a tenant, or of all tenants, newest first, from after the
+        one with the id ``after``. Raises `NotFound`."""
         position = tuple_(BATCHES.c.created_at, BATCHES.c.id)
-        query = select(BATCHES).where(BATCHES.c.tenant == tenant).limit(limit)
+        query = select(BATCHES).where(_is_of(tenant)).limit(limit)
         query = query.order_by(BATCHES.c.created_at.desc(), BATCHES.c.id.desc())
         if after is not None:
             last = await self.get(tenant, after)
@@ -225,10 +225,10 @@ class Batches:
             return [_record(row) for row in await connection.execute(query)]
 
     @uncancelled
-    async def cancel(self, tenant: str, batch_id: str) -> tuple[BatchRecord, bool]:
-        """Begin to cancel a batch; returns it, and whether it has not been cancelled before. Raises
-        `NotFound`, and `InvalidRequest` if it is too late."""
-        is_it = and_(BATCHES.c.id == batch_id, BATCHES.c.tenant == tenant)
+    async def cancel(self, tenant: str | None, batch_id: str) -> tuple[BatchRecord, bool]:
+        """Begin to cancel a batch of a tenant, or of any tenant; returns it, and whether it has not
+        been cancelled before. Raises `NotFound`, and `InvalidRequest` if it is too late."""
+        is_it = and_(BATCHES.c.id == batch_id, _is_of(tenant))
         statement = (
             update(BATCHES)
             .where(is_it, BATCHES.c.status.in_(("validating", "in_progress")))
@@ -244,12 +244,19 @@ class Batches:
     @uncancelled
     async def cancel_all(self, tenant: str) -> None:
         """Begin to cancel all batches of a tenant."""
-        is_running = and_(
-            BATCHES.c.tenant == tenant, BATCHES.c.status.in_(("validating", "in_progress"))
-        )
+        await self._cancel_where(BATCHES.c.tenant == tenant)
+
+    @uncancelled
+    async def cancel_of_key(self, key_id: str) -> int:
+        """Begin to cancel all batches that were ordered with an API key; returns their number."""
+        return await self._cancel_where(BATCHES.c.key_id == key_id)
+
+    async def _cancel_where(self, is_meant: ColumnElement[bool]) -> int:
+        is_running = and_(is_meant, BATCHES.c.status.in_(("validating", "in_progress")))
         values = {"status": "cancelling", "cancelling_at": int(time.time())}
         async with self._database.begin() as connection:
-            await connection.execute(update(BATCHES).where(is_running).values(values))
+            cancelled = await connection.execute(update(BATCHES).where(is_running).values(values))
+            return cancelled.rowcount
 
     @uncancelled
     async def unended(self, tenant: str) -> list[str]:
@@ -507,6 +514,10 @@ class Batches:
             moved = await connection.execute(update(BATCHES).where(is_due).values(values))
             if moved.rowcount and event is not None:
                 await announce(connection, tenant, event, batch_id)
+
+
+def _is_of(tenant: str | None) -> ColumnElement[bool]:
+    return true() if tenant is None else BATCHES.c.tenant == tenant
 
 
 async def _require_place(connection: AsyncConnection, tenant: str) -> None:

@@ -7,6 +7,7 @@ from msgspec import Meta, Struct, field
 from shared.messages.fields import (
     Count,
     JobClass,
+    KeyId,
     ModelName,
     RequestId,
     Tenant,
@@ -116,9 +117,12 @@ class Drain(Wire, frozen=True, kw_only=True):
 
 
 class StopWork(Wire, frozen=True, kw_only=True):
-    """To all gateways: cancel all requests of a tenant, and forget what was counted of it."""
+    """To all gateways: cancel all requests of a tenant, and forget what was counted of it; or
+    cancel all requests of an API key."""
 
-    tenant: Tenant
+    tenant: Tenant = ""
+    key_id: KeyId = ""
+    """If it is not empty, the requests of this key are cancelled, and no others."""
 
 
 class Declare(Wire, frozen=True, kw_only=True):

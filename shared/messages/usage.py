@@ -35,6 +35,8 @@ class DetachedJob(Struct, frozen=True, array_like=True):
     tenant: Tenant
     deadline: UnixTime
     """When it ends at the latest."""
+    key_id: KeyId = ""
+    """The API key of its request."""
 
 
 class LeftJob(Struct, frozen=True, array_like=True):

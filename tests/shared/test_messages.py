@@ -135,7 +135,7 @@ GOLDEN_COMMANDS = [
         '{"type":"withheld","request_id":"r","reader":"g","code":"stream_not_found"}',
     ),
     (Drain(), '{"type":"drain","is_immediate":false}'),
-    (StopWork(tenant="alice"), '{"type":"stop_work","tenant":"alice"}'),
+    (StopWork(tenant="alice"), '{"type":"stop_work","tenant":"alice","key_id":""}'),
     (Declare(), '{"type":"declare"}'),
 ]
 GOLDEN_ANNOUNCEMENT = (

@@ -29,7 +29,7 @@ from shared.errors import StreamNotFound, Unroutable
 from shared.messages import Announcement, Drain, encode
 from shared.topology import Lane
 
-_MAX_STREAMS = 200
+MAX_STREAMS = 200
 _MAX_KEYS = 200
 _WORKER_PREFIX = "worker."
 _WORKER_ID = Path(description="The id of the worker, as `/admin/v1/status` lists it.")
@@ -161,7 +161,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def get_status() -> Response:
         """Show live workers, queues, streams and tenants, as this gateway sees them."""
         relays = gateway.relays.current()
-        streams = [_stream(relay) for relay in relays[:_MAX_STREAMS]]
+        streams = [stream_status(relay) for relay in relays[:MAX_STREAMS]]
         tenants = sorted(gateway.metrics.tenant_usage.by_tenant.items())
         status = Status(
             gateway=_gateway(gateway),
@@ -261,7 +261,7 @@ def _queue(name: tuple[str, Lane], reading: QueueReading) -> QueueStatus:
     )
 
 
-def _stream(relay: LogRelay) -> StreamStatus:
+def stream_status(relay: LogRelay) -> StreamStatus:
     tenant, model, created_at, is_detached = "", "", 0.0, False
     if relay.job is not None:
         job = relay.job

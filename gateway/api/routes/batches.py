@@ -166,7 +166,7 @@ def router(gateway: Gateway) -> APIRouter:
             state = await gateway.store.open()
             batch = await state.batches.create(request.state.tenant, order)
         gateway.batches_changed.set()
-        return json_response(_described(batch))
+        return json_response(described(batch))
 
     @routes.get("/v1/batches", openapi_extra={"responses": {"200": answered(BatchList)}})
     async def list_batches(
@@ -178,7 +178,7 @@ def router(gateway: Gateway) -> APIRouter:
         async def answer(request: Request) -> Response:
             state = await gateway.store.open()
             found = await state.batches.page(request.state.tenant, after=after, limit=limit + 1)
-            page = [_described(batch) for batch in found[:limit]]
+            page = [described(batch) for batch in found[:limit]]
             return json_response(
                 BatchList(
                     data=page,
@@ -196,31 +196,38 @@ def router(gateway: Gateway) -> APIRouter:
 
         async def answer(request: Request) -> Response:
             state = await gateway.store.open()
-            return json_response(
-                _described(await state.batches.get(request.state.tenant, batch_id))
-            )
+            return json_response(described(await state.batches.get(request.state.tenant, batch_id)))
 
         return admitted(gateway, answer)
 
     @routes.post("/v1/batches/{batch_id}/cancel", openapi_extra=documents)
     async def cancel_batch(request: Request, batch_id: str = _BATCH_ID) -> Response:
         """Cancel a batch. What is running is stopped, and what is answered is kept."""
-        tenant = request.state.tenant
-        state = await gateway.store.open()
-        batch, is_new = await state.batches.cancel(tenant, batch_id)
-        if is_new:
-            gateway.batches_changed.set()
-            release = Release(
-                request_id=batch_id, is_cancelled=True, reader=secrets.token_hex(16), tenant=tenant
-            )
-            with suppress(BusError):  # the gateway that runs it looks regularly
-                await gateway.bus.publish(topology.ALL_GATEWAYS, Message(encode(release)))
-        return json_response(_described(batch))
+        batch = await cancelled(gateway, request.state.tenant, batch_id)
+        return json_response(described(batch))
 
     return routes
 
 
-def _described(batch: BatchRecord) -> Batch:
+async def cancelled(gateway: Gateway, tenant: str | None, batch_id: str) -> BatchRecord:
+    """Begin to cancel a batch of a tenant, or of any tenant if ``tenant`` is None. Raises as
+    `gateway.store.batches.Batches.cancel`."""
+    state = await gateway.store.open()
+    batch, is_new = await state.batches.cancel(tenant, batch_id)
+    if is_new:
+        gateway.batches_changed.set()
+        release = Release(
+            request_id=batch_id,
+            is_cancelled=True,
+            reader=secrets.token_hex(16),
+            tenant=batch.tenant,
+        )
+        with suppress(BusError):  # the gateway that runs it looks regularly
+            await gateway.bus.publish(topology.ALL_GATEWAYS, Message(encode(release)))
+    return batch
+
+
+def described(batch: BatchRecord) -> Batch:
     same = {name: getattr(batch, name) for name in _SAME}
     errors = None
     if batch.errors is not None:

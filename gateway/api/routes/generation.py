@@ -234,7 +234,9 @@ async def _build_submission(
         request_id=log.request_id,
         created_at=arrived_at,
         deadline=arrived_at + _timeout_s(gateway.settings, body),
-        served=await gateway.workers.find(body.model),
+        served=await gateway.workers.find(
+            body.model, may_wait=body.detach or body.job_class == "batch"
+        ),
         tenant=tenant,
         body_hash=body_hash,
         is_stored=is_stored,

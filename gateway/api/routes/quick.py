@@ -170,7 +170,7 @@ async def _answer(
     # Refuses what is out of its limits before the broker is asked.
     num_tokens = tokens_of_quick(job)
     entry.begin()
-    served = await gateway.workers.find(model)
+    served = await gateway.workers.find(model, may_wait=False)
     gateway.workers.require_short_wait(model)
     body.check(served)
     if served is not None and isinstance(job, TokenizeJob):
