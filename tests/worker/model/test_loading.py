@@ -178,11 +178,18 @@ def test_weights_of_which_none_is_a_float_are_refused(model: Path) -> None:
         load_runner(model, device="cpu")
 
 
-@pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": {"model.norm.weight": 1}}'])
-def test_an_index_that_lists_no_files_is_refused(model: Path, index: str) -> None:
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ("{", "is not valid JSON"),
+        ("[]", "contains no JSON object"),
+        ('{"weight_map": {"model.norm.weight": 1}}', "Expected `str`, got `int`"),
+    ],
+)
+def test_an_index_that_lists_no_files_is_refused(model: Path, index: str, message: str) -> None:
     (model / "model.safetensors.index.json").write_text(index)
 
-    with pytest.raises(StartupError, match=r"model\.safetensors\.index\.json is corrupt"):
+    with pytest.raises(StartupError, match=rf"model\.safetensors\.index\.json .*{message}"):
         load_runner(model, device="cpu")
 
 
