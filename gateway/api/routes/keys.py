@@ -163,7 +163,7 @@ def router(gateway: Gateway) -> APIRouter:
         """Change the label, the expiry, the scopes, the models or the limits of a key. What is left
         out stays as it is."""
         body = await body_of(gateway, request, KeyChanges)
-        options = {name: _DEFAULTS[name] for name in body.unset}
+        options: dict[str, Any] = {name: _DEFAULTS[name] for name in body.unset}
         options |= body.options()
         if not options:
             raise refused("body", "expected a field that is to be changed.")
