@@ -7,7 +7,8 @@ import typer
 
 from cli.gateway_client import answer_of
 from cli.options import GatewayAccess, takes_gateway
-from cli.terminal import notices, output, print_json, printable
+from cli.terminal import notices, output, print_json
+from shared.printable import printable
 
 app = typer.Typer(help="List, show and cancel the batches of a gateway.", no_args_is_help=True)
 

@@ -9,10 +9,11 @@ import typer
 from cli.gateway_client import answer_of
 from cli.options import EPILOG, GatewayAccess, takes_gateway, takes_settings
 from cli.runtime import broker_of, user_name
-from cli.terminal import notices, output, printable
+from cli.terminal import notices, output
 from shared import settings
 from shared.bus.base import Bus
 from shared.errors import BusUnavailable
+from shared.printable import printable
 from shared.retirement import remove_model, require_no_workers
 from shared.settings import CommonSettings
 from shared.telemetry import audit

@@ -6,7 +6,8 @@ import typer
 
 from cli.gateway_client import answer_of
 from cli.options import GatewayAccess, takes_gateway
-from cli.terminal import notices, output, printable
+from cli.terminal import notices, output
+from shared.printable import printable
 
 app = typer.Typer(
     help="List the streams of all tenants, and cancel one, with a key of the scope operator.",
