@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
@@ -46,6 +47,7 @@ from gateway.middleware import (
     RequestIds,
     Traces,
 )
+from gateway.off_loop import measure_lag
 from gateway.wiring import Gateway, listening
 from shared.bus.base import Bus
 from shared.errors import ShuttingDown, Unavailable
@@ -85,6 +87,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
                 gateway.hear_usage,
                 gateway.limits.announce,
                 gateway.queues.run,
+                partial(measure_lag, gateway.metrics.loop_lag_s),
                 gateway.samples.run,
                 gateway.recall_models,
                 gateway.key_directory.run,

@@ -34,6 +34,7 @@ _LIMITS = (
     "max_detached",
 )
 """Counters that begin with their first event show no increase, so these begin with 0."""
+_LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _WEBHOOK_OUTCOMES = ("delivered", "retried", "dead")
 _COMPLETIONS = "cmpl"
 """The beginning of the ids of requests without a conversation."""
@@ -100,6 +101,12 @@ class Metrics:
             "From the arrival of an accepted request to the end of its answer.",
             REQUEST_S,
             *by_class,
+        )
+        self.loop_lag_s = catalog.histogram(
+            "warren_gateway_loop_lag_seconds",
+            "How late the event loop calls a timer, measured four times a second. All requests of "
+            "the gateway wait meanwhile.",
+            _LAG_S,
         )
         self.requests = catalog.counter(
             "warren_gateway_requests_total",
