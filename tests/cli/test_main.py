@@ -26,6 +26,9 @@ GROUPS = {
     "batches": ["list"],
     "dead": ["list"],
     "keys": ["add", "list", "rotate", "revoke"],
+    "models": ["list", "remove"],
+    "streams": ["list", "cancel"],
+    "tenants": ["erase"],
     "usage": ["erase"],
     "webhooks": ["list", "add"],
 }
