@@ -80,10 +80,11 @@ export const tag = (text, kind = "") => el("span", { className: `tag ${kind}`, t
 
 const dialog = $("#ask-dialog");
 
-// Asks a question with several answers, { label, value, kind }; resolves to a value, or to "".
-export function ask(title, text, answers) {
+// Asks a question with several answers, { label, value, kind }; resolves to a value, or to "" after the first
+// button, which is labelled `leave` and does nothing.
+export function ask(title, text, answers, leave = "Cancel") {
   $("#ask-label").hidden = true;
-  return open(title, text, answers);
+  return open(title, text, answers, leave);
 }
 
 // Asks for a line of text; resolves to it, or to "".
@@ -97,10 +98,10 @@ export async function askForText(title, label, value, verb) {
   return (await asking) ? field.value.trim() : "";
 }
 
-function open(title, text, answers) {
+function open(title, text, answers, leave = "Cancel") {
   $("#ask-title").textContent = title;
   $("#ask-text").textContent = text;
-  const buttons = [{ label: "Cancel", value: "", kind: "quiet" }, ...answers].map(({ label, value, kind }) =>
+  const buttons = [{ label: leave, value: "", kind: "quiet" }, ...answers].map(({ label, value, kind }) =>
     el("button", { type: "button", className: kind, textContent: label, onclick: () => dialog.close(value) }));
   $("#ask-actions").replaceChildren(...buttons);
   dialog.returnValue = "";

@@ -74,6 +74,10 @@ const streams = new Table($("#streams"), {
     },
     { title: "Tokens", kind: "number", text: (stream) => count(stream.num_tokens) },
     { title: "Age", kind: "number", text: (stream) => duration(since(stream.created_at)) },
+    {
+      title: "Actions", kind: "act", version: (stream) => stream.state,
+      fill: (stream) => (stream.state === "ended" ? [] : [cancelButton(stream)]),
+    },
   ],
 });
 
@@ -147,6 +151,23 @@ async function drain(worker, button) {
     await request(`/admin/v1/workers/${encodeURIComponent(worker.id)}/drain${query}`, { method: "POST" });
     show(`Worker ${id} is draining.`);
   });
+}
+
+function cancelButton(stream) {
+  const id = shortId(stream.id);
+  const button = el("button", {
+    type: "button", className: "danger", textContent: "Cancel", "aria-label": `Cancel stream ${id}`,
+    onclick: async () => {
+      const text = `Its tenant is ${name(stream.tenant)}. The client gets an error after the tokens that it has, and nothing can be resumed.`;
+      const answers = [{ label: "Cancel the stream", value: "cancel", kind: "danger" }];
+      if (!(await ask(`Cancel stream ${id}?`, text, answers, "Let it run"))) return;
+      await attempt(button, async () => {
+        await request(`/admin/v1/streams/${encodeURIComponent(stream.id)}`, { method: "DELETE" });
+        show(`Stream ${id} was cancelled.`);
+      });
+    },
+  });
+  return button;
 }
 
 // The last status of each gateway: behind a proxy, each answer may come from another one.

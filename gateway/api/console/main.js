@@ -1,7 +1,7 @@
 // The page: its views, and the status that they share.
 
 import { ApiError, askForKey } from "./api.js";
-import { listBatches, startBatches } from "./batches.js";
+import { listBatches, showBatchesOfAll, startBatches } from "./batches.js";
 import { startChat } from "./chat.js";
 import { showCharts } from "./charts.js";
 import { $, el } from "./dom.js";
@@ -61,6 +61,7 @@ async function look() {
       const status = await showStatus();
       pulse(...summary(status));
       showModels(modelsOf(status.workers));
+      if (view === "fleet") await showBatchesOfAll();
       await countLetters(status.num_dead_letters, view === "dead-letters");
     }
     if (!document.hidden && performance.now() - shownAt > SLOWLY_MS) await showSlowly();

@@ -1,5 +1,6 @@
 """The console fits the screens of phones and tablets, with a key and with dead letters."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests.support.console import answered, ask, give_key
 from tests.support.gateway.batches import chat, ended, order
 from tests.support.gateway.http import hears_a_worker, live_gateway
 from tests.support.workers.jobs import dead_letter
-from tests.support.workers.scripted_worker import ScriptedWorker
+from tests.support.workers.scripted_worker import ScriptedWorker, start_only
 
 WIDTHS = (320, 360, 390, 768, 1024, 1280)
 VIEWS = ("chat", "fleet", "dead-letters", "usage", "batches")
@@ -54,11 +55,17 @@ async def test_no_view_is_wider_than_the_screen(
         await give_key(page, gateway, key)
         await ask(page, f"one two three {'x' * 200}")
         await answered(page)
+        worker.script = start_only
+        await order(gateway, [chat("b")])
+        running = asyncio.create_task(gateway.chat())
 
         found: dict[tuple[int, str], list[Any]] = {}
         for view in VIEWS:
             await page.locator(f"nav [data-view={view}]").click()
             await page.locator(f"#view-{view} :is(.answer, table:not([hidden]))").first.wait_for()
+            if view == "fleet":
+                await page.get_by_role("button", name="Cancel stream").first.wait_for()
+                await page.get_by_role("button", name="Cancel batch_").wait_for()
             for width in WIDTHS:
                 await page.set_viewport_size({"width": width, "height": 720})
                 if wrong := await cut_off(page):
@@ -67,5 +74,6 @@ async def test_no_view_is_wider_than_the_screen(
         await page.get_by_role("button", name="API key").click()
         if wrong := await cut_off(page):
             found[WIDTHS[0], "dialog"] = wrong
+        running.cancel()
 
     assert found == {}

@@ -20,10 +20,17 @@ from tests.support.console import (
     answered,
     ask_for_many_tokens,
     begun,
+    give_key,
     open_console,
 )
 from tests.support.gateway.batches import chat, jsonl, order, texts
-from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway, two_gateways
+from tests.support.gateway.http import (
+    LiveGateway,
+    chat_body,
+    hears_a_worker,
+    live_gateway,
+    two_gateways,
+)
 from tests.support.workers.jobs import dead_letter, new_job, publish
 from tests.support.workers.scripted_worker import MODEL, ScriptedWorker, start_only
 from tests.support.workers.synthetic import echo_worker
@@ -301,8 +308,68 @@ async def test_a_batch_is_cancelled(
     await expect(row.get_by_text("0 of 2")).to_be_visible()
 
     await row.get_by_role("button", name="Cancel").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Cancel the batch").click()
 
     await expect(row.get_by_text("cancelled", exact=True)).to_be_visible()
+    await expect(row.get_by_text("0 of 2, 2 cancelled")).to_be_visible()
+
+
+async def test_a_batch_that_an_operator_lets_run_is_not_cancelled(
+    page: Page, gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    worker.script = start_only
+    batch = await order(gateway, [chat("a")])
+    await open_console(page, gateway, "fleet")
+
+    await page.get_by_role("button", name=f"Cancel {batch.id}").click()
+    await page.get_by_role("dialog").get_by_role("button", name="Let it run").click()
+
+    await expect(page.get_by_role("dialog")).to_be_hidden()
+    assert (await gateway.openai.batches.retrieve(batch.id)).cancelling_at is None
+
+
+async def test_an_operator_cancels_the_work_of_any_tenant(
+    page: Page, bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    worker.script = start_only
+    file = KeyFile(tmp_path / "keys")
+    tenants_key, key = file.add("acme"), file.add("ops", scopes=("operator",))
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        gateway.openai.api_key = tenants_key
+        batch = await order(gateway, [chat("a"), chat("b")])
+        headers = {"authorization": f"Bearer {tenants_key}"}
+        body = chat_body(stream=True)
+        asked = asyncio.create_task(
+            gateway.http.post("/v1/chat/completions", json=body, headers=headers)
+        )
+        await give_key(page, gateway, key, "fleet")
+        batches = page.get_by_role("table", name="Batches of all tenants").get_by_role("row")
+        of_tenant = batches.filter(has_text=batch.id)
+        streams = page.get_by_role("table", name="Streams").get_by_role("row")
+
+        await streams.nth(1).get_by_role("button", name="Cancel stream").click()
+        assert await faults(page) == []
+        await page.get_by_role("dialog").get_by_role("button", name="Cancel the stream").click()
+        await of_tenant.get_by_role("button", name="Cancel").click()
+        await page.get_by_role("dialog").get_by_role("button", name="Cancel the batch").click()
+
+        await expect(of_tenant).to_contain_text("acme")
+        await expect(of_tenant).to_contain_text("0 of 2, 2 cancelled")
+        await expect(page.get_by_text("No request is in flight.")).to_be_visible()
+        assert "cancelled" in (await asked).text
+
+
+async def test_a_gateway_that_cannot_store_anything_shows_its_fleet(
+    page: Page, bus: MemoryBus, tmp_path: Path
+) -> None:
+    obstacle = tmp_path / "warren"
+    obstacle.touch()  # where the directory of the database should be
+    async with live_gateway(bus, data_dir=obstacle / "data") as gateway:
+        await open_console(page, gateway, "fleet")
+
+        problem = page.locator("#batches-problem")
+        await expect(problem).to_have_text("This gateway cannot store anything.")
+        await expect(page.locator("#pulse")).to_have_text("No workers")
 
 
 async def test_the_view_of_batches_outlasts_a_failure_at_the_start(
