@@ -188,7 +188,7 @@ def test_a_command_does_its_work_without_standard_streams(
 
 
 def test_a_terminal_of_ascii_gets_all_tables_and_answers(url: str) -> None:
-    ascii_only = {
+    ascii_only: dict[str, Any] = {
         "LC_ALL": "C",
         "PYTHONUTF8": "0",
         "PYTHONCOERCECLOCALE": "0",
