@@ -3,12 +3,14 @@
 import inspect
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
+from typer.main import get_command
 
 from cli.batch.command import batch
 from cli.chat.command import chat
@@ -16,7 +18,7 @@ from cli.doctor.command import doctor
 from cli.manage import batches, dead, keys, models, streams, tenants, usage, webhooks
 from cli.manage.drain import drain
 from cli.manage.status import status, top
-from cli.options import EPILOG, commands_with
+from cli.options import EPILOG, commands_with, is_of_others
 from cli.serve import gateway, pull, serve, worker
 from cli.size.command import size
 from cli.terminal import notices, output
@@ -101,6 +103,7 @@ def main() -> None:
     of the start, and 1 otherwise.
     """
     try:
+        _refuse_repeated(sys.argv[1:])
         sys.exit(app(standalone_mode=False) or 0)
     except typer.TyperException as error:
         if message := error.format_message():  # empty if the help was shown instead
@@ -118,9 +121,34 @@ def main() -> None:
     sys.exit(2 if any(isinstance(failure, StartupError) for failure in failures) else 1)
 
 
+def _refuse_repeated(words: list[str]) -> None:
+    """Raise `StartupError` for an option that is given twice and has one value. Typer would take
+    the last value without a word."""
+    command: Any = get_command(app)
+    while hasattr(command, "commands") and words and words[0] in command.commands:
+        command, words = command.commands[words[0]], words[1:]
+    known = {flag: one for one in command.params for flag in one.opts if flag.startswith("--")}
+    counts: Counter[str] = Counter()
+    rest = iter(words)
+    for word in rest:
+        flag, equals, _ = word.partition("=")
+        if word == "--":
+            return
+        if flag not in known:
+            continue
+        if not known[flag].is_flag and not equals:
+            next(rest, None)  # the option's value, which may look like another option
+        counts[flag] += not known[flag].multiple
+    for flag, count in counts.items():
+        if count > 1:
+            raise StartupError(f"{flag} is given {count} times: it takes one value")
+
+
 def _usage_error(message: str) -> str:
     """A message of typer's in the form of our own errors."""
     unknown = re.match(r"No such option: (--[\w-]+)", message)
+    if unknown is not None and is_of_others(unknown[1]):
+        return f"{unknown[1]}: not available; see docs/migrating.md"
     if unknown is not None and (commands := commands_with(unknown[1])):
         return f"{unknown[1]} is an option of {', '.join(commands[:-1])} and {commands[-1]}"
     message = message.rstrip(".")

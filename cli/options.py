@@ -15,6 +15,8 @@ from pydantic.fields import FieldInfo
 
 from shared.errors import StartupError
 from shared.settings import (
+    CLIENT_VARIABLES,
+    NOT_AVAILABLE,
     CommonSettings,
     GatewaySettings,
     WorkerSettings,
@@ -29,13 +31,19 @@ EPILOG = (
 )
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-GatewayUrl: TypeAlias = Annotated[str, typer.Option(help="Base URL of a gateway.")]
+GatewayUrl: TypeAlias = Annotated[
+    str, typer.Option(envvar=CLIENT_VARIABLES["url"], help="Base URL of a gateway.")
+]
 ApiKey: TypeAlias = Annotated[
     str | None,
     typer.Option(envvar="OPENAI_API_KEY", help="API key, if the server requires one."),
 ]
 ApiKeyFile: TypeAlias = Annotated[
-    Path | None, typer.Option(help="File that contains the API key. It takes precedence.")
+    Path | None,
+    typer.Option(
+        envvar=CLIENT_VARIABLES["api_key_file"],
+        help="File that contains the API key. It takes precedence.",
+    ),
 ]
 
 _KEY = re.compile(r"[\x21-\x7e]+")
@@ -145,6 +153,12 @@ def takes_settings(
 def chosen(cls: type[CommonSettings], options: dict[str, Any]) -> dict[str, Any]:
     """The subset of ``options`` that are settings of ``cls``."""
     return {name: value for name, value in options.items() if name in cls.model_fields}
+
+
+def is_of_others(flag: str) -> bool:
+    """Whether other servers have an option such as ``--enable-lora`` for what Warren does not
+    do."""
+    return flag.removeprefix("--").replace("-", "_") in NOT_AVAILABLE
 
 
 def commands_with(flag: str) -> list[str]:

@@ -33,6 +33,23 @@ from pydantic_settings import (
 from shared.errors import StartupError
 
 PREFIX = "WARREN_"
+CLIENT_VARIABLES = {"url": "WARREN_URL", "api_key_file": "WARREN_API_KEY_FILE"}
+"""Variables that the commands that call a gateway read. They are no settings of a service."""
+NOT_AVAILABLE = frozenset(
+    {
+        "enable_lora",
+        "lora",
+        "lora_adapters",
+        "lora_modules",
+        "max_loras",
+        "mmproj",
+        "num_shard",
+        "pipeline_parallel_size",
+        "tensor_parallel_size",
+        "trust_remote_code",
+    }
+)
+"""Options of other servers for what Warren does not do, as ``docs/migrating.md`` lists them."""
 _EXPECTED = {
     "int_parsing": "an integer",
     "float_parsing": "a number",
@@ -766,9 +783,11 @@ def _check_variables() -> None:
     """Raise `StartupError` if a variable begins with the prefix and is no setting."""
     known = {
         variable(field) for cls in (GatewaySettings, WorkerSettings) for field in cls.model_fields
-    }
+    }.union(CLIENT_VARIABLES.values())
     unknown = [
-        f"unknown setting {name}{did_you_mean(name, known)}"
+        f"{name}: not available; see docs/migrating.md"
+        if name.removeprefix(PREFIX).lower() in NOT_AVAILABLE
+        else f"unknown setting {name}{did_you_mean(name, known)}"
         for name, value in sorted(os.environ.items())
         if name.startswith(PREFIX)
         and name not in known

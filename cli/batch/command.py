@@ -1,5 +1,6 @@
 """The command ``warren batch``."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,7 +66,7 @@ def batch(
     except OSError as error:
         raise StartupError(f"{error.filename or results}: {error.strerror}") from error
     except KeyboardInterrupt:
-        notices.print(_stopped(results, url), soft_wrap=True)
+        notices.print(_stopped(results, url, api_key_file), soft_wrap=True, markup=False)
         raise typer.Exit(INTERRUPTED) from None
     tokens = "" if url is not None else f"{summary.num_tokens} tokens "
     notices.print(
@@ -78,7 +79,7 @@ def batch(
         raise typer.Exit(1)
 
 
-def _stopped(results: Path, url: str | None) -> str:
+def _stopped(results: Path, url: str | None, api_key_file: Path | None) -> str:
     """What Ctrl-C leaves behind."""
     if url is None:
         return (
@@ -88,9 +89,10 @@ def _stopped(results: Path, url: str | None) -> str:
     batch_id = noted(results).batch_id
     if not batch_id:
         return "Stopped. Run the same command to continue."
+    access = ["--url", url, *(["--api-key-file", str(api_key_file)] if api_key_file else [])]
     return (
         f"Stopped. {batch_id} continues at the gateway; run the same command to wait for it, or "
-        f"end it with: warren batches cancel {batch_id}"
+        f"end it with: warren batches cancel {batch_id} {shlex.join(access)}"
     )
 
 

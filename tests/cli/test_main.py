@@ -131,6 +131,34 @@ def test_sources_that_are_not_installed_have_no_version(tmp_path: Path) -> None:
     assert shown.stdout == "warren of unknown version: run from its sources, and not installed\n"
 
 
+def test_an_option_that_is_given_twice_is_named() -> None:
+    shown = warren("status", "--url", "http://a", "--url=http://b")
+
+    assert (shown.returncode, shown.stderr) == (
+        2,
+        "error: --url is given 2 times: it takes one value\n",
+    )
+
+
+@pytest.mark.parametrize("option", ["--lora", "--enable-lora", "--tensor-parallel-size"])
+def test_what_only_other_servers_can_do_is_not_taken_for_a_misspelling(option: str) -> None:
+    variable = f"WARREN{option[1:].replace('-', '_').upper()}"
+
+    for shown in (warren("worker", option, "x"), warren("worker", **{variable: "x"})):
+        assert shown.returncode == 2
+        assert shown.stderr.endswith("not available; see docs/migrating.md\n")
+
+
+def test_the_gateway_and_its_key_can_be_variables(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("wk-1-x")
+    with served() as url:
+        access = {"WARREN_URL": url, "WARREN_API_KEY_FILE": str(tmp_path / "key")}
+
+        shown = warren("status", **access)
+
+    assert shown.returncode == 0, shown
+
+
 def test_help_shows_the_main_options_first() -> None:
     shown = warren("serve", "--help").stdout
 
