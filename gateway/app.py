@@ -47,10 +47,10 @@ from gateway.middleware import (
     RequestIds,
     Traces,
 )
-from gateway.off_loop import measure_lag
 from gateway.wiring import Gateway, listening
 from shared.bus.base import Bus
 from shared.errors import ShuttingDown, Unavailable
+from shared.off_loop import measure_lag
 from shared.settings import GatewaySettings
 from shared.telemetry import incidents
 

@@ -23,7 +23,6 @@ from gateway.api.render.output_items import response_of
 from gateway.api.render.responses import ResponseObject
 from gateway.intake.admission import BYTES_OF_VALUE, Entry, count_values
 from gateway.intake.limits import Grant
-from gateway.off_loop import off_loop
 from gateway.store.history.conversations import StoredItem, items_of
 from gateway.store.history.responses import MAX_CHAIN_LEN, ResponseDraft, ResponseRecord
 from gateway.store.state import StoredState
@@ -39,6 +38,7 @@ from shared.errors import (
     Unavailable,
 )
 from shared.messages import MAX_MESSAGES
+from shared.off_loop import off_loop
 from shared.telemetry import floods, incidents
 
 logger = logging.getLogger(__name__)

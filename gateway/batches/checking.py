@@ -22,10 +22,10 @@ from gateway.batches.bad_lines import BadInput, read_line, repeated, require_url
 from gateway.batches.lines import ENDPOINTS, InputLine, Request, RequestLine
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.token_estimates import require_possible, tokens_of, tokens_of_quick
-from gateway.off_loop import off_loop
 from gateway.wiring import Gateway
 from shared.errors import BusError, Overloaded, RequestError, Unavailable
 from shared.messages import Announcement
+from shared.off_loop import off_loop
 
 _MAX_ERRORS = 1000
 _MAX_ERROR_BYTES = 64 << 10

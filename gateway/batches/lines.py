@@ -21,9 +21,9 @@ from gateway.api.routes.generation import ParsedRequest
 from gateway.api.routes.responses import read_response
 from gateway.errors import error_body, status_of
 from gateway.intake.admission import BYTES_OF_VALUE, MAX_VALUES, count_values
-from gateway.off_loop import off_loop
 from gateway.store.batches import TokensUsed
 from shared.errors import InvalidRequest, WarrenError
+from shared.off_loop import off_loop
 
 Request: TypeAlias = ParsedRequest | EmbeddingRequest
 """The parsed body of a line."""

@@ -30,7 +30,6 @@ from gateway.intake.signer import hash_body
 from gateway.intake.token_estimates import tokens_of, tokens_of_quick
 from gateway.log.cursor import Departure
 from gateway.log.reply_queues import ReplyLog
-from gateway.off_loop import off_loop
 from gateway.store.batches import BatchRecord
 from gateway.wiring import Gateway
 from shared.errors import (
@@ -45,6 +44,7 @@ from shared.errors import (
     Unavailable,
     WarrenError,
 )
+from shared.off_loop import off_loop
 from shared.telemetry import incidents, requests
 
 logger = logging.getLogger(__name__)

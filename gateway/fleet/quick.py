@@ -17,7 +17,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from gateway.fleet.publishing import JobPublisher
-from gateway.off_loop import off_loop
 from shared import topology
 from shared.bus.base import Bus, Delivery, Message
 from shared.bus.subscribe import Attached, Lost, Subscription
@@ -39,6 +38,7 @@ from shared.messages import (
     decode_event,
     seconds_left,
 )
+from shared.off_loop import off_loop
 
 _PATIENCE_S = 60.0
 """The time for which a worker makes a batch job wait for interactive ones by default."""

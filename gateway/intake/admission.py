@@ -15,8 +15,8 @@ from functools import partial
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
-from gateway.off_loop import off_loop
 from shared.errors import InvalidRequest, Overloaded, ShuttingDown
+from shared.off_loop import off_loop
 
 _RESERVED_SHARE = 8
 """One in this many is kept for tenants that hold less than their share."""

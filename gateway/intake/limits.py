@@ -92,7 +92,7 @@ class Grant:
 
 
 @dataclass(slots=True)
-class Attempt:
+class RequestAttempt:
     """A request that may be refused before it is admitted."""
 
     is_admitted: bool = False
@@ -171,14 +171,14 @@ class Limits:
             self._leave(claim, is_published=grant.is_published)
 
     @contextmanager
-    def attempt(self, key: ApiKey, request_id: str = "") -> Iterator[Attempt]:
+    def attempt(self, key: ApiKey, request_id: str = "") -> Iterator[RequestAttempt]:
         """Count a request that is refused as its client's fault before it is admitted. The id may
         be that of a job that its client has sent before.
 
         Raises `RateLimited`, before anything is read, if the key's limits admit no request now,
         however small.
         """
-        attempt = Attempt()
+        attempt = RequestAttempt()
         if key.has_limits:
             claim = Claim(key, self._clock(), request_id=request_id)
             self._ledger.check(claim, *self._waiting)

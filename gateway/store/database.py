@@ -28,7 +28,7 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from gateway.store.postgres_url import connect_args, fault_of_settings
+from gateway.store.postgres.url import connect_args, fault_of_settings
 from shared.errors import InvalidRequest, StartupError, Unavailable
 from shared.telemetry.store_outage import StoreOutage
 

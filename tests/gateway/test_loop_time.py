@@ -10,8 +10,8 @@ import pytest
 
 from shared.bus.memory import MemoryBus
 from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
-from tests.support.gateway.loop_time import LoopTime, measuring
-from tests.support.gateway.worst_bodies import worst_bodies
+from tests.support.gateway.loop.cpu_time import LoopTime, measuring
+from tests.support.gateway.loop.worst_bodies import worst_bodies
 from tests.support.workers.scripted_worker import MODEL, ScriptedWorker
 
 MAX_S = 0.02

@@ -48,7 +48,7 @@ class TokenEntry(Struct):
         )
 
 
-class _Fields(Struct):
+class _TokenizerFields(Struct):
     """The fields of tokenizer_config.json and of special_tokens_map.json that name tokens."""
 
     added_tokens_decoder: dict[str, TokenEntry] | None = None
@@ -78,7 +78,7 @@ def add_tokens(encoder: tokenizers.Tokenizer, directory: Path, vocab_size: int) 
     a file is malformed, or if a token would get another id than the file says.
     """
     config = read_json_object(directory / CONFIG) or {}
-    fields = check_fields(config, _Fields, CONFIG)
+    fields = check_fields(config, _TokenizerFields, CONFIG)
     if fields.added_tokens_decoder is not None:
         named = _named(config, CONFIG)
         listed = _by_id(fields.added_tokens_decoder)
@@ -92,7 +92,7 @@ def add_tokens(encoder: tokenizers.Tokenizer, directory: Path, vocab_size: int) 
 
 
 def _named(config: dict[str, Any], name: str) -> NamedTokens:
-    fields = check_fields(config, _Fields, name)
+    fields = check_fields(config, _TokenizerFields, name)
     extra = fields.extra_special_tokens or fields.additional_special_tokens or ()
     roles = {
         key: token

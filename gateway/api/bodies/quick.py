@@ -18,7 +18,6 @@ from gateway.api.bodies.conversations import (
 from gateway.api.bodies.parsing import QUICK_NEUTRAL, Body, refused
 from gateway.api.bodies.schemas import TextOrTokens, check_model, text_prompts
 from gateway.fleet.quick import QuickLane
-from gateway.off_loop import off_loop
 from shared.messages import (
     MAX_EMBEDDING_DIMENSIONS,
     MAX_EMBEDDING_INPUTS,
@@ -36,6 +35,7 @@ from shared.messages import (
     TokenizeJob,
 )
 from shared.messages.fields import Text
+from shared.off_loop import off_loop
 
 _BYTES_OF_FLOAT = 32
 """The number itself, and its place in the vector."""

@@ -11,7 +11,6 @@ from msgspec import Meta, Struct
 from gateway.api.bodies.parsing import refused
 from gateway.api.bodies.quick import QuickBody, QuickDraft, num_vector_bytes
 from gateway.fleet.quick import QuickLane
-from gateway.off_loop import off_loop
 from shared.messages import (
     MAX_EMBEDDING_INPUTS,
     Embedded,
@@ -20,6 +19,7 @@ from shared.messages import (
     TextPrompt,
 )
 from shared.messages.fields import Text
+from shared.off_loop import off_loop
 
 Texts: TypeAlias = (
     Text | Annotated[list[Text], Meta(min_length=1, max_length=MAX_EMBEDDING_INPUTS - 1)]

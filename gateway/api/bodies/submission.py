@@ -28,7 +28,6 @@ from gateway.api.bodies.tool_choice import ToolUse
 from gateway.api.render.formats import Rendering
 from gateway.intake.keys.api_key import ApiKey
 from gateway.log.cursor import LogFacts
-from gateway.off_loop import LARGE_BYTES, off_loop
 from gateway.text.reasoning import CLOSED, THOUGHTS, Thought
 from shared.errors import InvalidRequest
 from shared.messages import (
@@ -42,6 +41,7 @@ from shared.messages import (
     TextPrompt,
     TokenPrompt,
 )
+from shared.off_loop import LARGE_BYTES, off_loop
 from shared.telemetry import requests
 
 _MAX_RETURNED_LOGPROBS = 1024

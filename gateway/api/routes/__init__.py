@@ -8,8 +8,8 @@ from fastapi import Request, Response
 
 from gateway.api.bodies.parsing import Body, parse
 from gateway.intake.admission import read_body
-from gateway.off_loop import off_loop
 from gateway.wiring import Gateway
+from shared.off_loop import off_loop
 
 _Body = TypeVar("_Body", bound=Body)
 

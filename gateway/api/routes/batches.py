@@ -23,13 +23,13 @@ from gateway.api.routes.generation import admitted
 from gateway.intake.admission import read_body
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.signer import KEY_HEADER, check_key, hash_body
-from gateway.off_loop import off_loop
 from gateway.store.batches import BatchRecord, Order, Status, TokensUsed
 from gateway.wiring import Gateway
 from shared import topology
 from shared.bus.base import Message
 from shared.errors import BusError
 from shared.messages import Release, encode
+from shared.off_loop import off_loop
 
 _EXAMPLE: Mapping[str, Any] = {
     "input_file_id": "file-0123456789abcdef0123456789abcdef",

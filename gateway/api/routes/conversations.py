@@ -14,9 +14,9 @@ from gateway.api.openapi import answered, documented
 from gateway.api.routes import json_response
 from gateway.api.routes.generation import admitted
 from gateway.intake.admission import read_body
-from gateway.off_loop import off_loop
 from gateway.store.history.conversations import ConversationRecord, StoredItem
 from gateway.wiring import Gateway
+from shared.off_loop import off_loop
 
 _MAX_ITEMS_AT_ONCE = 20
 _MAX_LISTED = 100

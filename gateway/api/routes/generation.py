@@ -44,10 +44,10 @@ from gateway.log.cursor import Departure, Fate, Restarted
 from gateway.log.framing import Framer
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog, new_id
-from gateway.off_loop import off_loop
 from gateway.wiring import Gateway
 from shared.errors import WarrenError
 from shared.messages import GenerationJob, JobClass
+from shared.off_loop import off_loop
 from shared.settings import GatewaySettings
 from shared.telemetry import requests
 

@@ -41,12 +41,12 @@ from gateway.api.openapi import (
 from gateway.api.routes.generation import LiveResponse
 from gateway.intake.admission import Entry, read_body
 from gateway.intake.keys.api_key import ApiKey
-from gateway.intake.limits import Attempt
+from gateway.intake.limits import RequestAttempt
 from gateway.intake.token_estimates import tokens_of_quick
-from gateway.off_loop import off_loop
 from gateway.wiring import Gateway
 from shared.errors import WarrenError
 from shared.messages import QuickJob, TokenizeJob
+from shared.off_loop import off_loop
 from shared.telemetry import requests
 
 QuickRequest: TypeAlias = (
@@ -149,7 +149,7 @@ async def _serve(gateway: Gateway, kind: type[QuickRequest], request: Request, s
 async def _answer(
     gateway: Gateway,
     entry: Entry,
-    attempt: Attempt,
+    attempt: RequestAttempt,
     model: str,
     body: QuickRequest,
     request: Request,

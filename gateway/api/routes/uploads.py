@@ -14,10 +14,10 @@ from gateway.api.routes.files import ExpiresAfter, FileObject, bytes_left, file_
 from gateway.intake.admission import read_body
 from gateway.intake.multipart import read_form
 from gateway.intake.signer import hash_body
-from gateway.off_loop import off_loop
 from gateway.store.files.uploads import MAX_PARTS, Status, UploadRecord
 from gateway.store.state import StoredState
 from gateway.wiring import Gateway
+from shared.off_loop import off_loop
 
 MAX_PART_BYTES = 64 << 20
 """OpenAI's limit, and the size of the parts that its clients send."""

@@ -65,7 +65,7 @@ async def test_what_is_being_written_is_written_before_the_store_closes(tmp_path
 async def test_requests_do_not_try_one_after_the_other_to_open_a_database_that_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.store.postgres_url._CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("gateway.store.postgres.url._CONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr("gateway.store.state._RETRY_PAUSE_S", 60.0)
     attempts = []
 

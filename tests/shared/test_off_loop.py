@@ -2,7 +2,7 @@ import asyncio
 import time
 
 from gateway.metrics import Metrics
-from gateway.off_loop import measure_lag
+from shared.off_loop import measure_lag
 from tests.support.gateway.http import eventually
 from tests.support.metrics import total
 

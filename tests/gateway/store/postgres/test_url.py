@@ -12,10 +12,10 @@ from sqlalchemy import text
 from gateway.store.database import Database
 from gateway.store.files.blobs import Blobs
 from gateway.store.files.records import Files
-from gateway.store.postgres_url import connect_args
+from gateway.store.postgres.url import connect_args
 from shared.errors import StartupError, Unavailable
 from shared.telemetry.store_outage import StoreOutage
-from tests.support.deployment.pgbouncer import running_pgbouncer
+from tests.support.deployment.pooling.pgbouncer import running_pgbouncer
 from tests.support.deployment.postgres import PostgresServer
 
 PLACE = "postgresql://u:secret@h/db"

@@ -1,0 +1,1 @@
+"""Poolers between gateways and PostgreSQL."""
