@@ -432,8 +432,8 @@ class GatewaySettings(CommonSettings):
         8 << 30,
         gt=0,
         description="Maximum total size of the stored responses and conversations of one tenant "
-        "in bytes. Once a minute, the least recently changed ones beyond it are deleted. Lower it "
-        "if the database's disk is small.",
+        "in bytes. The least recently changed ones beyond it are deleted at once. Lower it if the "
+        "database's disk is small.",
     )
     max_batch_lines: int = Field(
         50_000,

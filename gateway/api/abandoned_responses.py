@@ -163,7 +163,7 @@ class ResponseCompleter:
 
 
 async def _sweep(state: StoredState) -> None:
-    await state.responses.sweep()
+    await state.room.sweep()
 
 
 async def _pending(state: StoredState) -> AsyncIterator[PendingResponse]:

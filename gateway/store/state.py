@@ -19,7 +19,8 @@ from gateway.store.files.blobs import Blobs
 from gateway.store.files.records import Files
 from gateway.store.files.uploads import Uploads
 from gateway.store.history.conversations import Conversations
-from gateway.store.history.responses import Responses, StoreLimits
+from gateway.store.history.responses import Responses
+from gateway.store.history.room import StoreLimits, TenantRoom
 from gateway.store.seen_models import SeenModels
 from gateway.store.tenants.erasure import Erasure
 from gateway.store.tenants.keys import StoredKeys
@@ -48,6 +49,7 @@ class StoredState:
     webhooks: Webhooks
     responses: Responses
     conversations: Conversations
+    room: TenantRoom
     usage: UsageRecords
     models: SeenModels
     erasure: Erasure
@@ -167,15 +169,15 @@ class Store:
                 settings.max_tenant_responses,
                 settings.max_tenant_response_bytes,
             )
-            responses = Responses(database, limits)
-            conversations = Conversations(database, limits.retention_s)
+            room = TenantRoom(database, limits)
             self._state = StoredState(
                 files,
                 uploads,
                 batches,
                 webhooks,
-                responses,
-                conversations,
+                Responses(database, room),
+                Conversations(database, room),
+                room,
                 UsageRecords(database),
                 SeenModels(database),
                 Erasure(database, files),

@@ -13,8 +13,9 @@ from sqlalchemy import and_, delete, func, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.database import Database, uncancelled
+from gateway.store.history.room import TenantRoom
 from gateway.store.schema import CONVERSATION_ITEMS, CONVERSATIONS
-from shared.errors import NotFound
+from shared.errors import InvalidRequest, NotFound
 
 MAX_PAGE_BYTES = 16 << 20
 """The size of the items in one page."""
@@ -59,23 +60,23 @@ class ConversationRecord:
 
 
 class Conversations:
-    """The conversations of all tenants. Each is kept for ``retention_s`` after its last change.
-    Every method raises `Unavailable`."""
+    """The conversations of all tenants. Every method raises `Unavailable`."""
 
-    def __init__(self, database: Database, retention_s: float) -> None:
+    def __init__(self, database: Database, room: TenantRoom) -> None:
         self._database = database
-        self._retention_s = retention_s
+        self._room = room
 
     @uncancelled
     async def create(
         self, tenant: str, metadata: Mapping[str, str], items: Sequence[StoredItem]
     ) -> ConversationRecord:
+        """Raises `InvalidRequest` if the items do not fit into the room of the tenant."""
         now = int(time.time())
         conversation = ConversationRecord(
             id=f"conv_{secrets.token_hex(16)}",
             tenant=tenant,
             created_at=now,
-            expires_at=self._expiry(),
+            expires_at=self._room.expiry(),
             metadata=metadata,
             last_position=0,
             num_bytes=0,
@@ -83,7 +84,8 @@ class Conversations:
         values = {name: getattr(conversation, name) for name in CONVERSATIONS.columns.keys()}  # noqa: SIM118 (a collection of columns)
         async with self._database.begin() as connection:
             await connection.execute(insert(CONVERSATIONS).values(values))
-            await add_items(connection, tenant, conversation.id, items, self._expiry())
+            await self._add(connection, tenant, conversation.id, items)
+        await self._room.take(tenant, _size(items))
         return conversation
 
     @uncancelled
@@ -97,7 +99,7 @@ class Conversations:
         self, tenant: str, conversation_id: str, metadata: Mapping[str, str]
     ) -> ConversationRecord:
         """Replace the metadata. Raises `NotFound`."""
-        values = {"metadata": metadata, "expires_at": self._expiry()}
+        values = {"metadata": metadata, "expires_at": self._room.expiry()}
         async with self._database.begin() as connection:
             await _get(connection, tenant, conversation_id)
             is_it = CONVERSATIONS.c.id == conversation_id
@@ -114,11 +116,12 @@ class Conversations:
 
     @uncancelled
     async def add(self, tenant: str, conversation_id: str, items: Sequence[StoredItem]) -> None:
-        """Add items at the end. Raises `NotFound`."""
+        """Add items at the end. Raises `NotFound`, and `InvalidRequest` if the conversation does
+        not fit into the room of the tenant with them."""
         async with self._database.begin() as connection:
-            expires_at = self._expiry()
-            if not await add_items(connection, tenant, conversation_id, items, expires_at):
+            if not await self._add(connection, tenant, conversation_id, items):
                 raise _not_found(conversation_id)
+        await self._room.take(tenant, _size(items))
 
     @uncancelled
     async def page(
@@ -215,8 +218,19 @@ class Conversations:
             items = [StoredItem(*row) for row in await connection.execute(query)]
         return items, conversation.last_position
 
-    def _expiry(self) -> int:
-        return int(time.time() + self._retention_s)
+    async def _add(
+        self,
+        connection: AsyncConnection,
+        tenant: str,
+        conversation_id: str,
+        items: Sequence[StoredItem],
+    ) -> bool:
+        expires_at, max_bytes = self._room.expiry(), self._room.limits.max_bytes
+        num_bytes = await add_items(connection, tenant, conversation_id, items, expires_at)
+        if num_bytes is not None and num_bytes > max_bytes:
+            message = f"A conversation has at most {max_bytes} bytes."
+            raise InvalidRequest(message, param="items")
+        return num_bytes is not None
 
 
 async def add_items(
@@ -225,20 +239,20 @@ async def add_items(
     conversation_id: str,
     items: Sequence[StoredItem],
     expires_at: int,
-) -> bool:
-    """Add items at the end of a conversation, in the transaction of the caller. Returns whether
-    there is such a conversation."""
+) -> int | None:
+    """Add items at the end of a conversation, in the transaction of the caller. Returns the size of
+    all its items; None if there is no such conversation."""
     query = (
-        select(CONVERSATIONS.c.last_position)
+        select(CONVERSATIONS.c.last_position, CONVERSATIONS.c.num_bytes)
         .where(_visible(tenant), CONVERSATIONS.c.id == conversation_id)
         .with_for_update()
     )
-    last = (await connection.execute(query)).scalar_one_or_none()
-    if last is None:
-        return False
+    found = (await connection.execute(query)).one_or_none()
+    if found is None:
+        return None
     rows = [
         {"conversation_id": conversation_id, "position": position, "id": item.id, "body": item.body}
-        for position, item in enumerate(items, last + 1)
+        for position, item in enumerate(items, found.last_position + 1)
     ]
     if rows:
         await connection.execute(insert(CONVERSATION_ITEMS), rows)
@@ -246,12 +260,12 @@ async def add_items(
         update(CONVERSATIONS)
         .where(CONVERSATIONS.c.id == conversation_id)
         .values(
-            last_position=last + len(rows),
-            num_bytes=CONVERSATIONS.c.num_bytes + sum(len(item.body) for item in items),
+            last_position=found.last_position + len(rows),
+            num_bytes=CONVERSATIONS.c.num_bytes + _size(items),
             expires_at=expires_at,
         )
     )
-    return True
+    return int(found.num_bytes) + _size(items)
 
 
 async def _get(
@@ -291,6 +305,10 @@ def _not_found(conversation_id: str) -> NotFound:
     return NotFound(
         f"Conversation with id '{conversation_id[:128]}' not found.", param="conversation"
     )
+
+
+def _size(items: Sequence[StoredItem]) -> int:
+    return sum(len(item.body) for item in items)
 
 
 def _visible(tenant: str) -> Any:

@@ -5,26 +5,18 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from sqlalchemy import and_, delete, func, insert, literal, select, tuple_, union_all, update
+from sqlalchemy import and_, delete, func, insert, literal, select, tuple_, update
 from sqlalchemy.exc import IntegrityError
 
 from gateway.store.database import Database, uncancelled
 from gateway.store.history.conversations import StoredItem, add_items, hold_nothing, items_of
-from gateway.store.schema import CONVERSATIONS, RESPONSES
+from gateway.store.history.room import TenantRoom
+from gateway.store.schema import RESPONSES
 from gateway.store.webhooks import EventType, announce
 from shared.errors import NotFound
 
 MAX_CHAIN_LEN = 1000
 """Responses in a chain."""
-
-
-class StoreLimits(NamedTuple):
-    """What is kept of one tenant."""
-
-    retention_s: float
-    max_objects: int
-    """Responses and conversations."""
-    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,9 +55,9 @@ class PendingResponse(NamedTuple):
 class Responses:
     """The stored responses of all tenants. Every method raises `Unavailable`."""
 
-    def __init__(self, database: Database, limits: StoreLimits) -> None:
+    def __init__(self, database: Database, room: TenantRoom) -> None:
         self._database = database
-        self._limits = limits
+        self._room = room
 
     @uncancelled
     async def begin(self, draft: ResponseDraft, *, is_again: bool = False) -> bool:
@@ -74,7 +66,7 @@ class Responses:
         ended."""
         values = {name: getattr(draft, name) for name in ResponseDraft.__slots__}
         values |= {
-            "expires_at": self._expiry(),
+            "expires_at": self._room.expiry(),
             "is_pending": True,
             "num_bytes": len(draft.input),
         }
@@ -86,6 +78,7 @@ class Responses:
                 await connection.execute(insert(RESPONSES).values(values))
         except IntegrityError:
             return False
+        await self._room.take(draft.tenant, len(draft.input))
         return True
 
     @uncancelled
@@ -102,6 +95,7 @@ class Responses:
         """Store what a response became, add its input and ``output`` to its conversation unless it
         has failed, and announce the event. Returns False if it has ended before, or was deleted."""
         is_it = and_(_is(tenant, response_id), RESPONSES.c.is_pending)
+        num_bytes = len(body)
         statement = (
             update(RESPONSES)
             .where(is_it)
@@ -118,9 +112,11 @@ class Responses:
             row = (await connection.execute(query)).one()
             if row.conversation_id is not None and not has_failed:
                 items = [*items_of(row.input), *output]
-                await add_items(connection, tenant, row.conversation_id, items, self._expiry())
+                num_bytes += sum(len(item.body) for item in items)
+                await add_items(connection, tenant, row.conversation_id, items, self._room.expiry())
             if event is not None:
                 await announce(connection, tenant, event, response_id)
+        await self._room.take(tenant, num_bytes)
         return True
 
     @uncancelled
@@ -240,66 +236,7 @@ class Responses:
         async with self._database.read() as connection:
             return [PendingResponse(*row) for row in await connection.execute(query)]
 
-    async def sweep(self) -> None:
-        """Delete the responses and conversations that have expired, and of each tenant those that
-        were not used for longest, as far as there are too many."""
-        now = int(time.time())
-        for table in (RESPONSES, CONVERSATIONS):
-            await self._database.delete(table, table.c.expires_at <= now)
-        for tenant in await self._ids(self._crowded_tenants()):
-            surplus = await self._ids(self._surplus(tenant))
-            for table in (RESPONSES, CONVERSATIONS):
-                await self._database.delete(table, table.c.id.in_(surplus))
 
-    @uncancelled
-    async def _ids(self, query: Any) -> list[str]:
-        async with self._database.read() as connection:
-            return list((await connection.execute(query)).scalars())
-
-    def _crowded_tenants(self) -> Any:
-        objects = union_all(
-            *(select(table.c.tenant, table.c.num_bytes) for table in (RESPONSES, CONVERSATIONS))
-        ).subquery()
-        return (
-            select(objects.c.tenant)
-            .group_by(objects.c.tenant)
-            .having(
-                (func.count() > self._limits.max_objects)
-                | (func.sum(objects.c.num_bytes) > self._limits.max_bytes)
-            )
-        )
-
-    def _surplus(self, tenant: str) -> Any:
-        """The ids of the responses and conversations behind the newest that a tenant may have."""
-        objects = union_all(
-            *(
-                select(table.c.id, table.c.num_bytes, table.c.expires_at).where(
-                    table.c.tenant == tenant
-                )
-                for table in (RESPONSES, CONVERSATIONS)
-            )
-        ).subquery()
-        order = (objects.c.expires_at.desc(), objects.c.id)
-        ranked = select(
-            objects.c.id,
-            func.row_number().over(order_by=order).label("number"),
-            func.sum(objects.c.num_bytes).over(order_by=order).label("total_bytes"),
-        ).subquery()
-        return (
-            select(ranked.c.id)
-            .where(
-                (ranked.c.number > self._limits.max_objects)
-                | (ranked.c.total_bytes > self._limits.max_bytes)
-            )
-            .limit(_MAX_SWEPT)
-        )
-
-    def _expiry(self) -> int:
-        return int(time.time() + self._limits.retention_s)
-
-
-_MAX_SWEPT = 10_000
-"""Objects of one tenant that are deleted at once. PostgreSQL takes at most 32,767 parameters."""
 _COLUMNS = tuple(RESPONSES.c[name] for name in (*ResponseDraft.__slots__, "expires_at", "body"))
 
 

@@ -8,7 +8,8 @@ import pytest
 from gateway.store.batches import Batches, BatchRecord, LeaseLost, Order
 from gateway.store.database import Database
 from gateway.store.files.records import Files
-from gateway.store.history.responses import ResponseDraft, Responses, StoreLimits
+from gateway.store.history.responses import ResponseDraft, Responses
+from gateway.store.history.room import StoreLimits, TenantRoom
 from gateway.store.webhooks import EVENT_TYPES, EventType, Webhook, WebhookDelivery, Webhooks
 from shared.errors import NotFound
 from tests.support.gateway.webhooks import fail_a_batch
@@ -214,7 +215,7 @@ async def test_a_secret_is_in_no_text_of_an_endpoint(webhooks: Webhooks) -> None
 async def test_the_end_of_a_background_response_is_announced_once(
     webhooks: Webhooks, database: Database
 ) -> None:
-    responses = Responses(database, StoreLimits(3600, 1000, 1 << 20))
+    responses = Responses(database, TenantRoom(database, StoreLimits(3600, 1000, 1 << 20)))
     await added(webhooks)
     for name in ("ends", "is lost"):
         draft = ResponseDraft(

@@ -10,7 +10,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.database import Database
 from gateway.store.history.conversations import Conversations, StoredItem, add_items
-from gateway.store.history.responses import MAX_CHAIN_LEN, ResponseDraft, Responses, StoreLimits
+from gateway.store.history.responses import MAX_CHAIN_LEN, ResponseDraft, Responses
+from gateway.store.history.room import StoreLimits, TenantRoom
 from gateway.store.schema import CONVERSATIONS, RESPONSES
 from shared.errors import NotFound, Overloaded
 
@@ -24,12 +25,12 @@ NO_LIMIT = 1 << 30
 
 @pytest.fixture
 def responses(database: Database) -> Responses:
-    return Responses(database, LIMITS)
+    return Responses(database, TenantRoom(database, LIMITS))
 
 
 @pytest.fixture
 def conversations(database: Database) -> Conversations:
-    return Conversations(database, DAY_S)
+    return Conversations(database, TenantRoom(database, LIMITS))
 
 
 def draft(
@@ -150,8 +151,8 @@ async def test_a_chain_is_bounded(database: Database, responses: Responses) -> N
 
 
 async def test_what_expires_is_invisible_and_then_deleted(database: Database) -> None:
-    short = Responses(database, LIMITS._replace(retention_s=0))
-    conversations = Conversations(database, 0)
+    room = TenantRoom(database, LIMITS._replace(retention_s=0))
+    short, conversations = Responses(database, room), Conversations(database, room)
     await store(short, "one")
     conversation = await conversations.create("a", {}, [ITEM])
 
@@ -159,7 +160,7 @@ async def test_what_expires_is_invisible_and_then_deleted(database: Database) ->
     assert not await short.delete("a", "one")
     with pytest.raises(NotFound):
         await conversations.get("a", conversation.id)
-    await short.sweep()
+    await room.sweep()
     assert await short.begin(draft("one"))
 
 
@@ -183,14 +184,14 @@ async def test_a_sweep_is_made_of_small_transactions(
 ) -> None:
     monkeypatch.setattr("gateway.store.database._MAX_DELETED", 2)
     database = await CountingDatabase.open(database_url, tmp_path)
-    responses = Responses(database, LIMITS._replace(**limits))
-    conversations = Conversations(database, limits.get("retention_s", DAY_S))
+    room = TenantRoom(database, LIMITS._replace(**limits))
+    responses, conversations = Responses(database, room), Conversations(database, room)
     for name in ("one", "two", "three"):
         await store(responses, name)
         await conversations.create("a", {}, [ITEM])
 
     before = database.num_written
-    await responses.sweep()
+    await room.sweep()
 
     assert database.num_written - before >= 4
     async with database.read() as connection:
@@ -200,14 +201,16 @@ async def test_a_sweep_is_made_of_small_transactions(
 
 
 async def test_what_a_tenant_has_too_much_goes_the_oldest_first(database: Database) -> None:
-    by_number = Responses(database, LIMITS._replace(max_objects=2))
+    room = TenantRoom(database, LIMITS._replace(max_objects=2))
+    by_number = Responses(database, room)
     for age, name in enumerate(["old", "newer", "newest"]):
-        await store(Responses(database, LIMITS._replace(retention_s=(age + 1) * DAY_S)), name)
+        kept = TenantRoom(database, LIMITS._replace(retention_s=(age + 1) * DAY_S))
+        await store(Responses(database, kept), name)
     await by_number.begin(draft("another's", tenant="b"))
 
-    await by_number.sweep()
+    await room.sweep()
     left = [await by_number.find("a", name) for name in ("old", "newer", "newest")]
-    await Responses(database, LIMITS._replace(max_bytes=len(INPUT) + len(b"{}"))).sweep()
+    await TenantRoom(database, LIMITS._replace(max_bytes=len(INPUT) + len(b"{}"))).sweep()
 
     assert [record is None for record in left] == [True, False, False]
     assert await by_number.find("a", "newer") is None
