@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cli.batch.journal import noted
+from cli.batch.progress import unanswered
 from cli.gateway_client import connect
 from cli.options import ApiKeyFile, GatewayAccess, chosen_key, takes_settings
 from cli.runtime import INTERRUPTED, broker_of, configure, needs, run
@@ -69,9 +70,9 @@ def batch(
         notices.print(_stopped(results, url, api_key_file), soft_wrap=True, markup=False)
         raise typer.Exit(INTERRUPTED) from None
     tokens = "" if url is not None else f"{summary.num_tokens} tokens "
+    lacking = unanswered(summary.num_failed, summary.num_unexecuted, summary.ending)
     notices.print(
-        f"{summary.num_lines} lines in {results}, {summary.num_failed} failed, "
-        f"{tokens}in {summary.elapsed_s:.1f} s",
+        f"{summary.num_lines} lines in {results}, {lacking}, {tokens}in {summary.elapsed_s:.1f} s",
         soft_wrap=True,
     )
     if summary.ending != "completed":

@@ -40,15 +40,29 @@ class _Response(msgspec.Struct, frozen=True):
     status_code: int
 
 
+class _Error(msgspec.Struct, frozen=True):
+    code: str | None = None
+
+
 class _Entry(msgspec.Struct, frozen=True):
     """The fields of an output line that the index needs."""
 
     custom_id: str
     response: _Response | None
+    error: _Error | None = None
+
+    @property
+    def ending(self) -> str | None:
+        """How the batch ended before the request was executed; None if it was executed."""
+        if self.response is not None or self.error is None or self.error.code is None:
+            return None
+        return _ENDINGS.get(self.error.code)
 
     @property
     def is_failed(self) -> bool:
-        return self.response is None or self.response.status_code != 200
+        if self.response is None:
+            return self.ending is None
+        return self.response.status_code != 200
 
 
 class _Note(msgspec.Struct, frozen=True):
@@ -57,6 +71,8 @@ class _Note(msgspec.Struct, frozen=True):
     remote: Remote
 
 
+_ENDINGS = {"batch_cancelled": "cancelled", "batch_expired": "expired"}
+"""The codes of requests that a gateway has not executed."""
 _NOTE = b'{"remote":'
 """How a note begins; an output line begins with its ``id``."""
 
@@ -73,6 +89,10 @@ class Journal:
         """Continue ``file``. Raises `InvalidRequest` if it belongs to another input, or to a run of
         the other kind."""
         self.num_failed = 0
+        self.num_unexecuted = 0
+        """Requests that were not executed before the batch ended."""
+        self.ending = "completed"
+        """How the batch ended, as far as the lines say."""
         self.served = header.served
         """The announcement that the first run used."""
         self.remote = Remote()
@@ -198,6 +218,9 @@ class Journal:
     def _index(self, entry: _Entry, start: int, length: int) -> None:
         self._spans[entry.custom_id] = (start, length)
         self.num_failed += entry.is_failed
+        if entry.ending is not None:
+            self.num_unexecuted += 1
+            self.ending = entry.ending
 
     def _write(self, line: bytes) -> None:
         self._file.write(line + b"\n")

@@ -50,8 +50,8 @@ def run_over_http(
     file = RemoteFile.check(requests)
     with Journal.open(results, file.digest, is_remote=True) as journal:
         run = RemoteRun(file, journal, client, on_progress)
-        ending = "completed"
-        if len(journal) < len(file.custom_ids):  # or it was killed after its last answer
+        ending = journal.ending  # if an earlier run was killed after its last answer
+        if len(journal) < len(file.custom_ids):
             ending = run.collect(window)
         journal.finish(name for name in file.custom_ids if name in journal)
         return BatchSummary(
@@ -60,6 +60,7 @@ def run_over_http(
             num_tokens=0,
             elapsed_s=time.monotonic() - began_at,
             ending=ending,
+            num_unexecuted=journal.num_unexecuted,
         )
 
 

@@ -4,6 +4,13 @@ import time
 from dataclasses import dataclass, field
 
 
+def unanswered(num_failed: int, num_unexecuted: int, ending: str) -> str:
+    """How many requests of a batch have no answer: the number of failed requests, and apart from it
+    the number of requests that were not executed because the batch expired or was cancelled."""
+    failed = f"{num_failed} failed"
+    return f"{failed}, {num_unexecuted} {ending}" if num_unexecuted else failed
+
+
 @dataclass(frozen=True, slots=True)
 class BatchProgress:
     num_lines: int
@@ -26,6 +33,8 @@ class BatchSummary:
     elapsed_s: float
     ending: str = "completed"
     """How the batch ended: completed, expired or cancelled."""
+    num_unexecuted: int = 0
+    """Requests that were not executed before the batch expired or was cancelled."""
 
 
 @dataclass(slots=True)

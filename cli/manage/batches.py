@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from cli.batch.progress import unanswered
 from cli.gateway_client import answer_of
 from cli.options import GatewayAccess, takes_gateway
 from cli.terminal import notices, output, print_json
@@ -36,10 +37,13 @@ def list_batches(
         notices.print("No batches.")
     for one in listed:
         batch, tenant = (one["batch"], f"  {one['tenant']}") if all_tenants else (one, "")
-        counts = batch["request_counts"]
+        counts, status = batch["request_counts"], batch["status"]
+        completed, failed, total = counts["completed"], counts["failed"], counts["total"]
+        has_rest = status in ("cancelled", "expired")
+        num_unexecuted = total - completed - failed if has_rest else 0
         created = datetime.fromtimestamp(batch["created_at"], UTC).isoformat(timespec="seconds")
-        done = f"{counts['completed']}/{counts['total']}, {counts['failed']} failed"
-        line = f"{batch['id']}  {created}  {batch['status']:<11}  {done}{tenant}"
+        done = f"{completed}/{total}, {unanswered(failed, num_unexecuted, status)}"
+        line = f"{batch['id']}  {created}  {status:<11}  {done}{tenant}"
         output.print(printable(line), soft_wrap=True, markup=False)
 
 

@@ -26,6 +26,22 @@ def test_what_was_appended_is_there_again(tmp_path: Path) -> None:
         assert journal.num_failed == 1
 
 
+@pytest.mark.parametrize("ending", ["cancelled", "expired"])
+def test_requests_that_were_not_executed_did_not_fail(ending: str, tmp_path: Path) -> None:
+    unexecuted = {
+        "id": "x",
+        "custom_id": "b",
+        "response": None,
+        "error": {"code": f"batch_{ending}", "message": "m"},
+    }
+    with Journal.open(tmp_path / "out", "digest") as journal:
+        journal.append(line("a", status=400))
+        journal.append(json.dumps(unexecuted).encode())
+
+    with Journal.open(tmp_path / "out", "digest") as journal:
+        assert (journal.num_failed, journal.num_unexecuted, journal.ending) == (1, 1, ending)
+
+
 @given(cut=st.integers(0, 400))
 def test_whatever_a_crash_cuts_off_the_lines_before_it_are_kept(
     cut: int, tmp_path_factory: pytest.TempPathFactory

@@ -381,9 +381,11 @@ def test_a_cancelled_batch_leaves_its_answers_and_an_exit_code(tmp_path: Path) -
         batch_id = noted(results).batch_id
         CliRunner().invoke(app, ["batches", "cancel", batch_id, "--url", url])
         ended = CliRunner().invoke(app, ["batch", str(source), str(results), "--url", url])
+        listed = CliRunner().invoke(app, ["batches", "list", "--url", url])
 
     assert ended.exit_code == 1
-    assert "cancelled" in ended.stderr
+    assert "0 failed, 1 cancelled, " in ended.stderr
+    assert listed.stdout.endswith("1/2, 0 failed, 1 cancelled\n")
     late, done = read_lines(results)
     assert late["error"]["code"] == "batch_cancelled"
     assert chat_text(done) == "hello"
