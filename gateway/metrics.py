@@ -237,6 +237,8 @@ class UsageOfTenant:
     num_interactive: int = 0
     """Those in flight of the class ``interactive``."""
     num_failed: int = 0
+    num_cancelled: int = 0
+    """Requests that were cancelled, also by the end of their batch. They did not fail."""
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     """Prompt tokens that were found in the prefix cache."""

@@ -56,6 +56,7 @@ _TENANTS = (
     Column("requests", is_number=True),
     Column("in flight", is_number=True, rank=3),
     Column("failed", is_number=True, rank=4),
+    Column("cancelled", is_number=True, rank=6),
     Column("prompt", is_number=True, rank=2),
     Column("cached", is_number=True, rank=5),
     Column("generated", is_number=True, rank=1),
@@ -249,8 +250,9 @@ def _stream(stream: dict[str, Any], now: float, name_of: Callable[[str], str]) -
 
 
 def _tenant(tenant: dict[str, Any]) -> Sequence[Cell]:
-    names = ("requests", "in_flight", "failed", "prompt_tokens", "cached_tokens")
-    counts = [f"{tenant[f'num_{name}']:,}" for name in (*names, "generated_tokens")]
+    names = ("requests", "in_flight", "failed", "cancelled", "prompt_tokens", "cached_tokens")
+    # A gateway of an earlier version counts no cancelled requests.
+    counts = [f"{tenant.get(f'num_{name}', 0):,}" for name in (*names, "generated_tokens")]
     return (tenant["tenant"] or "anonymous", *counts)
 
 

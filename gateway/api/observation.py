@@ -1,5 +1,6 @@
 """Measures one request: metrics, and log lines for operators."""
 
+import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Iterable, MutableMapping
@@ -11,7 +12,7 @@ from gateway.errors import ACCEPTED, SERVICE_FAILURES, status_of
 from gateway.log.cursor import Item
 from gateway.log.relay import LogRelay
 from gateway.metrics import Metrics
-from shared.errors import WarrenError
+from shared.errors import Cancelled, WarrenError
 from shared.messages import Finished, GenerationJob, JobClass, Started, TokenDelta
 from shared.telemetry import requests
 
@@ -82,11 +83,17 @@ class Observation:
         self._in_state.dec()
         self._usage.num_in_flight -= 1
         self._usage.num_interactive -= self._class == "interactive"
-        if isinstance(error, WarrenError):
-            self.status, self.error = status_of(error).code, error
+        ended_by = error
+        if isinstance(error, asyncio.CancelledError):  # such as a request of a batch that ends
+            ended_by = self.error or Cancelled("The request was cancelled.")
+        if isinstance(ended_by, WarrenError):
+            self.status, self.error = status_of(ended_by).code, ended_by
         elif error is not None:
             self.status = 500
-        self._usage.num_failed += self.error is not None or self.status >= 500
+        if isinstance(self.error, Cancelled):
+            self._usage.num_cancelled += 1
+        else:
+            self._usage.num_failed += self.error is not None or self.status >= 500
         self._usage.num_prompt_tokens += self.num_prompt_tokens
         self._usage.num_cached_tokens += self.num_cached_tokens
         self._usage.num_generated_tokens += self.num_tokens

@@ -90,6 +90,7 @@ const tenants = new Table($("#tenants"), {
     { title: "Requests", kind: "number", text: (tenant) => count(tenant.num_requests) },
     { title: "In flight", kind: "number", text: (tenant) => count(tenant.num_in_flight) },
     { title: "Failed", kind: "number", text: (tenant) => count(tenant.num_failed) },
+    { title: "Cancelled", kind: "number", text: (tenant) => count(tenant.num_cancelled ?? 0) }, // an older gateway counts none
     { title: "Prompt tokens", kind: "number", text: (tenant) => count(tenant.num_prompt_tokens) },
     { title: "Of them cached", kind: "number", text: (tenant) => count(tenant.num_cached_tokens) },
     { title: "Generated tokens", kind: "number", text: (tenant) => count(tenant.num_generated_tokens) },

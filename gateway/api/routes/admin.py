@@ -111,6 +111,8 @@ class TenantStatus(Struct, frozen=True, kw_only=True):
     num_interactive: int
     """Those in flight of the class ``interactive``."""
     num_failed: int
+    num_cancelled: int
+    """Requests that were cancelled, also by the end of their batch. They did not fail."""
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generated_tokens: int

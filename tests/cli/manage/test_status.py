@@ -81,7 +81,7 @@ def a_long_status() -> dict[str, Any]:
         "num_answered": 123_456,
         "started_at": time.time() - 40_000,
     }
-    counts = ("requests", "in_flight", "failed", "prompt_tokens", "cached_tokens")
+    counts = ("requests", "in_flight", "failed", "cancelled", "prompt_tokens", "cached_tokens")
     return {
         "gateway": {"version": "0.1.0", "status": "ok", "started_at": 0.0, "num_requests": 3},
         "workers": [worker],

@@ -178,7 +178,9 @@ async def test_usage_is_shown_by_tenant(page: Page, gateway: LiveGateway) -> Non
 
     tenants = page.get_by_role("table", name="Usage by tenant")
     row = tenants.get_by_role("row").filter(has_text="anonymous")
-    await expect(row.get_by_role("cell")).to_have_text(["anonymous", "1", "0", "0", "3", "0", "3"])
+    await expect(row.get_by_role("cell")).to_have_text(
+        ["anonymous", "1", "0", "0", "0", "3", "0", "3"]
+    )
 
 
 @asynccontextmanager

@@ -95,6 +95,7 @@ async def test_usage_is_counted_by_tenant(gateway: LiveGateway) -> None:
         "num_in_flight": 0,
         "num_interactive": 0,
         "num_failed": 0,
+        "num_cancelled": 0,
         "num_prompt_tokens": 6,
         "num_cached_tokens": 0,
         "num_generated_tokens": 5,

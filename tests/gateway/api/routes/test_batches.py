@@ -328,6 +328,7 @@ async def test_a_cancelled_batch_stops_at_once_and_keeps_what_is_done(
     assert ending_times(cancelled) == {"cancelling_at"}
     assert batch.status == "cancelled"
     assert ending_times(batch) == {"cancelling_at", "cancelled_at"}
+    assert 'outcome="internal_error"' not in (await storing.http.get("/metrics")).text
     assert sum(isinstance(command, Cancel) for command in worker.commands) == 2
     assert texts(await output(storing, batch.output_file_id)) == {"done": "one"}
     errors = await output(storing, batch.error_file_id)
