@@ -174,9 +174,9 @@ NOTES: Mapping[str, str] = {
     "include_stop_str_in_output": "",
     "instructions": "",
     "logit_bias": "By token id, from -100 to 100. An id outside the vocabulary is refused",
-    "logprobs": "Chat: a Boolean. Completions: a number up to 20. The token that ends an answer is "
-    "not among the logprobs unless it is part of the text, tokens are returned as ids, or the "
-    "prompt is echoed",
+    "logprobs": "Chat: a Boolean. Completions: a number up to 20. The token that ends an answer, "
+    "and the tokens of a stop string, are not among the logprobs unless they are part of the text, "
+    "tokens are returned as ids, or the prompt is echoed",
     "max_completion_tokens": "Takes precedence over `max_tokens`",
     "max_output_tokens": "",
     "max_tokens": "Completions default to 16. 0 is allowed",

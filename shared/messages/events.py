@@ -32,6 +32,9 @@ class TokenLogprobs(Struct, frozen=True, array_like=True):
 
     chosen: Logprob
     top: tuple[Logprob, ...] = ()
+    num_chars: Count | None = None
+    """The number of characters of the text that the token completes, before any text is held back
+    for a stop string. A special token may complete none. None: as many as its bytes."""
 
 
 class Accepted(Wire, frozen=True, kw_only=True):

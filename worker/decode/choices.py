@@ -34,6 +34,7 @@ from worker.decode.whole_answer import ChoiceEvent
 from worker.engine.engine import Output
 from worker.engine.interface import PromptScored, SequenceId, StepOutput, Submit
 from worker.text import Tokenizer
+from worker.text.stream import TextStream
 
 _MESSAGE_SIZE = 300
 """An upper estimate of what a chat template and a name add to a message, in characters."""
@@ -98,16 +99,25 @@ def _texts(
     job: GenerationJob, plans: Iterable[ChoicePlan], tokenizer: Tokenizer
 ) -> tuple[str, ...]:
     return tuple(
-        _text(prompt, plan.prompt_ids, tokenizer)
+        _text(prompt, plan.prompt_ids, _prompt_stream(prompt, job.sampling, tokenizer))
         for prompt, plan in zip(job.prompts, plans, strict=True)
     )
 
 
-def _text(prompt: Prompt, prompt_ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    if isinstance(prompt, TextPrompt):
+def _text(prompt: Prompt, prompt_ids: Sequence[int], stream: TextStream | None) -> str:
+    if stream is None:
+        assert isinstance(prompt, TextPrompt)
         return prompt.text
-    stream = tokenizer.text_stream()
     return "".join(map(stream.push, prompt_ids)) + stream.flush()
+
+
+def _prompt_stream(
+    prompt: Prompt, sampling: SamplingParams, tokenizer: Tokenizer
+) -> TextStream | None:
+    """Makes the text of a prompt from its tokens; None if the prompt is a text."""
+    if isinstance(prompt, TextPrompt):
+        return None
+    return tokenizer.text_stream(skips_special=sampling.skip_special_tokens)
 
 
 def _size(prompt: Prompt) -> int:
@@ -283,9 +293,10 @@ class ChoiceWriter:
             self._num_cached_tokens = output.num_cached_tokens
             self._num_predicted_tokens += output.is_predicted
             token_ids.append(token_id)
-            if output.score is not None:
-                logprobs.append(token_logprobs(token_id, output.score, self._tokenizer))
             texts.append(self._push(token_id))
+            if output.score is not None:
+                num_chars = 0 if self._is_hidden_end(token_id) else self._text.num_completed
+                logprobs.append(token_logprobs(token_id, output.score, self._tokenizer, num_chars))
             if self._text.stop_reason is not None:
                 return self._finish(token_ids, texts, logprobs, "stop")
             if output.finish_reason is not None:
@@ -422,7 +433,7 @@ class Choices:
             return {}
         num_choices, log = self._job.num_choices, self._log
         return {
-            prompt * num_choices: PromptScorer(prompt, log, plan.prompt_ids, self._model.tokenizer)
+            prompt * num_choices: self._scorer(prompt, plan.prompt_ids)
             for prompt, plan in enumerate(self._plans)
             if not log.chains[prompt * num_choices].is_finished
             and not any(
@@ -430,6 +441,11 @@ class Choices:
                 for chain in log.chains[prompt * num_choices : (prompt + 1) * num_choices]
             )
         }
+
+    def _scorer(self, prompt: int, prompt_ids: Sequence[int]) -> PromptScorer:
+        tokenizer = self._model.tokenizer
+        stream = _prompt_stream(self._job.prompts[prompt], self._job.sampling, tokenizer)
+        return PromptScorer(prompt, self._log, prompt_ids, tokenizer, stream)
 
     def _plan_of(self, choice: int) -> ChoicePlan:
         return self._plans[choice // self._job.num_choices]

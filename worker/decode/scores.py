@@ -6,6 +6,7 @@ from shared.log import LogWriter
 from shared.messages import Logprob, PromptScores, TokenLogprobs
 from worker.engine.interface import TokenScore
 from worker.text import Tokenizer
+from worker.text.stream import TextStream
 
 CHUNK_TOKENS = 1024
 """Prompt tokens in one event. All attempts use the same boundaries, so that a reader with some of
@@ -15,12 +16,16 @@ _LEAST_LOGPROB = -9999.0
 """OpenAI's value for an impossible token; JSON has no infinity."""
 
 
-def token_logprobs(token_id: int, score: TokenScore, tokenizer: Tokenizer) -> TokenLogprobs:
-    """A token's score together with the bytes of the token."""
+def token_logprobs(
+    token_id: int, score: TokenScore, tokenizer: Tokenizer, num_chars: int | None
+) -> TokenLogprobs:
+    """A token's score together with the bytes of the token, and with the number of characters that
+    it completes."""
     top = zip(score.top_ids, score.top_logprobs, strict=True)
     return TokenLogprobs(
         _logprob(token_id, score.logprob, tokenizer),
         tuple(_logprob(other, logprob, tokenizer) for other, logprob in top),
+        num_chars,
     )
 
 
@@ -28,9 +33,16 @@ class PromptScorer:
     """Collects the scores of one prompt and divides them into events."""
 
     def __init__(
-        self, prompt: int, log: LogWriter, token_ids: Sequence[int], tokenizer: Tokenizer
+        self,
+        prompt: int,
+        log: LogWriter,
+        token_ids: Sequence[int],
+        tokenizer: Tokenizer,
+        stream: TextStream | None,
     ) -> None:
+        """``stream`` makes the prompt's text from its tokens; None if the prompt is a text."""
         self._prompt = prompt
+        self._stream = stream
         self._log = log
         self._token_ids = token_ids
         self._tokenizer = tokenizer
@@ -51,10 +63,23 @@ class PromptScorer:
         start = self._num_sent + len(self._logprobs)
         token_ids = self._token_ids[start : start + len(scores)]
         self._logprobs += [
-            token_logprobs(token_id, score, self._tokenizer)
-            for token_id, score in zip(token_ids, scores, strict=True)
+            token_logprobs(token_id, score, self._tokenizer, self._num_chars(position))
+            for position, (token_id, score) in enumerate(
+                zip(token_ids, scores, strict=True), start=start
+            )
         ]
         return self._cut()
+
+    def _num_chars(self, position: int) -> int | None:
+        """How many characters the token at ``position`` completes; the last token also completes
+        what remains."""
+        if self._stream is None:
+            return None
+        if position == 1:
+            self._stream.push(self._token_ids[0])
+        self._stream.push(self._token_ids[position])
+        is_last = position == len(self._token_ids) - 1
+        return self._stream.num_completed + (len(self._stream.flush()) if is_last else 0)
 
     def _cut(self) -> Iterator[PromptScores]:
         while not self.is_complete:

@@ -274,6 +274,9 @@ class TextStream:
         """Stop strings that end within the first ``min_tokens`` tokens do not count, as in vLLM."""
         self.stop_reason: str | None = None
         """The matched stop string; the text ends before it."""
+        self.num_completed = 0
+        """The number of characters that the last token completed; some of them may be held back, or
+        belong to a stop string."""
         self._detokenizer = detokenizer
         self._stop = stop
         self._num_unstoppable = min_tokens
@@ -284,7 +287,9 @@ class TextStream:
         """The text that the token completes; empty after a stop string."""
         self._may_stop = not self._num_unstoppable
         self._num_unstoppable -= not self._may_stop
-        text = self._stop.push(self._detokenizer.push(token_id), may_stop=self._may_stop)
+        completed = self._detokenizer.push(token_id)
+        self.num_completed = len(completed)
+        text = self._stop.push(completed, may_stop=self._may_stop)
         self.stop_reason = self._stop.met
         return text
 

@@ -378,6 +378,7 @@ def _rendering(
         logprobs=request.num_logprobs(),
         prompt_logprobs=request.prompt_logprobs,
         tokens_as_ids=request.return_tokens_as_token_ids,
+        hides_stop=bool(request.stop_strings) and not request.include_stop_str_in_output,
         tool_parser=calls.parser if calls else None,
         tool_names=tuple(tool.name for tool in calls.callable.values()) if calls else None,
         text_parameters=calls.text_parameters() if calls else None,

@@ -51,13 +51,13 @@ class AnswerChoice:
     def read(self, event: TokenDelta | Finished | messages.Choice) -> None:
         """Take the next tokens; all but `TokenDelta` are the last."""
         self.text += event.text
-        self.logprobs += self.reader.rendering.shown_logprobs(event)
         self.scores += [token.chosen.logprob for token in event.logprobs]
         if not isinstance(event, TokenDelta):
             self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
         parts = self.reader.read_parts(event)
-        for pieces, _ in parts:
+        for pieces, logprobs in parts:
             self._add(pieces)
+            self.logprobs += logprobs
         if self.keeps_order:
             self.parts += parts
 

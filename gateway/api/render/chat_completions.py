@@ -8,7 +8,7 @@ from functools import partial
 from msgspec import UNSET
 
 from gateway.api.render.answer_builder import AnswerBuilder, AnswerChoice, Call
-from gateway.api.render.choice_reader import ChoiceReader
+from gateway.api.render.choice_reader import ChoiceReader, ShownLogprobs
 from gateway.api.render.formats import (
     DONE,
     ENCODER,
@@ -70,10 +70,15 @@ class ChatChunks:
     def scores(self, event: PromptScores) -> list[ChunkChoice]:
         return []
 
-    def tokens(self, event: TokenDelta | Finished, pieces: Sequence[Piece]) -> list[ChunkChoice]:
-        """New tokens of one choice, and the pieces of their text."""
+    def tokens(
+        self,
+        event: TokenDelta | Finished,
+        pieces: Sequence[Piece],
+        shown: Sequence[TokenLogprobs],
+    ) -> list[ChunkChoice]:
+        """New tokens of one choice, the pieces of their text, and the logprobs to show."""
         deltas = [self._delta(event.choice, piece) for piece in pieces]
-        logprobs = _chat_logprobs(self._rendering, self._rendering.shown_logprobs(event))
+        logprobs = _chat_logprobs(self._rendering, shown)
         if logprobs is not None and not deltas:
             deltas = [Delta(content="")]
         return [
@@ -160,8 +165,12 @@ class TextChunks:
         first = prompt * self._rendering.num_drawn
         return [self._echo(k) for k in range(first, first + self._rendering.num_drawn)]
 
-    def tokens(self, event: TokenDelta | Finished, pieces: Sequence[Piece]) -> list[ChunkChoice]:
-        shown = () if self._rendering.logprobs is None else self._rendering.shown_logprobs(event)
+    def tokens(
+        self,
+        event: TokenDelta | Finished,
+        pieces: Sequence[Piece],
+        shown: Sequence[TokenLogprobs],
+    ) -> list[ChunkChoice]:
         if not event.text and not shown:
             return []
         logprobs = self._scales[event.choice].read(shown) if shown else None
@@ -196,6 +205,8 @@ class ChunkEncoder:
         self._words = words
         num_read = 0 if rendering.is_plain else rendering.total_drawn
         self._readers = [ChoiceReader(rendering) for _ in range(num_read)]
+        num_shown = 0 if rendering.logprobs is None else rendering.total_drawn
+        self._shown = [ShownLogprobs(rendering) for _ in range(num_shown)]
         self._counts = TokenCounts(rendering.num_drawn)
         # Completions have no such field.
         self._tier = rendering.service_tier if rendering.endpoint == "chat" else None
@@ -256,7 +267,8 @@ class ChunkEncoder:
                 pieces += reader.end()
         else:
             pieces = [Content(event.text)] if event.text else []
-        return self._chunks(self._words.tokens(event, pieces))
+        shown = self._shown[event.choice].read(event) if self._shown else ()
+        return self._chunks(self._words.tokens(event, pieces, shown))
 
     def _framed(self, choice: int, text: str) -> Payload:
         before, after = self._frames.get(choice) or self._new_frame(choice)

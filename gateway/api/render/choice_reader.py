@@ -1,4 +1,5 @@
-"""Splits the text of one choice into content, reasoning and tool calls, as its request requires."""
+"""Splits the text of one choice into content, reasoning and tool calls, as its request requires,
+and selects the logprobs that belong to the text."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -7,6 +8,7 @@ from itertools import accumulate, groupby
 from typing import TypeAlias
 
 from gateway.api.render.formats import Rendering
+from gateway.api.render.logprobs import Ruler
 from gateway.text.pieces import (
     CallArguments,
     CallInput,
@@ -31,6 +33,44 @@ Part: TypeAlias = tuple[list[Piece], Sequence[TokenLogprobs]]
 """The pieces that tokens complete, and the tokens' logprobs."""
 
 
+class ShownLogprobs:
+    """Selects the logprobs of one choice that the client is shown.
+
+    While a text is held back because it may be a stop string, its tokens are held back as well. A
+    token that begins before the stop string is shown, even if the stop string begins within it.
+    """
+
+    def __init__(self, rendering: Rendering) -> None:
+        self._rendering = rendering
+        self._ruler = Ruler()
+        self._held: list[tuple[int, TokenLogprobs]] = []
+        """Tokens, each with its offset."""
+        self._offset = 0
+        self._num_chars = 0
+
+    def read(self, event: TokenDelta | Finished | Choice) -> list[TokenLogprobs]:
+        """The tokens that are shown with an event's text."""
+        shown = self.next(self._rendering.shown_logprobs(event), len(event.text))
+        return shown if isinstance(event, TokenDelta) else shown + self.end(event)
+
+    def next(self, tokens: Sequence[TokenLogprobs], num_chars: int) -> list[TokenLogprobs]:
+        """The tokens that are shown with the next ``num_chars`` of the text."""
+        if not self._rendering.holds_logprobs:
+            return list(tokens)
+        self._num_chars += num_chars
+        for token in tokens:
+            self._held.append((self._offset, token))
+            self._offset += self._ruler.measure(token)
+        num_shown = sum(offset < self._num_chars for offset, _ in self._held)
+        shown, self._held = self._held[:num_shown], self._held[num_shown:]
+        return [token for _, token in shown]
+
+    def end(self, event: Finished | Choice) -> list[TokenLogprobs]:
+        """The tokens that are shown after the text; none if these are of a stop string."""
+        held, self._held = self._held, []
+        return [] if isinstance(event.stop_reason, str) else [token for _, token in held]
+
+
 class ChoiceReader:
     """The text of one choice in, its pieces out."""
 
@@ -38,6 +78,7 @@ class ChoiceReader:
         self.num_calls = 0
         self.num_reasoning_tokens = 0
         self.rendering = rendering
+        self._shown = ShownLogprobs(rendering)
         self._num_tokens = 0
         self._num_chars = 0
         self._parser = _tool_parser(rendering)
@@ -71,21 +112,21 @@ class ChoiceReader:
         token's logprobs do not depend on the division into events.
         """
         num_chars = () if isinstance(event, Choice) else event.num_chars
-        shown = self.rendering.shown_logprobs(event)
+        told = self.rendering.shown_logprobs(event)
         parts: list[Part]
         if num_chars and event.logprobs:
             ends = [*accumulate(num_chars), len(event.text)]
             starts = [0, *ends]
-            told: list[tuple[TokenLogprobs, ...]] = [*((token,) for token in shown), ()]
+            alone: list[tuple[TokenLogprobs, ...]] = [*((token,) for token in told), ()]
             parts = [
-                (self.read(event.text[start:end], 1), logprobs)
-                for start, end, logprobs in zip(starts, ends, told, strict=False)
+                (self.read(event.text[start:end], 1), self._shown.next(tokens, end - start))
+                for start, end, tokens in zip(starts, ends, alone, strict=False)
             ]
         else:
             pieces = self.read(event.text, len(event.token_ids), num_chars)
-            parts = [(pieces, shown)]
+            parts = [(pieces, self._shown.next(told, len(event.text)))]
         if not isinstance(event, TokenDelta):
-            parts.append((self.end(), ()))
+            parts.append((self.end(), self._shown.end(event)))
         return parts
 
     def end(self) -> list[Piece]:

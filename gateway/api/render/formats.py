@@ -65,6 +65,8 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_logprobs: int | None = None
     tokens_as_ids: bool = False
     """Tokens in logprobs are rendered as ``token_id:17``."""
+    hides_stop: bool = False
+    """The text ends before a stop string of the request."""
     tool_parser: str | None = None
     """The format of tool calls to parse; None: the text contains none."""
     tool_names: tuple[str, ...] | None = None
@@ -111,16 +113,24 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return _RENDERING_ENCODER.encode(self)
 
     def shown_logprobs(self, event: TokenDelta | Finished | Choice) -> Sequence[TokenLogprobs]:
-        """The logprobs of an event's tokens that the client is shown.
+        """The logprobs of an event's tokens that the client is shown, unless they belong to a stop
+        string.
 
         As in OpenAI's answers, they spell the text: a token that ended the choice without being
         part of it is left out. Tokens as ids are the model's output rather than text, and contain
         it. So does an echo: lm-eval asks for one token after the prompt, and ignores the last of
         all logprobs.
         """
-        if event.has_end_token and not self.tokens_as_ids and not self.echo:
-            return event.logprobs[:-1]
-        return event.logprobs
+        return event.logprobs[:-1] if event.has_end_token and self._spells_text else event.logprobs
+
+    @property
+    def holds_logprobs(self) -> bool:
+        """Whether tokens are not shown before their text is, because it may be a stop string."""
+        return self.hides_stop and self._spells_text
+
+    @property
+    def _spells_text(self) -> bool:
+        return not self.tokens_as_ids and not self.echo
 
 
 _RENDERING_ENCODER = msgspec.msgpack.Encoder()

@@ -50,12 +50,24 @@ def chat_logprobs(tokens: Sequence[TokenLogprobs], *, as_ids: bool) -> ChatLogpr
     return ChatLogprobs(content=[_content(token, as_ids) for token in tokens])
 
 
+class Ruler:
+    """Measures the text of one choice's tokens."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def measure(self, token: TokenLogprobs) -> int:
+        """The number of characters that the next token completes."""
+        num_chars = len(self._decoder.decode(token.chosen.token))
+        return num_chars if token.num_chars is None else token.num_chars
+
+
 class TextScale:
     """Renders the tokens of one choice for completions, with their offsets in the text."""
 
     def __init__(self, *, as_ids: bool) -> None:
         self._as_ids = as_ids
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._ruler = Ruler()
         self._offset = 0
 
     def read(self, tokens: Sequence[TokenLogprobs]) -> TextLogprobs:
@@ -72,19 +84,19 @@ class TextScale:
         words = _no_tokens()
         scored = [token for token in tokens if token is not None]
         if len(scored) < len(tokens):
-            first = _beginning(text, b"".join(token.chosen.token for token in scored))
+            first = _beginning(text, scored)
             self._append(words, f"token_id:{token_ids[0]}" if self._as_ids else first, None, None)
             self._offset = len(first)
         for token in scored:
             self._add(words, token)
-        self._decoder.reset()
+        self._ruler = Ruler()
         self._offset = len(text)
         return words
 
     def _add(self, words: TextLogprobs, token: TokenLogprobs) -> None:
         word = _word(token.chosen, self._as_ids)
         self._append(words, word, _finite(token.chosen.logprob), self._alternatives(token))
-        self._offset += len(self._decoder.decode(token.chosen.token))
+        self._offset += self._ruler.measure(token)
 
     def _append(
         self,
@@ -110,9 +122,13 @@ def _no_tokens() -> TextLogprobs:
     return TextLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
 
 
-def _beginning(text: str, rest: bytes) -> str:
-    """The part of ``text`` before ``rest``; empty if ``text`` does not end with ``rest``."""
-    end = rest.decode(errors="replace")
+def _beginning(text: str, rest: Sequence[TokenLogprobs]) -> str:
+    """The part of ``text`` before the tokens ``rest``; empty if ``text`` does not end with
+    them."""
+    counts = [token.num_chars for token in rest if token.num_chars is not None]
+    if rest and len(counts) == len(rest):
+        return text[: max(0, len(text) - sum(counts))]
+    end = b"".join(token.chosen.token for token in rest).decode(errors="replace")
     return text[: len(text) - len(end)] if text.endswith(end) else ""
 
 

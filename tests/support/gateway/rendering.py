@@ -107,6 +107,21 @@ class Log:
         )
         return self
 
+    def stop_at(self, stop: str, tokens: Sequence[tuple[str, str]], *, num_events: int) -> "Log":
+        """Tokens up to a stop string, each with the text that is passed on with it, in so many
+        events."""
+        size = -(-len(tokens) // num_events)
+        for start in range(0, len(tokens), size):
+            names, texts = zip(*tokens[start : start + size], strict=True)
+            token_ids = [len(name.encode()) for name in names]
+            more: Any = {"num_chars": [len(text) for text in texts[:-1]]}
+            more["logprobs"] = tuple(one for name in names for one in self._logprobs(name))
+            if start + size < len(tokens):
+                self._add(self._writer.delta(0, token_ids, "".join(texts), **more))
+            else:
+                self._add(self._writer.finish(0, token_ids, "".join(texts), "stop", stop, **more))
+        return self
+
     def tell(self, texts: Sequence[Sequence[str]], dice: random.Random) -> "Log":
         """All tokens of each choice, split at random points, with the choices in random order.
 

@@ -167,6 +167,47 @@ async def test_logprobs_come_with_each_token(tokenizer: Tokenizer) -> None:
     assert {len(one.top) for one in told} == {2}
 
 
+@pytest.mark.parametrize("skips_special", [True, False])
+async def test_logprobs_measure_the_text_of_each_token(skips_special: bool) -> None:
+    special: dict[str, Any] = {
+        "allowed_token_ids": (1, 2, 65),
+        "skip_special_tokens": skips_special,
+    }
+    log = await answer(job(logprobs=0, **special))
+
+    told = logprobs(log)
+    names = [one.chosen.token.decode() for one in told]
+    texts = ["" if skips_special and name.startswith("<|") else name for name in names]
+    assert set(texts) - set(names) == ({""} if skips_special else set())
+    assert [one.num_chars for one in told] == [*map(len, texts)]
+    assert log.text == "".join(texts)
+
+
+@pytest.mark.parametrize(
+    ("skips_special", "text", "counts"),
+    [
+        (True, "Hi\n\ufffd", [1, 0, 1, 1]),
+        (False, "<|im_start|>Hi<|im_end|>\n\ufffd", [1, 10, 1, 1]),
+    ],
+)
+async def test_a_prompt_of_token_ids_has_a_text_with_its_special_tokens_if_they_are_not_skipped(
+    skips_special: bool, text: str, counts: list[int], tokenizer: Tokenizer
+) -> None:
+    (cut,) = [k for k in range(tokenizer.vocab_size) if tokenizer.token_bytes(k) == b"\xf0"]
+    words = [tokenizer.encode_text(word) for word in ("H", "i", "\n")]
+    (first,), (second,), (third,) = words
+    prompt = TokenPrompt(token_ids=(1, first, second, 2, third, cut))
+    asked = job(
+        prompt, prompt_logprobs=0, max_tokens=0, skip_special_tokens=skips_special, mode="final"
+    )
+    completed = (await answer(msgspec.structs.replace(asked, wants_prompt_text=True))).last
+
+    assert isinstance(completed, Completed)
+    assert completed.prompt_texts == (text,)
+    (scores,) = completed.prompt_logprobs
+    assert [one and one.num_chars for one in scores] == [None, 1, *counts]
+
+
 async def test_prompt_scores_come_first_and_in_chunks() -> None:
     prompt = TokenPrompt(token_ids=tuple(k % 1000 for k in range(2500)))
     log = await answer(job(prompt, prompt_logprobs=1, num_choices=2))

@@ -304,3 +304,56 @@ def test_prompt_logprobs_are_as_in_vllm() -> None:
         "99": {"logprob": -1.0, "rank": 1, "decoded_token": "best"},
         "2": {"logprob": -2.0, "rank": 2, "decoded_token": " b"},
     }
+
+
+def spelled(answer: Any) -> list[str]:
+    """The tokens of the logprobs in ``answer``."""
+    match answer:
+        case {"tokens": [*names]}:
+            return names
+        case {"token": str(name)}:
+            return [name]
+        case dict():
+            return [name for value in answer.values() for name in spelled(value)]
+        case list():
+            return [name for value in answer for name in spelled(value)]
+    return []
+
+
+@pytest.mark.parametrize("num_events", [1, 2, 6])
+@pytest.mark.parametrize("endpoint", ["chat", "completions", "responses"])
+def test_tokens_of_a_stop_string_have_no_logprobs(endpoint: Endpoint, num_events: int) -> None:
+    log = Log(context_of(endpoint=endpoint, logprobs=0, hides_stop=True))
+    tokens = [("one", "one"), ("\n", ""), ("two", "\ntwo"), (" \n", " "), ("3", ""), (".!", "")]
+    log.stop_at("\n3.", tokens, num_events=num_events)
+
+    deltas = [c for c in log.chunks() if c.get("type") in (None, "response.output_text.delta")]
+
+    assert spelled(deltas) == spelled(log.whole()) == ["one", "\n", "two", " \n"]
+
+
+@pytest.mark.parametrize("shown", [{"tokens_as_ids": True}, {"hides_stop": False}])
+def test_tokens_that_do_not_spell_the_text_include_the_stop_string(shown: dict[str, bool]) -> None:
+    log = Log(context_of(logprobs=0, **{"hides_stop": True, **shown}))
+    log.stop_at("ab", [("x", "x"), ("a", ""), ("b", "")], num_events=3)
+
+    assert len(spelled(log.chunks())) == len(spelled(log.whole())) == 3
+
+
+def test_a_held_text_that_no_stop_string_follows_has_all_its_logprobs() -> None:
+    log = Log(context_of(logprobs=0, hides_stop=True)).say("x")
+    log.finish("a", "length")
+
+    assert spelled(log.chunks()) == spelled(log.whole()) == ["x", "a"]
+
+
+@pytest.mark.parametrize("num_read", range(7))
+def test_a_resumed_stream_has_the_logprobs_that_are_missing(num_read: int) -> None:
+    log = Log(context_of(logprobs=0, hides_stop=True))
+    tokens = [("one", "one"), ("\n", ""), ("two", "\ntwo"), ("\n", ""), ("3", "")]
+    log.stop_at("\n3", tokens, num_events=5)
+    frames = log.frames()
+
+    rest = log.frames(after=frames[num_read][0]) if num_read < len(frames) else []
+
+    assert rest == frames[num_read + 1 :]

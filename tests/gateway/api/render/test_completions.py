@@ -3,10 +3,12 @@
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from gateway.api.render import whole_answer
 from gateway.api.render.answer_builder import AnswerBuilder
-from shared.messages import Choice, Completed
+from gateway.api.render.logprobs import TextScale, joined
+from shared.messages import Choice, Completed, TokenLogprobs
 from tests.support.gateway.rendering import END, Log, context_of, told_as
 
 
@@ -51,6 +53,36 @@ def test_without_alternatives_the_tokens_have_logprobs() -> None:
     (choice,) = completion(logprobs=0).finish("a").whole()["choices"]
 
     assert choice["logprobs"]["token_logprobs"] == [-2.0]
+
+
+def measured(token: str, num_chars: int) -> TokenLogprobs:
+    """A token with the number of characters that it adds to the text."""
+    return structs.replace(told_as(token), num_chars=num_chars)
+
+
+def test_offsets_do_not_count_special_tokens_that_the_text_leaves_out() -> None:
+    tokens = measured(" Hi", 2), measured(END, 0), measured("!", 1)
+
+    offsets = TextScale(as_ids=False).read(tokens).text_offset
+
+    assert offsets == [0, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "num_chars"), [("Hi\n", "", 0), ("<s>Hi</s>\n", "<s>", 4)]
+)
+def test_an_echo_of_token_ids_has_offsets_of_its_text(
+    text: str, first: str, num_chars: int
+) -> None:
+    scale = TextScale(as_ids=False)
+    tokens = [None, measured("Hi", 2), measured("</s>", num_chars), measured("\n", 1)]
+
+    words = joined(scale.echo(text, [1, 2, 3, 4], tokens), scale.read([measured("!", 1)]))
+
+    assert words.tokens == [first, "Hi", "</s>", "\n", "!"]
+    start = len(first)
+    after = start + 2 + num_chars
+    assert words.text_offset == [0, start, start + 2, after, after + 1]
 
 
 @pytest.mark.parametrize("size", [1, 2, 1024])

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.support.gateway.http import LiveGateway, events
+from tests.support.gateway.rendering import told_as
 from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
 
 
@@ -81,3 +82,23 @@ async def test_choices_interleave_and_each_ends_once(
     ends = [(c["index"], c["finish_reason"]) for c in choices if c["finish_reason"]]
     assert ends == [(1, "stop"), (0, "length")]
     assert done == "[DONE]"
+
+
+@pytest.mark.parametrize(("is_included", "tokens"), [(False, ["1"]), (True, ["1", "3"])])
+async def test_the_logprobs_have_a_stop_string_only_if_the_text_has_it(
+    gateway: LiveGateway, worker: ScriptedWorker, is_included: bool, tokens: list[str]
+) -> None:
+    async def stop(job: ScriptedJob) -> None:
+        await job.start()
+        told, text = (told_as("1"), told_as("3")), "13" if is_included else "1"
+        await job.publish(
+            job.log.finish(0, [1, 1], text, "stop", "3", num_chars=[1], logprobs=told)
+        )
+
+    worker.script = stop
+    asked = {"stop": ["3"], "include_stop_str_in_output": is_included, "logprobs": 1}
+
+    response = await gateway.post("/v1/completions", model="scripted", prompt="x", **asked)
+
+    (choice,) = response.json()["choices"]
+    assert choice["logprobs"]["tokens"] == tokens
