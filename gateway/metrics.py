@@ -181,7 +181,8 @@ class Metrics:
         self.store_up = catalog.gauge(
             "warren_gateway_store_up",
             "1 unless the last use of the store has failed: the database, or the storage of files. "
-            "A database in use is asked every few seconds, and must work for 15 seconds.",
+            "A database in use is asked every few seconds, and must work for 15 seconds. For the "
+            "disks of SQLite and of local files, 0 while they are nearly full.",
             "store",
         )
 

@@ -163,6 +163,8 @@ class ResponseCompleter:
 
 
 async def _sweep(state: StoredState) -> None:
+    for space in state.spaces:  # also while nobody stores anything
+        await space.look()
     await state.room.sweep()
 
 

@@ -146,19 +146,21 @@ async def prepare(
 
     Raises `InvalidRequest`, `PreviousResponseNotFound`, `NotFound` if there is no such
     conversation, `ContextLengthExceeded` if what it continues is too long, `Overloaded`, and
-    `Unavailable` without a database, unless the client relies on none.
+    `Unavailable` without a database or space on its disk, unless the client relies on none.
     """
     is_stored = request.is_stored(default=gateway.settings.store_responses)
     if not is_stored and not request.needs_store:
         return request, None
     try:
         state = await gateway.store.open()
-    except Unavailable:
+        if is_stored:
+            await state.room.space.require()
+    except Unavailable as error:
         if request.needs_store:
             raise
         gateway.metrics.responses_stored.labels("refused").inc()
-        problem = "response not stored: there is no database"
-        floods.warn(logger, problem, "response not stored", {"tenant": tenant}, tenant)
+        fields = {"tenant": tenant, "reason": error.message}
+        floods.warn(logger, "response not stored", "response not stored", fields, tenant)
         return request, None
     request = await _resolved(state, request, tenant, entry)
     own = await off_loop(partial(stored_items, request.input), entry.num_bytes)

@@ -135,6 +135,11 @@ class Database:
     def is_sqlite(self) -> bool:
         return self._engine.dialect.name == "sqlite"
 
+    @property
+    def directory(self) -> Path | None:
+        """Where SQLite's file is."""
+        return Path(self._engine.url.database or "").parent if self.is_sqlite else None
+
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[AsyncConnection]:
         """A transaction, which ends with the block. Raises `Unavailable` if the database was

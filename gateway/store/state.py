@@ -16,6 +16,7 @@ from typing import Any
 from gateway.store.batches import Batches
 from gateway.store.database import SQLITE_FILE, Database
 from gateway.store.files.blobs import Blobs
+from gateway.store.files.free_space import FreeSpace
 from gateway.store.files.records import Files
 from gateway.store.files.uploads import Uploads
 from gateway.store.history.conversations import Conversations
@@ -55,18 +56,25 @@ class StoredState:
     erasure: Erasure
     keys: StoredKeys
 
+    @property
+    def spaces(self) -> tuple[FreeSpace, FreeSpace]:
+        """The space on the disks of the database and of the files."""
+        return self.room.space, self.files.space
+
 
 class Store:
     """Opens the state once.
 
     Outages of the database, which begin if it cannot be opened, and of the storage of files are
-    logged and can be asked for.
+    logged and can be asked for, and so is a lack of space on their disks.
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
         self.outages = {
             "database": StoreOutage("database", _SETTLE_S),
             "files": StoreOutage("file storage"),
+            "database_disk": StoreOutage("disk of the database"),
+            "files_disk": StoreOutage("disk of files"),
         }
         self._settings = settings
         self._database: Database | None = None
@@ -161,7 +169,12 @@ class Store:
                 await database.close()
                 raise Unavailable(_UNUSABLE)
             self._database = database
-            files = Files(database, blobs, max_tenant_bytes=settings.max_tenant_file_bytes)
+            files = Files(
+                database,
+                blobs,
+                max_tenant_bytes=settings.max_tenant_file_bytes,
+                space=FreeSpace(blobs.directory, self.outages["files_disk"]),
+            )
             uploads = Uploads(database, files, settings.max_file_bytes)
             batches, webhooks = Batches(database), Webhooks(database)
             limits = StoreLimits(
@@ -169,7 +182,8 @@ class Store:
                 settings.max_tenant_responses,
                 settings.max_tenant_response_bytes,
             )
-            room = TenantRoom(database, limits)
+            space = FreeSpace(database.directory, self.outages["database_disk"])
+            room = TenantRoom(database, limits, space)
             self._state = StoredState(
                 files,
                 uploads,

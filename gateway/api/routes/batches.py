@@ -164,6 +164,8 @@ def router(gateway: Gateway) -> APIRouter:
                 key_limits=caller.limits,
             )
             state = await gateway.store.open()
+            for space in state.spaces:
+                await space.require()
             batch = await state.batches.create(request.state.tenant, order)
         gateway.batches_changed.set()
         return json_response(described(batch))

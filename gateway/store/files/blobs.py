@@ -155,6 +155,11 @@ class Blobs:
         except (BaseError, OSError) as error:
             raise StartupError(f"{path} cannot be used: {error}") from None
 
+    @property
+    def directory(self) -> Path | None:
+        """Where the blobs are, unless they are in an object store."""
+        return _directory(self._store)
+
     def writer(self, name: str) -> BlobWriter:
         return BlobWriter(self._store, name, self._outage)
 

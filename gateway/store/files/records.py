@@ -9,7 +9,7 @@ import secrets
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.store.database import Database, uncancelled
 from gateway.store.files.blobs import Blobs, BlobWriter
+from gateway.store.files.free_space import FreeSpace
 from gateway.store.schema import BATCHES, FILES, UNENDED, UPLOADS
 from shared.errors import InvalidRequest, NotFound, Unavailable
 
@@ -55,8 +56,9 @@ class Draft:
     id: str
     tenant: str
     writer: BlobWriter
-    hold: Callable[[int], None]
-    """Takes the tenant's room for bytes that are about to be written. Raises `InvalidRequest`."""
+    hold: Callable[[int], Awaitable[None]]
+    """Takes the tenant's room for bytes that are about to be written. Raises `InvalidRequest`, and
+    `Unavailable` if the disk is nearly full."""
     filename: str
     purpose: str
     expires_at: int | None = None
@@ -64,7 +66,7 @@ class Draft:
 
     async def write(self, data: bytes) -> None:
         """Raises `Unavailable`, and `InvalidRequest` if the tenant has no room for them."""
-        self.hold(len(data))
+        await self.hold(len(data))
         await self.writer.write(data)
 
     @property
@@ -98,9 +100,16 @@ class Files:
     """The files of all tenants. Every method raises `Unavailable`."""
 
     def __init__(
-        self, database: Database, blobs: Blobs, *, max_tenant_bytes: int = sys.maxsize
+        self,
+        database: Database,
+        blobs: Blobs,
+        *,
+        max_tenant_bytes: int = sys.maxsize,
+        space: FreeSpace | None = None,
     ) -> None:
-        """The files that a tenant uploads have at most ``max_tenant_bytes`` together."""
+        """The files that a tenant uploads have at most ``max_tenant_bytes`` together, and leave
+        what is kept of ``space``."""
+        self.space = FreeSpace() if space is None else space
         self._database = database
         self._blobs = blobs
         self._max_tenant_bytes = max_tenant_bytes
@@ -295,8 +304,10 @@ class Files:
         left = self._left_bytes[tenant] = self._max_tenant_bytes - int(num_bytes)
         return left
 
-    def _hold(self, tenant: str, num_bytes: int) -> None:
-        """Raises `InvalidRequest` if there is no room beside what the tenant's other files have."""
+    async def _hold(self, tenant: str, num_bytes: int) -> None:
+        """Raises `InvalidRequest` if there is no room beside what the tenant's other files have,
+        and `Unavailable`."""
+        await self.space.require()
         num_draft_bytes = self._num_draft_bytes[tenant] + num_bytes
         if num_draft_bytes > self._left_bytes.get(tenant, self._max_tenant_bytes):
             raise InvalidRequest(_TOO_LARGE)
@@ -358,7 +369,7 @@ def _visible(tenant: str) -> Any:
     return and_(FILES.c.tenant == tenant, FILES.c.state == "processed", is_kept)
 
 
-def _hold_nothing(_: int) -> None:
+async def _hold_nothing(_: int) -> None:
     """Outputs of batches and copies of parts may exceed the tenant's limit."""
 
 

@@ -232,6 +232,7 @@ class Uploads:
     async def _copy(self, upload: UploadRecord, part_ids: Sequence[str], md5: str | None) -> str:
         """Write the parts into a hidden file; returns its id. Raises `InvalidRequest`, and
         `FileNotFoundError` if a part was deleted meanwhile."""
+        await self._files.space.require()
         digest = hashlib.md5(usedforsecurity=False)
         writing = self._files.writing(
             upload.tenant, upload.filename, upload.purpose, is_hidden=True

@@ -71,6 +71,7 @@ class Conversations:
         self, tenant: str, metadata: Mapping[str, str], items: Sequence[StoredItem]
     ) -> ConversationRecord:
         """Raises `InvalidRequest` if the items do not fit into the room of the tenant."""
+        await self._room.space.require()
         now = int(time.time())
         conversation = ConversationRecord(
             id=f"conv_{secrets.token_hex(16)}",
@@ -118,6 +119,7 @@ class Conversations:
     async def add(self, tenant: str, conversation_id: str, items: Sequence[StoredItem]) -> None:
         """Add items at the end. Raises `NotFound`, and `InvalidRequest` if the conversation does
         not fit into the room of the tenant with them."""
+        await self._room.space.require()
         async with self._database.begin() as connection:
             if not await self._add(connection, tenant, conversation_id, items):
                 raise _not_found(conversation_id)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import func, or_, select, union_all
 
 from gateway.store.database import Database, uncancelled
+from gateway.store.files.free_space import FreeSpace
 from gateway.store.schema import CONVERSATIONS, RESPONSES
 from shared.errors import Unavailable
 
@@ -48,8 +49,12 @@ class TenantRoom:
     after the next sweep, and when the limit seems to be reached.
     """
 
-    def __init__(self, database: Database, limits: StoreLimits) -> None:
+    def __init__(
+        self, database: Database, limits: StoreLimits, space: FreeSpace | None = None
+    ) -> None:
+        """``space`` is that of the database's disk."""
         self.limits = limits
+        self.space = FreeSpace() if space is None else space
         self._database = database
         self._kept: defaultdict[str, _Kept] = defaultdict(_Kept)
 

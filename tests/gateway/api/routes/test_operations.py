@@ -38,7 +38,13 @@ async def test_a_gateway_is_healthy_without_a_worker(bus: MemoryBus) -> None:
         "status": "ok",
         "requests": 0,
         "models": {},
-        "stores": {"database": "ok", "files": "ok"},
+        "stores": {
+            "database": "ok",
+            "files": "ok",
+            "database_disk": "ok",
+            "files_disk": "ok",
+        },
+        "problems": [],
     }
 
 
