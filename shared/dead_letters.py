@@ -56,8 +56,8 @@ class DeadLetter:
     def reason(self) -> str:
         """The value of `DEATH_REASON_HEADER`, with the worker's reason for a rejection."""
         reason = str(self.message.headers.get(DEATH_REASON_HEADER, "unknown"))
-        if reason == "rejected" and self.job is None:
-            return f"rejected: {self.fault}"
+        if reason == "rejected" and self.obstacle:
+            return f"rejected: {self.obstacle}"
         if reason == "rejected" and self.queue.endswith(".suspect"):
             return "rejected: its workers crashed"
         return reason
@@ -89,7 +89,11 @@ class DeadLetter:
         """Why it can only be dropped; empty if it can be retried."""
         if self.job is None:
             return self.fault
-        return "" if self._lane is not None else f"{self.queue} is not a queue of generations"
+        if self._lane is None:
+            return f"{self.queue} is not a queue of generations"
+        if self.queue.rpartition(".")[0] != f"{topology.JOBS_PREFIX}{self.job.model}":
+            return "the job names another model than its queue"
+        return ""
 
     @property
     def _lane(self) -> topology.Lane | None:
@@ -106,7 +110,7 @@ class DeadLetter:
         Raises `InvalidRequest`, which says why it can only be dropped, and `BusError`.
         """
         lane = self._lane
-        if self.job is None or lane is None:
+        if self.job is None or lane is None or self.obstacle:
             raise InvalidRequest(f"{self.request_id} can only be dropped: {self.obstacle}")
         job = msgspec.structs.replace(self.job, deadline=None, publication=self.job.publication + 1)
         message = Message(

@@ -204,6 +204,20 @@ async def test_what_is_no_job_cannot_be_tried_again() -> None:
     assert (letter.can_retry, num_left) == (False, 1)
 
 
+async def test_a_job_in_the_queue_of_another_model_cannot_be_tried_again() -> None:
+    job = msgspec.structs.replace(new_job("a"), model="other")
+    async with MemoryBus() as bus:
+        await dead_letter(bus, encode(job))
+        async with dead_letters.opened(bus, 10) as letters:
+            (letter,) = letters
+            with pytest.raises(InvalidRequest, match="a can only be dropped: the job names"):
+                await letter.retry(bus)
+        num_left = await num_dead(bus)
+
+    assert letter.reason == "rejected: the job names another model than its queue"
+    assert (letter.can_retry, num_left) == (False, 1)
+
+
 async def test_what_its_publisher_may_not_name_cannot_be_tried_again() -> None:
     broker = MemoryBroker()
     async with MemoryBus(broker) as bus, MemoryBus(broker, user="alice") as alice:
