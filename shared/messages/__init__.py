@@ -95,6 +95,7 @@ from shared.messages.prompts import (
     ToolCall,
 )
 from shared.messages.sampling import Constraint, SamplingParams
+from shared.messages.unknown_fields import unknown_fields
 from shared.messages.usage import (
     DetachedJob,
     Ended,
@@ -191,4 +192,5 @@ __all__ = [
     "is_reply_key",
     "request_id_in",
     "seconds_left",
+    "unknown_fields",
 ]

@@ -20,6 +20,7 @@ Event: TypeAlias = Literal[
     "broker error",
     "command dropped",
     "constraint rejected",
+    "fields ignored",
     "health request failed",
     "incident",
     "job dead-lettered",

@@ -31,6 +31,7 @@ Step: TypeAlias = Literal[
     "request ended",
     "request refused",
     "stream resumed",
+    "fields ignored",
     "job started",
     "job taken over",
     "job handed over",
@@ -54,6 +55,7 @@ _logger = logging.getLogger(LOGGER)
 _OFF = logging.CRITICAL + 1
 _LIMITED: Mapping[Step, floods.Event] = {
     "request refused": "request refused",
+    "fields ignored": "fields ignored",
     "job refused": "job refused",
     "job dead-lettered": "job dead-lettered",
 }

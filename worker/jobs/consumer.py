@@ -44,7 +44,7 @@ from worker.jobs.delivery import (
     refuse,
 )
 from worker.jobs.metrics import JobMetrics
-from worker.jobs.observation import report_undecodable
+from worker.jobs.observation import report_ignored, report_undecodable
 from worker.jobs.run import ENDS, MAX_RETURNS, Outcome, Signal
 from worker.jobs.runner import JobRunner
 from worker.jobs.window import JobWindow, Place, Turn
@@ -386,6 +386,7 @@ class JobConsumer:
             if self._publishers.is_trusted(delivery.message.user_id):  # it may be detached
                 await self._tell_end(delivery.message.correlation_id, num_tokens=0)
             return
+        report_ignored(job, delivery.note_ignored_fields(job), self._worker)
         # A job that runs here does not wait: it is adopted, superseded, or dropped. Nor does one
         # that leaves the queue before it reaches the delivery limit.
         at_once = key_of(job) in self._held or delivery.num_returns >= MAX_RETURNS

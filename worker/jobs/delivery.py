@@ -27,12 +27,23 @@ from shared.errors import (
     UndecodableMessage,
     Unroutable,
 )
-from shared.messages import Failed, GenerationJob, ReplyEvent, UsageRecord, encode
+from shared.messages import (
+    JSON,
+    Failed,
+    GenerationJob,
+    QuickJob,
+    ReplyEvent,
+    UsageRecord,
+    encode,
+    unknown_fields,
+)
 from shared.telemetry import incidents
 from worker.jobs.metrics import JobMetrics
 
 logger = logging.getLogger(__name__)
 
+IGNORED_FIELDS_HEADER = "warren-ignored-fields"
+"""Names the unknown fields of a job, in the job's answers and in the messages that replace it."""
 _RETURNS_HEADER = "warren-returns"
 """How often the messages were returned that a message replaces, for a job without a log."""
 _BROKER_PREFIX = "x-"
@@ -97,8 +108,29 @@ class JobDelivery:
         """How often the job was returned to its queue, hand-overs excepted if it has no log."""
         if is_trusted:
             self.num_returns += num_returns_before(delivery.message)
+        self._is_trusted = is_trusted
         self._delivery = delivery
         self._subscription = subscription
+
+    def note_ignored_fields(self, job: GenerationJob | QuickJob) -> str:
+        """Find the fields of the message that ``job``, which was decoded from it, does not have;
+        from now on the message has `IGNORED_FIELDS_HEADER`. Returns their names.
+
+        Messages between Warren's own processes, which are MessagePack, are not searched: a newer
+        version may have written them.
+        """
+        message = self.message
+        is_json = message.content_type == JSON
+        if self._is_trusted and not is_json:
+            return ""
+        found = ", ".join(unknown_fields(type(job), message.body, is_json=is_json))
+        headers = dict(message.headers)
+        if not self._is_trusted:
+            headers.pop(IGNORED_FIELDS_HEADER, None)
+        if found:
+            headers[IGNORED_FIELDS_HEADER] = found
+        self.message = msgspec.structs.replace(message, headers=headers)
+        return found
 
     def is_of(self, subscription: Subscription) -> bool:
         return self._subscription is subscription
@@ -136,6 +168,8 @@ class ReplyPublisher:
         self._binding: Binding = topology.reply_binding(delivery.message.reply_to)
         self._content_type = delivery.message.content_type
         self._correlation_id = delivery.message.correlation_id or request_id
+        ignored = delivery.message.headers.get(IGNORED_FIELDS_HEADER)
+        self._headers = {} if ignored is None else {IGNORED_FIELDS_HEADER: ignored}
         self._has_moved = False
 
     @property
@@ -174,7 +208,10 @@ class ReplyPublisher:
                 raise LogMoved
             # A new message for each try, because returned messages are matched by message id.
             message = Message(
-                body, content_type=self._content_type, correlation_id=self._correlation_id
+                body,
+                content_type=self._content_type,
+                correlation_id=self._correlation_id,
+                headers=self._headers,
             )
             try:
                 return await self._bus.publish(self._binding, message)

@@ -315,6 +315,13 @@ class JobObservation:
             )
 
 
+def report_ignored(job: GenerationJob | QuickJob, fields: str, worker: str) -> None:
+    """Report the unknown fields of a job; they may be misspelled."""
+    if fields:
+        facts = {"worker": worker, "fields": fields}
+        requests.write_line("fields ignored", job, facts, is_warning=True)
+
+
 def report_undecodable(
     message: Message, error: UndecodableMessage, metrics: JobMetrics, worker: str
 ) -> None:

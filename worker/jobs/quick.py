@@ -45,7 +45,13 @@ from shared.topology import Publishers
 from worker.decode.served_model import ServedModel
 from worker.jobs.delivery import JobDelivery, Ledger, ReplyPublisher, recorded, refuse
 from worker.jobs.metrics import JobMetrics
-from worker.jobs.observation import FAULTS, record_queue_span, report_undecodable, start_run_span
+from worker.jobs.observation import (
+    FAULTS,
+    record_queue_span,
+    report_ignored,
+    report_undecodable,
+    start_run_span,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +136,9 @@ class QuickConsumer:
                 await subscription.stop()
             async for item in subscription:
                 if not isinstance(item, Attached | Lost):
-                    task = answers.create_task(self._serve(JobDelivery(item, subscription)))
+                    is_trusted = self._publishers.is_trusted(item.message.user_id)
+                    delivery = JobDelivery(item, subscription, is_trusted=is_trusted)
+                    task = answers.create_task(self._serve(delivery))
                     self._answering.add(task)
                     task.add_done_callback(self._answering.discard)
 
@@ -151,6 +159,7 @@ class QuickConsumer:
         except UndecodableMessage as error:
             report_undecodable(message, error, self._metrics, self._worker)
             return await refuse(self._bus, delivery, error, self._publishers)
+        report_ignored(job, delivery.note_ignored_fields(job), self._worker)
         # A connection that is lost returns jobs, too.
         is_poison = delivery.num_returns >= _MAX_RETURNS and self._bus.is_settled
         began = time.monotonic()

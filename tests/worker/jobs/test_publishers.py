@@ -10,7 +10,9 @@ import pytest
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.messages import (
+    JSON,
     MAX_CHOICES,
     Cancel,
     Completed,
@@ -31,6 +33,7 @@ from shared.messages import (
 from shared.topology import Publishers
 from tests.support.workers.jobs import Log, ask, new_job, num_ready, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
+from worker.jobs.delivery import JobDelivery, as_message
 from worker.jobs.run import LAST_RETURNS
 
 PROMPT = TokenPrompt(token_ids=tuple(range(100, 140)))
@@ -293,3 +296,67 @@ def test_only_trusted_users_drain_workers() -> None:
     assert not publishers.may_command("mallory", StopWork(tenant="mallory"))
     assert publishers.may_command("mallory", Cancel(request_id="mallory.1"))
     assert not publishers.may_command("mallory", Cancel(request_id="alice.1"))
+
+
+@pytest.mark.parametrize("lane", ["interactive", "quick"])
+async def test_unknown_fields_are_ignored_and_named_in_the_answer_and_in_the_log(
+    mallory: MemoryBus, lane: topology.Lane, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = topology.reply_queue("mallory.1", expires_s=30)
+    await mallory.declare(log)
+    job: dict[str, object] = {"request_id": "mallory.1", "model": "echo"}
+    prompt = {"type": "text", "text": "Hello", "txt": ""}
+    if lane == "quick":
+        job |= {"type": "tokenize_job", "prompt": prompt, "samplign": {}}
+    else:
+        job |= {"type": "generation_job", "prompts": [prompt], "samplign": {}}
+        job["sampling"] = {"max_tokens": 3}
+    forged = {"warren-ignored-fields": "forged"}
+
+    async with mallory.consume(log.name) as consumer:
+        message = Message(msgspec.json.encode(job), JSON, reply_to=log.name, headers=forged)
+        await mallory.publish(topology.jobs_binding("echo", lane), message)
+        answer = (await anext(consumer)).message
+
+    assert not isinstance(decode_event(answer.body, JSON), Failed)
+    path = "prompt.txt" if lane == "quick" else "prompts[0].txt"
+    assert answer.headers == {"warren-ignored-fields": f"{path}, samplign"}
+    (line,) = (vars(one) for one in caplog.records if one.message == "fields ignored")
+    assert (line["tenant"], line["fields"]) == ("mallory", f"{path}, samplign")
+
+
+async def test_the_message_that_replaces_a_job_still_names_its_unknown_fields(
+    broker: MemoryBroker,
+) -> None:
+    job = job_of("mallory")
+    body = msgspec.json.encode(msgspec.to_builtins(job) | {"samplign": {}})
+    async with MemoryBus(broker, user="mallory") as bus:
+        queue = topology.jobs_queue("echo", "interactive")
+        await bus.declare(topology.DEAD_LETTERS, queue)
+        await bus.publish(queue.bindings[0], Message(body, JSON, reply_to="reply.mallory.1"))
+        async with Subscription(bus, queue.name, prefetch=1) as subscription:
+            async for item in subscription:
+                if not isinstance(item, Attached | Lost):
+                    delivery = JobDelivery(item, subscription)
+                    break
+            delivery.note_ignored_fields(job)
+            replacing = as_message(job, delivery.message)
+
+    assert replacing.headers == {"warren-ignored-fields": "samplign"}
+
+
+async def test_unknown_fields_of_a_newer_gateways_jobs_are_not_reported(
+    worker: MemoryBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = topology.reply_queue("r", expires_s=30)
+    await worker.declare(log)
+    job = new_job("echo", PROMPT, mode="final")
+    body = msgspec.msgpack.encode(msgspec.to_builtins(job) | {"newer": 1})
+
+    async with worker.consume(log.name) as consumer:
+        message = Message(body, reply_to=log.name)
+        await worker.publish(topology.jobs_binding("echo", "interactive"), message)
+        answer = (await anext(consumer)).message
+
+    assert answer.headers == {}
+    assert "fields ignored" not in caplog.messages
