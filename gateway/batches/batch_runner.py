@@ -18,7 +18,7 @@ from gateway.batches.windows import BatchMemory, Memory, Window
 from gateway.store.batches import BatchRecord, Ending, LeaseLost, LineAnswer
 from gateway.store.state import StoredState
 from gateway.wiring import Gateway
-from shared.errors import NotFound, Unavailable
+from shared.errors import InvalidRequest, NotFound, Unavailable
 from shared.telemetry import incidents
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,8 @@ _MAX_RUNNING_BYTES = 64 << 20
 batch. Each batch also holds the text of the line of each model that is next."""
 _MAX_EMBEDDINGS = 1
 """Embeddings wait for the one slot that `QuickLane` has for them."""
+_ROOM_INTERVAL_S = 1.0
+"""Seconds after which a batch looks again whether its tenant has room for more answers."""
 _LINES_AT_ONCE = 1000
 _ANSWERS_AT_ONCE = 100
 _ANSWER_BYTES_AT_ONCE = 8 << 20
@@ -122,6 +124,11 @@ class _BatchRun:
         self._is_cancelled = asyncio.Event()
         self._is_quick = batch.endpoint == "/v1/embeddings"
         """Whether its lines are quick jobs, which have no logs."""
+        self._num_held_bytes = 0
+        """The answers, which take room among the tenant's files."""
+        self._no_room: InvalidRequest | None = None
+        self._look_for_room_at = 0.0
+        self._looking_for_room = asyncio.Lock()
 
     def look(self) -> None:
         """Renew the lease now, and see whether the batch was cancelled."""
@@ -135,6 +142,8 @@ class _BatchRun:
             with suppress(LeaseLost, Unavailable):
                 await self._batches.renew(self.batch.id, self.batch.fence, 0)
             raise
+        finally:
+            self._hold(-self._num_held_bytes)
 
     async def _run(self) -> None:
         fence = self.batch.fence
@@ -194,6 +203,7 @@ class _BatchRun:
         if self.batch.status == "failed":
             return
         if self.batch.status == "in_progress":
+            self._hold(await _retry(partial(self._batches.answered_bytes, batch_id)))
             await self._while_wanted(self._answer_all())
             await self._answers.join()
         elif self.batch.status == "cancelling" and self.batch.fence > 1 and not self._is_quick:
@@ -290,9 +300,32 @@ class _BatchRun:
             written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             answer = LineAnswer(line.number, outcome.is_error, text, outcome.used)
             self._answers.put_nowait((answer, written))
+            self._hold(len(text))
             await written
 
-        await self._lines.answer(line, record)
+        no_room = await self._lack_of_room()
+        if no_room is None:
+            await self._lines.answer(line, record)
+        else:
+            await record(LineOutcome(self._lines.request_id(line.number), no_room))
+
+    def _hold(self, num_bytes: int) -> None:
+        self._num_held_bytes += num_bytes
+        self._files.hold_answers(self.batch.tenant, num_bytes)
+
+    async def _lack_of_room(self) -> InvalidRequest | None:
+        """Why a line is not answered, if the files and answers of the tenant have no room for its
+        answer."""
+        async with self._looking_for_room:
+            now = time.monotonic()
+            if now >= self._look_for_room_at:
+                self._look_for_room_at = now + _ROOM_INTERVAL_S
+                try:
+                    await _retry(partial(self._files.bytes_left, self.batch.tenant))
+                    self._no_room = None
+                except InvalidRequest as error:
+                    self._no_room = error
+            return self._no_room
 
     def _input(self, max_bytes: int) -> AsyncGenerator[InputLine, None]:
         return input_lines(self._files.content(self.batch.input_file_id), max_bytes)

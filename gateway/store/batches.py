@@ -435,6 +435,13 @@ class Batches:
             return set((await connection.execute(query)).scalars())
 
     @uncancelled
+    async def answered_bytes(self, batch_id: str) -> int:
+        """The size of all answers."""
+        size = select(func.sum(func.length(ANSWERS.c.text))).where(ANSWERS.c.batch_id == batch_id)
+        async with self._database.read() as connection:
+            return int((await connection.execute(size)).scalar() or 0)
+
+    @uncancelled
     async def answers(
         self, batch_id: str, *, is_error: bool, after: int, limit: int, max_bytes: int
     ) -> list[LineAnswer]:

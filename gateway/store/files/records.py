@@ -115,7 +115,7 @@ class Files:
         self._max_tenant_bytes = max_tenant_bytes
         self._num_draft_bytes: Counter[str] = Counter()
         """The bytes of each tenant's files that are being sent to this gateway and are not
-        finished."""
+        finished, and of the answers of the batches that it runs."""
         self._left_bytes: dict[str, int] = {}
         """What its finished files left of its limit when they were last counted, less those of this
         gateway since."""
@@ -206,6 +206,11 @@ class Files:
         """Count what was added to a tenant's files, for which there was room."""
         if tenant in self._left_bytes:  # it is not after an erasure
             self._left_bytes[tenant] -= num_bytes
+
+    def hold_answers(self, tenant: str, num_bytes: int) -> None:
+        """Take room for the answers of a batch, of which its files will be made. A negative number
+        gives room back."""
+        self._num_draft_bytes[tenant] += num_bytes
 
     def content(self, file_id: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
         """The bytes from ``start`` to before ``end``, in parts."""
@@ -370,7 +375,7 @@ def _visible(tenant: str) -> Any:
 
 
 async def _hold_nothing(_: int) -> None:
-    """Outputs of batches and copies of parts may exceed the tenant's limit."""
+    """The answers of batches have held room for their files, and copies of parts replace them."""
 
 
 def _record(row: Any) -> FileRecord:

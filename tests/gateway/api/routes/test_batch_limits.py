@@ -12,7 +12,7 @@ import pytest
 from gateway.intake.keys.key_file import KeyFile
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import EmbeddingJob
-from tests.support.gateway.batches import chat, ended, order, output, texts, until
+from tests.support.gateway.batches import chat, ended, jsonl, order, output, texts, until
 from tests.support.gateway.http import LiveGateway, live_gateway
 from tests.support.workers.scripted_worker import (
     MODEL,
@@ -197,3 +197,27 @@ async def test_a_gateway_that_continues_a_batch_reads_what_another_was_admitted_
         answers = await output(second, batch.output_file_id)
 
     assert len(texts(answers)) == len(worker.jobs) == 4
+
+
+async def test_answers_end_where_the_tenants_files_have_no_room(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.batches.batch_runner._ROOM_INTERVAL_S", 0.0)
+    lines = [chat(str(number)) for number in range(10)]
+    room = 1500
+    max_bytes = len(jsonl(lines)) + room
+    limits = {"max_tenant_file_bytes": max_bytes, "batch_window": 1, "data_dir": tmp_path}
+    async with live_gateway(bus, **limits) as gateway:
+        batch = await ended(gateway, await order(gateway, lines))
+        answers = await output(gateway, batch.output_file_id)
+        errors = await output(gateway, batch.error_file_id)
+        assert batch.output_file_id is not None
+        written = await gateway.openai.files.retrieve(batch.output_file_id)
+
+    assert batch.status == "completed"
+    assert len(answers) + len(errors) == len(lines)
+    assert written.bytes <= room + written.bytes // len(answers)
+    assert len(worker.jobs) == len(answers) > 0
+    assert {error["response"]["status_code"] for error in errors} == {400}
+    messages = {error["response"]["body"]["error"]["message"] for error in errors}
+    assert messages == {"The tenant's files exceed their total size limit."}
