@@ -15,7 +15,7 @@ from typing import Any
 
 from gateway.store.batches import Batches
 from gateway.store.database import SQLITE_FILE, Database
-from gateway.store.files.blobs import Blobs
+from gateway.store.files.blobs import Blobs, credentials_in
 from gateway.store.files.free_space import FreeSpace
 from gateway.store.files.records import Files
 from gateway.store.files.uploads import Uploads
@@ -70,6 +70,10 @@ class Store:
     """
 
     def __init__(self, settings: GatewaySettings) -> None:
+        """Raises `StartupError` if the credentials of the storage of files cannot be read: a wrong
+        path must not remain unnoticed until an upload."""
+        if settings.files_url is not None and settings.files_credentials_file is not None:
+            credentials_in(settings.files_credentials_file)
         self.outages = {
             "database": StoreOutage("database", _SETTLE_S),
             "files": StoreOutage("file storage"),

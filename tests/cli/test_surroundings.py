@@ -112,7 +112,7 @@ def test_a_key_file_that_has_no_key_is_named(damage: str, tmp_path: Path) -> Non
         (service, name)
         for service, settings in SERVICES.items()
         for name in settings.model_fields
-        if name.endswith("_file") and name not in ("audit_file", "files_credentials_file")
+        if name.endswith("_file") and name != "audit_file"
     ],
 )
 @pytest.mark.parametrize("damage", ["missing", "folder", "bytes", "lines"])
@@ -126,6 +126,8 @@ def test_a_damaged_file_of_a_service_is_named(
         line += ["--broker", "amqp://nobody@127.0.0.1:1/warren"]
     if service != "gateway":
         line += ["--model", str(tmp_path)]
+    if name == "files_credentials_file":
+        line += ["--files-url", "s3://bucket/files"]
 
     shown = refused(*line, WARREN_DATA_DIR=str(tmp_path / "data"))
 

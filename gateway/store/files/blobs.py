@@ -128,7 +128,7 @@ class Blobs:
         """Those under a URL. Credentials and the like come from a file in AWS's format, and
         otherwise from the variables of the store's own tools, such as ``AWS_ACCESS_KEY_ID`` and
         ``AWS_ENDPOINT_URL``. Raises `StartupError`."""
-        config = {} if credentials is None else _credentials_in(credentials)
+        config = {} if credentials is None else credentials_in(credentials)
         options: dict[str, str | timedelta] = {"timeout": _TIMEOUT, "read_timeout": _READ_TIMEOUT}
         for name in _CLIENT_OPTIONS:  # obstore takes them from nowhere else then
             key = f"aws_{name}"
@@ -191,7 +191,7 @@ class Blobs:
         return result
 
 
-def _credentials_in(path: Path) -> dict[str, str]:
+def credentials_in(path: Path) -> dict[str, str]:
     """The names and values of the section ``[default]``. Raises `StartupError`."""
     parser = configparser.ConfigParser(interpolation=None)
     try:
