@@ -144,8 +144,9 @@ def _software() -> Finding:
         except metadata.PackageNotFoundError:
             continue
     detail = ", ".join(found)
-    if sys.version_info < (3, 11) or sys.version_info >= (3, 13):
-        return warning("software", detail, "use Python 3.11 or 3.12")
+    if not (3, 11) <= sys.version_info < (3, 13):
+        remedy = "use Python 3.11 or 3.12; a gateway without a worker also runs on 3.13"
+        return warning("software", detail, remedy)
     return ok("software", detail)
 
 
