@@ -3,14 +3,13 @@
 import inspect
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
-from typing import Annotated, Any
+from itertools import takewhile
+from typing import Annotated
 
 import typer
 from rich.markup import escape
-from typer.main import get_command
 
 from cli.batch.command import batch
 from cli.chat.command import chat
@@ -103,7 +102,7 @@ def main() -> None:
     of the start, and 1 otherwise.
     """
     try:
-        _refuse_repeated(sys.argv[1:])
+        _refuse_several_models(sys.argv[1:])
         sys.exit(app(standalone_mode=False) or 0)
     except typer.TyperException as error:
         if message := error.format_message():  # empty if the help was shown instead
@@ -121,27 +120,17 @@ def main() -> None:
     sys.exit(2 if any(isinstance(failure, StartupError) for failure in failures) else 1)
 
 
-def _refuse_repeated(words: list[str]) -> None:
-    """Raise `StartupError` for an option that is given twice and has one value. Typer would take
-    the last value without a word."""
-    command: Any = get_command(app)
-    while hasattr(command, "commands") and words and words[0] in command.commands:
-        command, words = command.commands[words[0]], words[1:]
-    known = {flag: one for one in command.params for flag in one.opts if flag.startswith("--")}
-    counts: Counter[str] = Counter()
-    rest = iter(words)
-    for word in rest:
-        flag, equals, _ = word.partition("=")
-        if word == "--":
-            return
-        if flag not in known:
-            continue
-        if not known[flag].is_flag and not equals:
-            next(rest, None)  # the option's value, which may look like another option
-        counts[flag] += not known[flag].multiple
-    for flag, count in counts.items():
-        if count > 1:
-            raise StartupError(f"{flag} is given {count} times: it takes one value")
+def _refuse_several_models(words: list[str]) -> None:
+    """Raise `StartupError` if ``--model`` is given twice. Typer takes the last value of an option,
+    and the user of two models would not learn that only one of them is served."""
+    options = list(takewhile(lambda word: word != "--", words))
+    values = [i for i, word in enumerate(options) if word.startswith("--model=")]
+    values += [i for i, word in enumerate(options[:-1]) if word == "--model"]
+    if len(values) > 1:
+        raise StartupError(
+            f"--model is given {len(values)} times: a process serves one model, so start one "
+            "worker for each"
+        )
 
 
 def _usage_error(message: str) -> str:

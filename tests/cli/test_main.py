@@ -131,13 +131,12 @@ def test_sources_that_are_not_installed_have_no_version(tmp_path: Path) -> None:
     assert shown.stdout == "warren of unknown version: run from its sources, and not installed\n"
 
 
-def test_an_option_that_is_given_twice_is_named() -> None:
-    shown = warren("status", "--url", "http://a", "--url=http://b")
+@pytest.mark.parametrize("command", ["serve", "worker"])
+def test_a_second_model_is_not_ignored(command: str) -> None:
+    shown = warren(command, "--model", "smollm2", "--model=qwen3-0.6b")
 
-    assert (shown.returncode, shown.stderr) == (
-        2,
-        "error: --url is given 2 times: it takes one value\n",
-    )
+    assert shown.returncode == 2
+    assert "--model is given 2 times: a process serves one model" in shown.stderr
 
 
 @pytest.mark.parametrize("option", ["--lora", "--enable-lora", "--tensor-parallel-size"])
