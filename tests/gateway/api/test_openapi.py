@@ -63,14 +63,21 @@ def operations() -> list[tuple[str, dict[str, Any]]]:
 
 def test_every_endpoint_is_in_the_document() -> None:
     assert set(DOCUMENT["paths"]) == {
+        "/admin/v1/batches",
+        "/admin/v1/batches/{batch_id}/cancel",
         "/admin/v1/dead-letters",
         "/admin/v1/dead-letters/{letter_id}",
         "/admin/v1/dead-letters/{letter_id}/retry",
         "/admin/v1/keys",
         "/admin/v1/keys/{key_id}",
         "/admin/v1/keys/{key_id}/rotate",
+        "/admin/v1/keys/{key_id}/stop-work",
+        "/admin/v1/models",
+        "/admin/v1/models/{model}",
         "/admin/v1/history",
         "/admin/v1/status",
+        "/admin/v1/streams",
+        "/admin/v1/streams/{stream_id}",
         "/admin/v1/tenants/{tenant}",
         "/admin/v1/usage",
         "/admin/v1/webhooks",

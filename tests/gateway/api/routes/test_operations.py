@@ -85,9 +85,10 @@ async def test_a_gateway_without_its_broker_is_alive_and_not_healthy(
 
 
 async def test_a_gateway_whose_broker_takes_no_messages_is_not_healthy(
-    broker: MemoryBroker,
+    broker: MemoryBroker, bus: MemoryBus, worker: ScriptedWorker
 ) -> None:
-    async with BlockedBus(broker) as bus, live_gateway(bus) as gateway:
+    async with BlockedBus(broker) as blocked, live_gateway(blocked) as gateway:
+        await hears_a_worker(gateway)
         health = await gateway.http.get("/health")
         answer = await gateway.chat()
 
