@@ -23,6 +23,7 @@ OURS = {"kernels", "shared", "worker"}
 ALLOWED = {"msgspec", "numpy", "safetensors", "tokenizers", "torch", "transformers", "triton"}
 BY_NAME = {
     "worker/checkpoints/convert.py": {"gguf"},
+    "worker/checkpoints/gguf_file.py": {"gguf"},
     "worker/checkpoints/hub.py": {"huggingface_hub"},
 }
 
