@@ -85,10 +85,9 @@ def unanswered(url: object, error: Exception, kind: str = "gateway") -> str:
     proxy = proxy_of(str(url))
     if proxy is None:
         return f"no {kind} answers at {url}: {reason_of(error)}"
-    shown = proxy.rpartition("@")[2] if "@" in proxy else proxy
     return (
-        f"no {kind} answers at {url} through the proxy {shown}, which the environment names: "
-        f"{reason_of(error)}"
+        f"no {kind} answers at {url} through the proxy {proxy.rpartition('@')[2]}, which the "
+        f"environment names: {reason_of(error)}"
     )
 
 

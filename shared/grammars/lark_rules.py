@@ -123,7 +123,7 @@ class Translation:
 
     def _sequence(self, nodes: Iterable[Node], *, is_terminal: bool) -> str:
         if is_terminal:
-            return " ".join(self._terminal(node) for node in nodes)
+            return " ".join(self._item(node, is_terminal=True) for node in nodes)
         written: list[str] = []
         together: list[Node] = []
         for node in nodes:
@@ -132,7 +132,7 @@ class Translation:
                 continue
             written += self._joined(together)
             together = []
-            written.append(self._rule(node))
+            written.append(self._item(node, is_terminal=False))
         return " ".join([*written, *self._joined(together)])
 
     def _joined(self, nodes: list[Node]) -> list[str]:
@@ -154,27 +154,18 @@ class Translation:
             self._parts[definition] = self._new_name("part", is_terminal=True)
         return self._parts[definition]
 
-    def _terminal(self, node: Node) -> str:
+    def _item(self, node: Node, *, is_terminal: bool) -> str:
         match node:
             case Literal(lark) | TokenReference(lark):
                 return lark
             case RuleReference(name):
                 return self._names[name]
-            case Repeat(inner, times):
-                return f"({self._terminal(inner)}){times}"
-            case Alternatives():
-                return f"({self._alternatives(node, is_terminal=True)})"
-
-    def _rule(self, node: Node) -> str:
-        match node:
-            case Literal(lark) | TokenReference(lark):
-                return lark
-            case RuleReference(name):
-                return self._names[name]
+            case Repeat(inner, times) if is_terminal:
+                return f"({self._item(inner, is_terminal=True)}){times}"
             case Repeat(inner, times):
                 return f"({self._sequence([inner], is_terminal=False)}){times}"
             case Alternatives():
-                return f"({self._alternatives(node, is_terminal=False)})"
+                return f"({self._alternatives(node, is_terminal=is_terminal)})"
 
     def _is_terminal(self, node: Node) -> bool:
         match node:
