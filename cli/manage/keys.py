@@ -10,7 +10,7 @@ from cli.gateway_client import answer_of
 from cli.options import GatewayAccess, takes_gateway
 from cli.runtime import user_name
 from cli.terminal import notices, output
-from gateway.intake.keys.api_key import SCOPES, ApiKey, id_of, read_options
+from gateway.intake.keys.api_key import SCOPES, SETTABLE, ApiKey, id_of, read_options
 from gateway.intake.keys.key_file import KeyFile, read_keys
 from shared.errors import StartupError
 from shared.settings import variable
@@ -38,17 +38,6 @@ KeyId = Annotated[str, typer.Argument(metavar="ID", help="Key id, as shown by `l
 
 
 _PATH = "/admin/v1/keys"
-_OPTIONS = (
-    "label",
-    "expires",
-    "scopes",
-    "models",
-    "requests_per_minute",
-    "tokens_per_minute",
-    "max_concurrent",
-    "max_detached",
-    "max_tokens",
-)
 Label = Annotated[str | None, typer.Option(help="What the key is for.")]
 Expires = Annotated[
     str | None,
@@ -99,7 +88,7 @@ def add(
     warren keys add alice --label 'Web app' --keys-file /etc/warren/keys
     """
     values = locals()
-    options = _read({name: values[name] for name in _OPTIONS})
+    options = _read({name: values[name] for name in SETTABLE})
     if keys_file is None:
         body = {"tenant": tenant, **_as_json(options, expires)}
         _show(answer_of(gateway, "POST", _PATH, json=body)["key"])
@@ -150,7 +139,7 @@ def change(
     warren keys change 3c5c4c7894 --tokens-per-minute 60000 --unset expires
     """
     values = locals()
-    options = _read({name: values[name] for name in _OPTIONS})
+    options = _read({name: values[name] for name in SETTABLE})
     body = {**_as_json(options, expires), "unset": [one.replace("-", "_") for one in unset or ()]}
     _show(_described_at_gateway(answer_of(gateway, "POST", f"{_PATH}/{key_id}", json=body)))
 
@@ -246,7 +235,7 @@ def _described_at_gateway(key: dict[str, Any]) -> str:
         else f"{datetime.fromtimestamp(until, UTC):%Y-%m-%dT%H:%M:%SZ}",
         "scopes": ",".join(key["scopes"]),
         "models": ",".join(key["models"]) or None,
-        **{name: key[name] for name in _OPTIONS[4:]},
+        **{name: key[name] for name in SETTABLE[4:]},
         "source": key["source"],
     }
     words = [f"{name}={value}" for name, value in shown.items() if value is not None]

@@ -1,6 +1,7 @@
 """The shell blocks of the pages run against a live server and print what the pages show."""
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from gateway.intake.keys.api_key import SCOPES
+from gateway.intake.keys.key_file import KeyFile
 from tests.support.deployment import processes
 from tests.support.gateway.serving import operated, served
 from tests.support.pages import GATEWAY, PAGES, Block, blocks, name_of
@@ -35,11 +38,12 @@ def marked(page: Path, *marks: str) -> list[Block]:
     return [block for block in blocks(page) if block.mark in marks]
 
 
-def run(script: str, directory: Path) -> str:
+def run(script: str, directory: Path, **variables: str) -> str:
     """The output of a script. The script must succeed, and so must every request in it."""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", _STRICT_CURL + script],
         cwd=directory,
+        env={**os.environ, **variables},
         text=True,
         capture_output=True,
         timeout=_TIMEOUT_S,
@@ -108,3 +112,12 @@ def test_commands_of_operators_succeed(page: Path, tmp_path: Path) -> None:
     texts = [block.text for block in marked(page, "run operator")]
     with operated() as (url, hook_url):
         run("\n".join(texts).replace(GATEWAY, url).replace(_HOOK, hook_url), tmp_path)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if marked(page, "run keys")], ids=name_of)
+def test_commands_of_operators_with_keys_succeed(page: Path, tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys")
+    key = file.add("ops", scopes=SCOPES)
+    with served(key=key, keys_file=file.path) as url:
+        for block in marked(page, "run keys"):
+            run(block.text.replace(GATEWAY, url), tmp_path, OPENAI_API_KEY=key)

@@ -12,7 +12,7 @@ from msgspec import Meta, Struct
 from gateway.api.bodies.parsing import Body, refused
 from gateway.api.openapi import answered, documented
 from gateway.api.routes import body_of, json_response
-from gateway.intake.keys.api_key import DEFAULT_SCOPES, ApiKey, Scope, read_options
+from gateway.intake.keys.api_key import DEFAULT_SCOPES, SETTABLE, ApiKey, Scope, read_options
 from gateway.wiring import Gateway
 from shared.errors import InvalidRequest
 from shared.telemetry import audit
@@ -48,7 +48,7 @@ class _KeyFields(Body, frozen=True, kw_only=True):
 
     def options(self) -> dict[str, Any]:
         """The fields of `ApiKey` that are given. Raises `InvalidRequest`."""
-        given = {name: getattr(self, name) for name in _KeyFields.__struct_fields__}
+        given = {name: getattr(self, name) for name in SETTABLE}
         texts = {name: _as_text(value) for name, value in given.items() if value is not None}
         try:
             options = read_options(texts)
@@ -196,21 +196,10 @@ def _as_text(value: object) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
-_SAME = (
-    "tenant",
-    "created",
-    "label",
-    "scopes",
-    "models",
-    "requests_per_minute",
-    "tokens_per_minute",
-    "max_concurrent",
-    "max_detached",
-    "max_tokens",
-)
+_SAME = ("tenant", "created", *(name for name in SETTABLE if name != "expires"))
 _DEFAULTS: Mapping[str, Any] = {
     name: DEFAULT_SCOPES if name == "scopes" else () if name == "models" else None
-    for name in _KeyFields.__struct_fields__
+    for name in SETTABLE
 } | {"label": ""}
 
 

@@ -203,6 +203,8 @@ _OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "previous": _matching(_DIGEST),
     "previous_until": _time,
 }
+SETTABLE = tuple(name for name in _OPTIONS if not name.startswith("previous"))
+"""The fields that an operator chooses."""
 _DEFAULTS = {field.name: field.default for field in fields(ApiKey)}
 _LIMITS = (
     "models",

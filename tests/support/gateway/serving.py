@@ -8,14 +8,29 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
+from shared import topology
 from shared.bus.base import Bus
 from shared.bus.memory import MemoryBroker, MemoryBus
+from tests.support.gateway.batches import CHATS, chat, order
 from tests.support.gateway.http import LiveGateway, eventually, live_gateway
 from tests.support.gateway.webhooks import FAILED, OK, receiving
 from tests.support.workers.jobs import dead_letter
-from tests.support.workers.scripted_worker import MODEL, Script, ScriptedWorker, repeat_the_prompt
+from tests.support.workers.scripted_worker import (
+    MODEL,
+    Script,
+    ScriptedJob,
+    ScriptedWorker,
+    repeat_the_prompt,
+    start_only,
+    words,
+)
 
 _LOOPBACK = "127.0.0.0/8"
+_ENDLESS = "endless"
+
+
+async def _repeat_unless_endless(job: ScriptedJob) -> None:
+    await (start_only if words(job.job.prompts[0]) == [_ENDLESS] else repeat_the_prompt)(job)
 
 
 @asynccontextmanager
@@ -28,10 +43,12 @@ def served(
     beside: Callable[[Bus, LiveGateway], AbstractAsyncContextManager[None]] = _nothing,
     *,
     script: Script = repeat_the_prompt,
+    key: str | None = None,
     **options: Any,
 ) -> Iterator[str]:
     """The URL of a gateway with these settings, whose worker, which it has heard of, runs
-    ``script``. ``beside`` runs in the gateway's event loop as long as the gateway."""
+    ``script``. ``beside`` runs in the gateway's event loop as long as the gateway. ``key`` is an
+    operator's, if the settings require keys."""
     is_ready = threading.Event()
     urls: list[str] = []
     loop = asyncio.new_event_loop()
@@ -44,6 +61,8 @@ def served(
             ScriptedWorker(worker_bus, script),
             live_gateway(broker, data_dir=data_dir, **options) as gateway,
         ):
+            if key is not None:
+                gateway.http.headers["Authorization"] = f"Bearer {key}"
 
             async def is_heard() -> bool:
                 return await gateway.sample("warren_fleet_workers") > 0
@@ -69,8 +88,8 @@ def served(
 
 @contextmanager
 def operated() -> Iterator[tuple[str, str]]:
-    """The URL of a gateway that has two dead letters and a dead delivery, and a URL that webhooks
-    may have."""
+    """The URL of a gateway that has two dead letters, a dead delivery, a stream and a batch that
+    run, and a model without workers, and a URL that webhooks may have."""
     hooks: list[str] = []
 
     @asynccontextmanager
@@ -89,7 +108,14 @@ def operated() -> Iterator[tuple[str, str]]:
             await eventually(is_dead)
             receiver.answers = [OK]
             hooks.append(receiver.url)
-            yield
+            await bus.declare(*topology.lasting_resources("retired-model"))
+            line = chat("first", _ENDLESS)
+            await order(gateway, [line])
+            endless = {**line["body"], "stream": True}
+            async with gateway.http.stream("POST", CHATS, json=endless):
+                yield
 
-    with served(beside, webhook_networks=_LOOPBACK, webhook_max_tries=1) as url:
+    with served(
+        beside, script=_repeat_unless_endless, webhook_networks=_LOOPBACK, webhook_max_tries=1
+    ) as url:
         yield url, hooks[0]
