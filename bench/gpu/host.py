@@ -25,7 +25,7 @@ from shared.messages import SamplingParams
 from worker.engine.engine import Engine
 from worker.engine.interface import SequenceId, Submit
 from worker.engine.scheduler import SchedulerLimits
-from worker.model.forward import ForwardInputs
+from worker.model.forward import Decoder, ForwardInputs, Traits
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.runner import TorchRunner
 
@@ -37,7 +37,7 @@ _PROMPT_LEN = 256
 _NUM_WARM = 8
 
 
-class IdleDecoder:
+class IdleDecoder(Decoder):
     """A `Decoder` whose logits are undefined."""
 
     num_layers = num_kv_heads = head_dim = 1
@@ -46,6 +46,7 @@ class IdleDecoder:
     dtype = torch.float32
     device = _CPU
     provider: Provider = "reference"
+    traits = Traits(numerics="idle")
 
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         # A view, because real logits would take milliseconds to allocate on the CPU.

@@ -16,7 +16,6 @@ from shared.errors import NotFinite, OutOfMemory, StartupError
 from shared.messages import SamplingParams
 from shared.model_files import read_json
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId
-from worker.model.decoders.native import NativeDecoder
 from worker.model.forward import Decoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import BlockShape, KVCache
@@ -83,15 +82,17 @@ def start_embedder(
     except StartupError as error:
         logger.warning("embeddings unavailable", extra={"reason": error.message})
         return None
-    if pooling is not None and not isinstance(runner.decoder, NativeDecoder):
-        reason = "embeddings require a model of the Llama family and kernels other than native"
+    if pooling is None:
+        return None
+    decoder, hidden_size = runner.decoder.without_head(), runner.decoder.traits.hidden_size
+    if decoder is None or hidden_size is None:
+        reason = "embeddings require a native model family and kernels other than native"
         logger.warning("embeddings unavailable", extra={"reason": reason})
-    if pooling is None or not isinstance(runner.decoder, NativeDecoder):
         return None
     return Embedder(
-        runner.decoder.without_head(),
+        decoder,
         pooling,
-        runner.decoder.hidden_size,
+        hidden_size,
         runner.submit,
         max_num_batched_tokens=max_num_batched_tokens,
     )

@@ -40,8 +40,31 @@ class ForwardInputs:
     """The maximum number of tokens of one sequence in this step."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What a decoder is capable of, for its callers to choose by."""
+
+    numerics: str
+    """The name of the decoder's arithmetic in the numerics of a worker, which fleets compare while
+    they are upgraded: a name must not change while the bits stay the same."""
+    can_record: bool = False
+    """Whether a step on a GPU never waits for the device, so that it can be recorded as a graph."""
+    is_row_exact: bool = False
+    """Whether a token's logits have the same bits whatever else is in its step, at little more cost
+    than alone, and on every processor."""
+    can_rewind: bool = True
+    """Whether the last tokens of a sequence can be taken back, as a wrong draft is."""
+    has_own_threads: bool = False
+    """Whether the decoder computes on threads of its own, with which torch's would compete."""
+    hidden_size: int | None = None
+    """The size of the hidden states that `Decoder.without_head` returns; None if it cannot."""
+
+
 class Decoder(Protocol):
     """A model's weights and their computation. Holds no state between steps."""
+
+    @property
+    def traits(self) -> Traits: ...
 
     @property
     def num_layers(self) -> int: ...
@@ -74,6 +97,15 @@ class Decoder(Protocol):
     def provider(self) -> Provider:
         """The provider of the kernels that compute attention."""
         ...
+
+    def without_head(self) -> "Decoder | None":
+        """A decoder with the same weights that returns hidden states [num_sampled, hidden_size] in
+        float32 instead of logits; None without a ``hidden_size`` among the traits."""
+        return None
+
+    def expect(self, kv_cache: KVCache) -> None:
+        """Prepare for steps that all use this cache. Does nothing by default."""
+        return
 
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         """Write the step's keys and values and return logits [num_sampled, vocab_size].

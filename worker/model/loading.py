@@ -82,14 +82,13 @@ def load_runner(
         num_threads=num_threads,
     )
     logger.info("weights read", extra={"seconds": round(time.monotonic() - began, 1)})
-    is_fused = isinstance(decoder, fused.FusedDecoder)
-    # A fused decoder leaves little work to torch, whose threads would compete with its own.
-    torch.set_num_threads(1 if is_fused else num_threads)
-    if is_fused:
+    has_own_threads = decoder.traits.has_own_threads
+    torch.set_num_threads(1 if has_own_threads else num_threads)
+    if has_own_threads:
         library().num_threads = num_threads
-    provider = "native" if is_fused else provider_on(chosen, kernels)
+    provider = "native" if has_own_threads else provider_on(chosen, kernels)
     ops = load_ops(provider, is_batch_invariant=is_batch_invariant)
-    runner = start_runner(decoder, ops, limits, has_graphs=can_record(decoder, kernels))
+    runner = start_runner(decoder, ops, limits, has_graphs=can_record(decoder))
     _refuse_not_finite(runner, directory.name, limits.max_num_batched_tokens)
     return runner
 

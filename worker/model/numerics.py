@@ -32,13 +32,12 @@ def numerics_of(decoder: "Decoder", *, is_batch_invariant: bool) -> str:
     """
     import torch
 
-    kind = type(decoder).__name__.removesuffix("Decoder").lower()
-    parts = [kind, str(decoder.dtype).removeprefix("torch.")]
+    parts = [decoder.traits.numerics, str(decoder.dtype).removeprefix("torch.")]
     if decoder.device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(decoder.device)
         mode = ["batch-invariant"] if is_batch_invariant else []
         return " ".join(["cuda", f"sm{major}{minor}", *parts, decoder.provider, *mode])
-    if kind == "fused":
+    if decoder.traits.is_row_exact:
         return " ".join(["cpu", *parts])
     instructions = torch.backends.cpu.get_cpu_capability().lower()
     return " ".join(["cpu", instructions, *parts, decoder.provider])

@@ -11,8 +11,6 @@ from kernels.providers import Ops
 from shared.errors import StartupError
 from worker.model import gpu_memory
 from worker.model.config import DecoderConfig
-from worker.model.decoders.fused import FusedDecoder
-from worker.model.decoders.native import NativeDecoder
 from worker.model.forward import Decoder
 from worker.model.graphs import CudaRecorder, DecodeGraphs, ladder
 from worker.model.kv_cache import BlockShape, KVCache, cpu_bytes, num_blocks_for
@@ -100,8 +98,7 @@ def start_runner(
     kv_cache = _kv_cache(decoder, ops, block, limits, longest, graph_sizes)
     limits.require_room(longest, block, kv_cache.num_blocks)
     longest = min(longest, kv_cache.num_blocks * kv_cache.block_size)
-    if isinstance(decoder, FusedDecoder):
-        decoder.commit_ahead(kv_cache)
+    decoder.expect(kv_cache)
     return TorchRunner(
         decoder,
         kv_cache,
@@ -112,20 +109,15 @@ def start_runner(
     )
 
 
-def can_record(decoder: Decoder, kernels: str) -> bool:
-    """Whether steps of this decoder can be recorded, which requires that they never wait for the
-    device.
-
-    This is unknown for transformers' modules, and the reference attention does wait.
-    """
-    is_ours = isinstance(decoder, NativeDecoder)
-    return is_ours and decoder.device.type == "cuda" and kernels != "reference"
+def can_record(decoder: Decoder) -> bool:
+    """Whether the decode steps of this decoder can be recorded as graphs on its device."""
+    return decoder.traits.can_record and decoder.device.type == "cuda"
 
 
 def can_check_drafts(decoder: Decoder) -> bool:
-    """Whether a token's logits have the same bits in a step of its own and behind other tokens of
-    its sequence, at little more cost than without them."""
-    return isinstance(decoder, FusedDecoder)
+    """Whether drafts can be checked: a token's logits have the same bits in a step of its own and
+    behind other tokens of its sequence, and wrong tokens can be taken back."""
+    return decoder.traits.is_row_exact and decoder.traits.can_rewind
 
 
 def _kv_cache(

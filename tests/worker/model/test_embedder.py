@@ -19,7 +19,6 @@ from shared.messages import Embedded, EmbeddingJob, TextPrompt
 from shared.settings import WorkerSettings
 from tests.support.models.tiny import write_tiny_model
 from worker.jobs.quick import answer
-from worker.model.decoders.native import NativeDecoder
 from worker.model.embedder import Embedder, Vectors, kernels_for, read_pooling, start_embedder
 from worker.model.loading import load_runner
 from worker.model.runner import TorchRunner
@@ -184,8 +183,9 @@ async def test_a_text_waits_for_a_pass_of_a_longer_one_and_not_for_all_of_it(
         has_begun.set()
         return runner.submit(work)
 
-    assert isinstance(runner.decoder, NativeDecoder)
-    decoder, size = runner.decoder.without_head(), runner.decoder.hidden_size
+    decoder, size = runner.decoder.without_head(), runner.decoder.traits.hidden_size
+    assert decoder is not None
+    assert size is not None
     embedder = Embedder(decoder, "mean", size, submit, max_num_batched_tokens=1)
     served = dataclasses.replace(echo_model(settings.load(WorkerSettings)), embedder=embedder)
     text = TextPrompt(text="a")

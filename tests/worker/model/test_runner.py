@@ -12,7 +12,7 @@ from kernels.providers import Provider, load_ops
 from tests.support.models.batches import batch, share
 from tests.support.models.tiny import VOCAB_SIZE, write_tiny_model
 from worker.engine.interface import ModelRunner, StepFailed
-from worker.model.forward import Decoder, ForwardInputs
+from worker.model.forward import Decoder, ForwardInputs, Traits
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.loading import load_runner
 from worker.model.runner import TorchRunner
@@ -85,7 +85,7 @@ def test_a_closed_runner_finishes_what_was_launched_and_takes_no_more(model: Pat
         runner.launch(batch(share(PROMPT, BLOCKS)))
 
 
-class GatedDecoder:
+class GatedDecoder(Decoder):
     """Predicts token + 1. Computes a step when it is allowed to, and fails on tokens 98 and 99."""
 
     num_layers = num_kv_heads = head_dim = 1
@@ -94,6 +94,7 @@ class GatedDecoder:
     dtype = torch.float32
     device = torch.device("cpu")
     provider: Provider = "reference"
+    traits = Traits(numerics="gated")
 
     def __init__(self) -> None:
         self.allowed = threading.Semaphore(0)

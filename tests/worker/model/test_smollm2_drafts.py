@@ -17,10 +17,10 @@ from worker.decode.constraints import Constraints
 from worker.engine.engine import Engine
 from worker.engine.interface import EngineLoad, SequenceId, StepOutput, Submit
 from worker.engine.scheduler import SchedulerLimits
-from worker.model.decoders.fused import FusedDecoder
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.loading import load_decoder
 from worker.model.runner import TorchRunner
+from worker.model.start import can_check_drafts
 from worker.text import Tokenizer
 
 CPU = torch.device("cpu")
@@ -44,7 +44,7 @@ def runner(smollm2: Path, request: pytest.FixtureRequest) -> Iterator[TorchRunne
         device=CPU,
         num_threads=1,
     )
-    assert isinstance(decoder, FusedDecoder)
+    assert can_check_drafts(decoder)
     block = BlockShape(
         decoder.num_layers, 16, decoder.num_kv_heads, decoder.head_dim, decoder.dtype
     )

@@ -20,7 +20,7 @@ from worker.model.decoders import probe
 from worker.model.decoders.attention import attend
 from worker.model.decoders.interposed import NAME_WITH_MASKS, logits_with
 from worker.model.decoders.probe import AttentionShape
-from worker.model.forward import ForwardInputs
+from worker.model.forward import Decoder, ForwardInputs, Traits
 from worker.model.kv_cache import KVCache
 
 
@@ -65,13 +65,17 @@ def load(
     return ForeignDecoder(model.to(device).eval(), ops)
 
 
-class ForeignDecoder:
+class ForeignDecoder(Decoder):
     """A `Decoder` around a transformers model. Raises `StartupError` if the probe fails."""
 
     def __init__(self, model: Any, ops: Callable[[AttentionShape], Ops]) -> None:
         self._model = model
         self._shape = probe.examine(model)
         self._ops = ops(self._shape)
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(numerics="foreign")
 
     @property
     def num_layers(self) -> int:

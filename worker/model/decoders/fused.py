@@ -14,7 +14,7 @@ from kernels.providers import Provider
 from kernels.quantized import Matrix
 from worker.model.config import DecoderConfig
 from worker.model.decoders.native import LlamaFamily
-from worker.model.forward import ForwardInputs
+from worker.model.forward import ForwardInputs, Traits
 from worker.model.kv_cache import KVCache
 from worker.model.provision import native_obstacle
 from worker.model.weights.awq import AwqWeight
@@ -51,6 +51,10 @@ class FusedDecoder(LlamaFamily):
         self._committed: CommittedAhead | None = None
 
     @property
+    def traits(self) -> Traits:
+        return Traits(numerics="fused", is_row_exact=True, has_own_threads=True)
+
+    @property
     def dtype(self) -> torch.dtype:
         return self._dtype
 
@@ -62,8 +66,8 @@ class FusedDecoder(LlamaFamily):
     def provider(self) -> Provider:
         return "native"
 
-    def commit_ahead(self, kv_cache: KVCache) -> None:
-        """Commit the memory of this cache, which all steps will use, in the background."""
+    def expect(self, kv_cache: KVCache) -> None:
+        """Commit the memory of this cache in the background."""
         self._committed = CommittedAhead(library(), kv_cache.keys, kv_cache.values)
         self._committed.use(0)
 

@@ -10,13 +10,13 @@ from kernels.providers import Ops, Provider
 from worker.model.config import DecoderConfig
 from worker.model.decoders.attention import attend
 from worker.model.decoders.rope_table import rope_table
-from worker.model.forward import ForwardInputs
+from worker.model.forward import Decoder, ForwardInputs, Traits
 from worker.model.kv_cache import KVCache
 from worker.model.weights.awq import AwqWeight
 from worker.model.weights.layers import DecoderWeights, LayerWeights, Linear
 
 
-class LlamaFamily:
+class LlamaFamily(Decoder):
     """The sizes that both decoders of the family take from their configuration."""
 
     def __init__(self, config: DecoderConfig, max_seq_len: int) -> None:
@@ -64,6 +64,14 @@ class NativeDecoder(LlamaFamily):
         self._rope_table = self._rope_table.to(self.device)
 
     @property
+    def traits(self) -> Traits:
+        return Traits(
+            numerics="native",
+            can_record=self._ops.provider == "triton",
+            hidden_size=self._config.hidden_size,
+        )
+
+    @property
     def dtype(self) -> torch.dtype:
         return self._weights.embedding.dtype
 
@@ -75,13 +83,8 @@ class NativeDecoder(LlamaFamily):
     def provider(self) -> Provider:
         return self._ops.provider
 
-    @property
-    def hidden_size(self) -> int:
-        return self._config.hidden_size
-
     def without_head(self) -> "NativeDecoder":
-        """A decoder with the same weights that returns hidden states [num_sampled, hidden_size] in
-        float32 instead of logits."""
+        """See `Decoder.without_head`."""
         ops = replace(self._ops, logits=lambda hidden, weight: hidden.float())
         return NativeDecoder(self._config, self._weights, ops, self.max_seq_len)
 
