@@ -196,7 +196,7 @@ def _invariant(op: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _module(provider: Provider, name: str) -> ModuleType:
-    own = f"kernels.{provider}.{name}"
+    own = f"{__package__}.{provider}.{name}"
     return importlib.import_module(
-        own if importlib.util.find_spec(own) else f"kernels.reference.{name}"
+        own if importlib.util.find_spec(own) else f"{__package__}.reference.{name}"
     )

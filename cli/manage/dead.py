@@ -25,7 +25,7 @@ MAX_LETTERS = MAX_PREFETCH
 """All listed letters are held unacknowledged at the same time."""
 _SETTINGS = ("broker", "broker_file", "trusted_users", "audit_file")
 _CONNECT_TIMEOUT_S = 15
-_BUS_LOGGERS = ("aio_pika", "aiormq", "shared.bus")
+_BUS_LOGGERS = ("aio_pika", "aiormq", Bus.__module__.rpartition(".")[0])
 _EVERY = "all"
 _NONE = "No dead letters."
 

@@ -318,17 +318,20 @@ def fingerprint(directory: Path, weight_format: str = "auto") -> str:
 
 
 def refuse_foreign_kernels() -> None:
-    """Raise `StartupError` if another distribution provides a package named ``kernels``.
+    """Raise `StartupError` if another distribution provides a package named ``kernels``, and
+    Warren's has this name, too, because transformers would import Warren's in its place.
 
-    transformers would import it, and it would shadow ours.
+    A wheel of Warren installs ``warren.kernels``.
     """
+    if load_ops.__module__ != "kernels.providers":
+        return
     try:
         version = metadata.version("kernels")
     except metadata.PackageNotFoundError:
         return
     raise StartupError(
-        f"the distribution kernels {version} is installed; its package shadows Warren's of the "
-        "same name: uninstall it"
+        f"the distribution kernels {version} is installed, and Warren runs from a checkout with a "
+        "package of the same name: uninstall it, or install Warren without --editable"
     )
 
 
