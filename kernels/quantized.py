@@ -56,9 +56,6 @@ class QuantizedWeight:
         return QuantizedWeight(self.format, self.blocks[index])
 
 
-Matrix: TypeAlias = Tensor | QuantizedWeight
-
-
 def quantize(weight: Tensor, quant_format: QuantFormat) -> QuantizedWeight:
     """Quantize a matrix [outputs, inputs] of any float type.
 

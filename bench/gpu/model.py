@@ -1,7 +1,6 @@
 """A model with random weights, created on the device, and a runner for it."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +12,9 @@ from worker.model.config import DecoderConfig
 from worker.model.decoders.native import NativeDecoder
 from worker.model.runner import TorchRunner
 from worker.model.start import RunnerLimits, start_runner
-from worker.model.weights.awq import AwqWeight
+from worker.model.weights.formats.awq import AwqWeight
 from worker.model.weights.layers import DecoderWeights, LayerWeights, Linear
+from worker.model.weights.weight import DenseWeight, Weight
 
 AWQ_GROUP = 128
 NUM_LAYERS = 8
@@ -29,10 +29,10 @@ class RandomWeights:
         self._device = device
         self._dtype = dtype
 
-    def dense(self, outputs: int, inputs: int) -> Tensor:
+    def dense(self, outputs: int, inputs: int) -> DenseWeight:
         """[outputs, inputs]."""
         matrix = torch.empty(outputs, inputs, dtype=self._dtype, device=self._device)
-        return matrix.normal_(std=_STD)
+        return DenseWeight(matrix.normal_(std=_STD))
 
     def awq(self, outputs: int, inputs: int) -> AwqWeight:
         """[outputs, inputs] in 4 bits."""
@@ -59,14 +59,14 @@ def decoder(
 
 def weights(
     scale: Scale, device: torch.device, dtype: torch.dtype, *, is_awq: bool = False
-) -> DecoderWeights[Any]:
+) -> DecoderWeights:
     config, random = scale.model, RandomWeights(device, dtype)
 
-    def linear(outputs: int, inputs: int) -> Linear[Tensor | AwqWeight]:
+    def linear(outputs: int, inputs: int) -> Linear:
         make = random.awq if is_awq else random.dense
         return Linear(make(outputs, inputs), None)
 
-    def layer() -> LayerWeights[Tensor | AwqWeight]:
+    def layer() -> LayerWeights:
         hidden, mlp = config.hidden_size, config.intermediate_size
         attended = config.num_heads * config.head_dim
         return LayerWeights(
@@ -150,19 +150,11 @@ def linears(
     qkv = attended + 2 * config.num_kv_heads * config.head_dim
     shapes = [(qkv, hidden), (hidden, attended), (2 * mlp, hidden), (hidden, mlp)] * NUM_LAYERS
     inputs = {size: torch.randn(num_tokens, size, device=device).to(dtype) for _, size in shapes}
-    if is_awq:
-        packed = [random.awq(*shape) for shape in shapes]
+    make = random.awq if is_awq else random.dense
+    matrices: list[Weight] = [make(*shape) for shape in shapes]
 
-        def work() -> None:
-            for weight, (_, size) in zip(packed, shapes, strict=True):
-                tensors = (weight.qweight, weight.scales, weight.zeros)
-                ops.awq_linear(inputs[size], *tensors, group_size=AWQ_GROUP)
+    def work() -> None:
+        for weight in matrices:
+            weight.linear(inputs[weight.shape[1]], None, ops)
 
-        return work
-    dense = [random.dense(*shape) for shape in shapes]
-
-    def work_dense() -> None:
-        for weight in dense:
-            ops.projection(inputs[weight.shape[1]], weight, None)
-
-    return work_dense
+    return work

@@ -15,10 +15,6 @@ from worker.checkpoints.shards import shard_names
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
-_WORD_BYTES = 4
-_WORD_WEIGHTS = 8
-"""The number of 4-bit weights in a word of AutoAWQ's layout."""
-
 
 class Checkpoint:
     """Named tensors, mapped into memory; tracks which were read.
@@ -50,7 +46,7 @@ class Checkpoint:
 
         Raises `StartupError` unless it is a float of 16 or 32 bits.
         """
-        slices = [file.get_slice(self._stored(name)) for name, file in self._files.items()]
+        slices = [self._slice(name) for name in self._files]
         floats = [view for view in slices if view.get_dtype() != "I32"]
         if not floats:
             raise StartupError("the checkpoint has no weights of a float type")
@@ -59,22 +55,10 @@ class Checkpoint:
             raise StartupError(f"weights of type {name} are not supported")
         return _DTYPES[name]
 
-    def num_bytes(self, bytes_per_weight: float, *, stay_packed: bool = True) -> int:
-        """The memory for all weights. Words of packed bits either stay as they are, or become
-        weights."""
-
-        def bytes_per_element(name: str, dtype: str) -> float:
-            if dtype != "I32":
-                return bytes_per_weight
-            if stay_packed:
-                return _WORD_BYTES
-            return _WORD_WEIGHTS * bytes_per_weight if name.endswith(".qweight") else 0
-
-        slices = {name: file.get_slice(self._stored(name)) for name, file in self._files.items()}
-        return sum(
-            math.ceil(math.prod(view.get_shape()) * bytes_per_element(name, view.get_dtype()))
-            for name, view in slices.items()
-        )
+    @property
+    def names(self) -> list[str]:
+        """The names of all tensors."""
+        return list(self._files)
 
     @property
     def unread(self) -> list[str]:
@@ -83,6 +67,15 @@ class Checkpoint:
 
     def has(self, name: str) -> bool:
         return name in self._files
+
+    def kind(self, name: str) -> str:
+        """The name of a tensor's data type in the file, such as BF16 or I32."""
+        kind: str = self._slice(name).get_dtype()
+        return kind
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor. Raises `StartupError` if it is missing."""
+        return tuple(self._slice(name).get_shape())
 
     def read(
         self, names: list[str], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
@@ -112,14 +105,20 @@ class Checkpoint:
 
     def get(self, name: str) -> Tensor:
         """A tensor as stored. Raises `StartupError` if it is missing."""
-        if name not in self._files:
-            raise StartupError(f"the checkpoint has no tensor {name}")
-        tensor: Tensor = self._files[name].get_tensor(self._stored(name))
+        tensor: Tensor = self._file(name).get_tensor(self._stored(name))
         if name in self._unread:
             self._unread.discard(name)
             self._num_bytes_read += tensor.nbytes
             self._progress("weights", self._num_bytes_read, self._num_bytes)
         return tensor
+
+    def _slice(self, name: str) -> Any:
+        return self._file(name).get_slice(self._stored(name))
+
+    def _file(self, name: str) -> Any:
+        if name not in self._files:
+            raise StartupError(f"the checkpoint has no tensor {name}")
+        return self._files[name]
 
     def _stored(self, name: str) -> str:
         return name.removeprefix(self._prefix)

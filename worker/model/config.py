@@ -118,8 +118,6 @@ class DecoderConfig:
     rms_norm_eps: float
     max_seq_len: int
     has_tied_embeddings: bool
-    is_awq: bool
-    """Whether the checkpoint's matrices are in AutoAWQ's layout."""
     sliding_windows: tuple[int | None, ...]
     """The sliding window of each layer; None for full attention."""
     rope: dict[str, Any]
@@ -204,7 +202,6 @@ def decoder_config(config: dict[str, Any]) -> DecoderConfig:
             rms_norm_eps=fields.rms_norm_eps,
             max_seq_len=_max_seq_len(config, family, fields),
             has_tied_embeddings=bool(fields.tie_word_embeddings),
-            is_awq=_is_awq(config),
             sliding_windows=_sliding_windows(family, fields, num_layers),
             rope=_rope(fields, _size(config, "max_position_embeddings", family.max_seq_len)),
             has_qkv_bias=_has(family.has_qkv_bias, fields.attention_bias),

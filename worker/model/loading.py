@@ -29,6 +29,8 @@ from worker.model.provision import can_be_native, foreign_ops, provider_on
 from worker.model.runner import TorchRunner, use_device
 from worker.model.start import DEFAULT_LIMITS, RunnerLimits, can_record, start_runner
 from worker.model.warm_up import first_steps
+from worker.model.weights.formats.interface import Format, Target
+from worker.model.weights.formats.registry import format_of
 from worker.model.weights.layers import WeightReader, read_weights
 
 logger = logging.getLogger(__name__)
@@ -141,8 +143,8 @@ def load_decoder(
                 native,
                 checkpoint,
                 _Compute(kernels, is_batch_invariant, device, num_threads),
+                format_of(config, checkpoint, packed, head_dim=native.head_dim),
                 served,
-                packed,
                 limits.longest(native.max_seq_len),
             )
         if packed is not None:
@@ -211,14 +213,15 @@ def weight_room(
 ) -> WeightRoom:
     """The room for the weights in these formats, before they are read. Raises `StartupError`."""
     served, packed = _formats(checkpoint, dtype, weight_format)
+    provider = provider_on(device, kernels)
+    is_on_cpu = device.type == "cpu" and kernels in ("auto", "native")
+    target = Target(served, device, "native" if is_on_cpu else provider)
     bytes_per_weight: float = served.itemsize
-    if packed is not None and device.type == "cpu":  # they are unpacked on a GPU
+    if packed is not None and is_on_cpu:
         bytes_per_weight = _packed_bytes(packed)
     can_pack = is_native(config) and "quantization_config" not in config
     return WeightRoom(
-        checkpoint.num_bytes(
-            bytes_per_weight, stay_packed=provider_on(device, kernels) == "triton"
-        ),
+        format_of(config, checkpoint, packed).num_bytes(checkpoint, target),
         _free_bytes(device),
         memory_remedy(device, bytes_per_weight, can_pack=can_pack),
     )
@@ -268,11 +271,11 @@ def _native_decoder(
     config: DecoderConfig,
     checkpoint: Checkpoint,
     compute: _Compute,
+    stored_as: Format,
     dtype: torch.dtype,
-    packed: QuantFormat | None,
     max_seq_len: int,
 ) -> Decoder:
-    """A decoder of the Llama family; ``packed`` is the format of quantized weights, if any."""
+    """A decoder of the Llama family."""
     provider = provider_on(compute.device, compute.kernels)
     is_fused = provider == "reference" and can_be_native(
         compute.kernels, partial(fused.why_not, config, dtype, compute.device)
@@ -280,17 +283,16 @@ def _native_decoder(
     weights = WeightReader(
         checkpoint,
         config,
-        packed or dtype,
-        compute.device,
+        stored_as,
+        Target(dtype, compute.device, "native" if is_fused else provider),
         vector_dtype=torch.float32 if is_fused else dtype,
-        awq_stays=provider == "triton",
     )
     if is_fused:
         return fused.FusedDecoder(
             config, weights, max_seq_len, dtype=dtype, num_threads=compute.num_threads
         )
     ops = load_ops(provider, is_batch_invariant=compute.is_batch_invariant)
-    return NativeDecoder(config, read_weights(weights).dequantized(dtype), ops, max_seq_len)
+    return NativeDecoder(config, read_weights(weights), ops, max_seq_len)
 
 
 def fingerprint(directory: Path, weight_format: str = "auto") -> str:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kernels.native.library import Library, pointer
-from kernels.native.packed import PackedWeight, pack
-from kernels.quantized import Matrix, QuantizedWeight, dequantize, quantize
+from kernels.native.packed import PackedWeight, Rows, pack
+from kernels.quantized import QuantizedWeight, dequantize, quantize
 from tests.support.models.numerics import assert_close
 
 FORMATS = ["float32", "bfloat16", "q8_0", "q4_0", "q4_1"]
@@ -20,21 +20,24 @@ SIZES = [(1, 32), (37, 64), (160, 96)]
 NUM_ROWS = [1, 2, 3, 5, 6, 7, 8, 9, 12, 13, 25, 100]
 
 
-def matrix(name: str, outputs: int, inputs: int) -> Matrix:
+def matrix(name: str, outputs: int, inputs: int) -> Rows:
     torch.manual_seed(outputs)
     weight = torch.randn(outputs, inputs)
     match name:
         case "float32":
-            return weight
+            return Rows.of_floats(weight)
         case "bfloat16":
-            return weight.bfloat16()
+            return Rows.of_floats(weight.bfloat16())
         case "q8_0" | "q4_0" | "q4_1":
-            return quantize(weight, name)
+            return Rows.of_blocks(quantize(weight, name))
     raise AssertionError(name)
 
 
-def dense(weight: Matrix) -> Tensor:
-    return (dequantize(weight) if isinstance(weight, QuantizedWeight) else weight).double()
+def dense(weight: Rows) -> Tensor:
+    match weight.format:
+        case "q8_0" | "q4_0" | "q4_1":
+            return dequantize(QuantizedWeight(weight.format, weight.data)).double()
+    return weight.data.double()
 
 
 def linear(
@@ -119,6 +122,6 @@ def test_a_weight_in_the_wrong_place_is_caught(native: Library, name: str) -> No
 
 def test_odd_inputs_and_other_types_are_refused(native: Library) -> None:
     with pytest.raises(ValueError, match="33 inputs"):
-        pack(native, torch.zeros(4, 33))
+        pack(native, Rows.of_floats(torch.zeros(4, 33)))
     with pytest.raises(ValueError, match="float16 cannot be packed"):
-        pack(native, torch.zeros(4, 32, dtype=torch.float16))
+        pack(native, Rows.of_floats(torch.zeros(4, 32, dtype=torch.float16)))

@@ -11,10 +11,9 @@ from kernels.native.draw_rows import drawn_from
 from kernels.native.filter_floors import floors_of
 from kernels.native.library import Library, choose_products
 from kernels.native.most_likely import found_by
-from kernels.native.packed import pack
+from kernels.native.packed import Rows, pack
 from kernels.native.paged_attention import attend
 from kernels.native.rank_logits import ranked_by
-from kernels.quantized import Matrix
 from tests.kernels.attention import Case, Tensors
 from tests.kernels.attention import build as build_case
 from tests.kernels.native.test_linear import FORMATS, NUM_ROWS, linear, matrix, rows, unpack_rows
@@ -44,7 +43,7 @@ def test_products(name: str, size: tuple[int, int]) -> None:
         assert_same_bits(partial(_packed_product, hidden, weight, bias))
 
 
-def _packed_product(hidden: Tensor, weight: Matrix, bias: Tensor, library: Library) -> Tensor:
+def _packed_product(hidden: Tensor, weight: Rows, bias: Tensor, library: Library) -> Tensor:
     return linear(library, hidden, pack(library, weight, bias))
 
 

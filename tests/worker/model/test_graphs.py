@@ -20,6 +20,8 @@ from worker.model.graphs import CudaRecorder, DecodeGraphs, Work, ladder
 from worker.model.inputs import build_inputs, lay_out
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.runner import TorchRunner
+from worker.model.weights.formats.dense import Dense
+from worker.model.weights.formats.interface import Target
 from worker.model.weights.layers import WeightReader, read_weights
 
 __all__ = ["quick_interpreter"]
@@ -41,8 +43,8 @@ def loaded(
     directory: Path, device: torch.device, provider: Provider, *, is_batch_invariant: bool = False
 ) -> NativeDecoder:
     config = decoder_config(read_json_config(directory))
-    reader = WeightReader(Checkpoint(directory), config, torch.float32, device)
-    weights = read_weights(reader).dequantized(torch.float32)
+    target = Target(torch.float32, device)
+    weights = read_weights(WeightReader(Checkpoint(directory), config, Dense(), target))
     ops = load_ops(provider, is_batch_invariant=is_batch_invariant)
     return NativeDecoder(config, weights, ops, MAX_SEQ_LEN)
 

@@ -11,14 +11,13 @@ from kernels.native.huge_pages import CommittedAhead
 from kernels.native.library import Library, library
 from kernels.native.packed import PackedWeight, pack
 from kernels.providers import Provider
-from kernels.quantized import Matrix
 from worker.model.config import DecoderConfig
 from worker.model.decoders.native import LlamaFamily
 from worker.model.forward import ForwardInputs, Traits
 from worker.model.kv_cache import KVCache
 from worker.model.provision import native_obstacle
-from worker.model.weights.awq import AwqWeight
 from worker.model.weights.layers import LayerWeights, Linear, WeightReader
+from worker.model.weights.weight import Weight
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +125,7 @@ class _Packing:
             scale=config.head_dim**-0.5,
         )
 
-    def _layer(self, layer: LayerWeights[Matrix | AwqWeight], window: int | None) -> PackedLayer:
+    def _layer(self, layer: LayerWeights, window: int | None) -> PackedLayer:
         return PackedLayer(
             input_norm=layer.input_norm.float(),
             qkv=self._linear(layer.qkv),
@@ -139,9 +138,9 @@ class _Packing:
             sliding_window=window,
         )
 
-    def _linear(self, linear: Linear[Matrix | AwqWeight]) -> PackedWeight:
-        assert not isinstance(linear.weight, AwqWeight), "for the CPU, AWQ is read as floats"
+    def _linear(self, linear: Linear) -> PackedWeight:
         return self._pack(linear.weight, linear.bias)
 
-    def _pack(self, matrix: Matrix, bias: Tensor | None = None) -> PackedWeight:
-        return pack(self._library, matrix, bias, num_threads=self._num_threads)
+    def _pack(self, weight: Weight, bias: Tensor | None = None) -> PackedWeight:
+        (rows,) = weight.native_rows()
+        return pack(self._library, rows, bias, num_threads=self._num_threads)

@@ -12,7 +12,6 @@ from worker.model.decoders.attention import attend
 from worker.model.decoders.rope_table import rope_table
 from worker.model.forward import Decoder, ForwardInputs, Traits
 from worker.model.kv_cache import KVCache
-from worker.model.weights.awq import AwqWeight
 from worker.model.weights.layers import DecoderWeights, LayerWeights, Linear
 
 
@@ -56,10 +55,12 @@ class NativeDecoder(LlamaFamily):
     """
 
     def __init__(
-        self, config: DecoderConfig, weights: DecoderWeights[Tensor], ops: Ops, max_seq_len: int
+        self, config: DecoderConfig, weights: DecoderWeights, ops: Ops, max_seq_len: int
     ) -> None:
         super().__init__(config, max_seq_len)
         self._weights = weights
+        self._embedding = weights.embedding.dense(weights.norm.dtype)
+        self._lm_head = weights.lm_head.dense(weights.norm.dtype)
         self._ops = ops
         self._rope_table = self._rope_table.to(self.device)
 
@@ -73,11 +74,11 @@ class NativeDecoder(LlamaFamily):
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._weights.embedding.dtype
+        return self._embedding.dtype
 
     @property
     def device(self) -> torch.device:
-        return self._weights.embedding.device
+        return self._embedding.device
 
     @property
     def provider(self) -> Provider:
@@ -91,7 +92,7 @@ class NativeDecoder(LlamaFamily):
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         """See `Decoder.forward`."""
         ops, weights, eps = self._ops, self._weights, self._config.rms_norm_eps
-        residual = functional.embedding(inputs.token_ids, weights.embedding)
+        residual = functional.embedding(inputs.token_ids, self._embedding)
         hidden = torch.zeros_like(residual)  # so that the first layer is not a special case
         for index, layer in enumerate(weights.layers):
             hidden, residual = ops.add_rms_norm(hidden, residual, layer.input_norm, eps)
@@ -100,12 +101,12 @@ class NativeDecoder(LlamaFamily):
             hidden = self._linear(ops.silu_mul(self._linear(hidden, layer.gate_up)), layer.down)
         rows = inputs.sampled_rows
         hidden, _ = ops.add_rms_norm(hidden[rows], residual[rows], weights.norm, eps)
-        return ops.logits(hidden, weights.lm_head)
+        return ops.logits(hidden, self._lm_head)
 
     def _attention(
         self,
         index: int,
-        layer: LayerWeights[Tensor | AwqWeight],
+        layer: LayerWeights,
         hidden: Tensor,
         inputs: ForwardInputs,
         kv_cache: KVCache,
@@ -137,15 +138,5 @@ class NativeDecoder(LlamaFamily):
         )
         return self._linear(attended.flatten(1), layer.attention_output)
 
-    def _linear(self, hidden: Tensor, linear: Linear[Tensor | AwqWeight]) -> Tensor:
-        weight, bias = linear.weight, linear.bias
-        if isinstance(weight, AwqWeight):
-            return self._ops.awq_linear(
-                hidden,
-                weight.qweight,
-                weight.scales,
-                weight.zeros,
-                bias,
-                group_size=weight.group_size,
-            )
-        return self._ops.projection(hidden, weight, bias)
+    def _linear(self, hidden: Tensor, linear: Linear) -> Tensor:
+        return linear.weight.linear(hidden, linear.bias, self._ops)

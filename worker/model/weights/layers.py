@@ -1,73 +1,57 @@
 """The weights of a native decoder, with matrices fused as they are multiplied."""
 
+import logging
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from kernels.quantized import Matrix, QuantFormat, QuantizedWeight, dequantize
 from shared.errors import StartupError
-from worker.checkpoints.checkpoint import Checkpoint
 from worker.model.config import DecoderConfig
-from worker.model.weights.awq import AwqWeight
-from worker.model.weights.matrices import matrix_reader
+from worker.model.weights.formats.interface import Format, Target
+from worker.model.weights.sources import TensorSource
+from worker.model.weights.weight import DenseWeight, Weight
+
+logger = logging.getLogger(__name__)
 
 _WITHOUT_EFFECT = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 """Stored by old versions of transformers; redundant with the configuration."""
 
 
-M_co = TypeVar("M_co", bound=Matrix | AwqWeight, covariant=True)
-"""The type of a layer's matrices."""
-T_co = TypeVar("T_co", bound=Matrix, covariant=True)
-"""The type of embedding tables: Tensor after `DecoderWeights.dequantized`."""
-
-
 @dataclass(frozen=True, slots=True)
-class Linear(Generic[M_co]):
+class Linear:
     """``weight`` is [outputs, inputs], ``bias`` [outputs]."""
 
-    weight: M_co
+    weight: Weight
     bias: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
-class LayerWeights(Generic[M_co]):
+class LayerWeights:
     """One layer. The weights of norms are [hidden_size] or [head_dim]."""
 
     input_norm: Tensor
-    qkv: Linear[M_co]
+    qkv: Linear
     query_norm: Tensor | None
     key_norm: Tensor | None
-    attention_output: Linear[M_co]
+    attention_output: Linear
     mlp_norm: Tensor
-    gate_up: Linear[M_co]
-    down: Linear[M_co]
+    gate_up: Linear
+    down: Linear
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderWeights(Generic[T_co]):
+class DecoderWeights:
     """All weights. ``embedding`` and ``lm_head`` are [vocab_size, hidden_size], the same object if
     tied."""
 
-    embedding: T_co
-    layers: tuple[LayerWeights[T_co | AwqWeight], ...]
+    embedding: Weight
+    layers: tuple[LayerWeights, ...]
     norm: Tensor
-    lm_head: T_co
-
-    def dequantized(self, dtype: torch.dtype) -> "DecoderWeights[Tensor]":
-        """All weights except AWQ matrices as plain tensors of one type."""
-        embedding = _dense(self.embedding, dtype)
-        is_tied = self.lm_head is self.embedding
-        return DecoderWeights(
-            embedding=embedding,
-            layers=tuple(_dense_layer(layer, dtype) for layer in self.layers),
-            norm=self.norm.to(dtype),
-            lm_head=embedding if is_tied else _dense(self.lm_head, dtype),
-        )
+    lm_head: Weight
 
 
 class WeightReader:
@@ -78,32 +62,23 @@ class WeightReader:
 
     def __init__(
         self,
-        checkpoint: Checkpoint,
+        source: TensorSource,
         config: DecoderConfig,
-        weight_format: torch.dtype | QuantFormat,
-        device: torch.device,
+        stored_as: Format,
+        target: Target,
         *,
         vector_dtype: torch.dtype | None = None,
-        awq_stays: bool = False,
     ) -> None:
-        """Matrices are read by `matrix_reader`.
+        """Matrices without a kernel of the target's provider are expanded to its data type.
 
-        ``vector_dtype`` is the type of norms and biases; by default that of the matrices, or
-        float32 if these are packed.
+        ``vector_dtype`` is the type of norms and biases, by default the target's.
         """
-        vectors = weight_format if isinstance(weight_format, torch.dtype) else torch.float32
-        self._checkpoint = checkpoint
+        self._source = source
         self._config = config
-        self._matrices = matrix_reader(
-            checkpoint,
-            config.head_dim,
-            weight_format,
-            device,
-            is_awq=config.is_awq,
-            awq_stays=awq_stays,
-        )
-        self._vector_dtype = vector_dtype or vectors
-        self._device = device
+        self._format = stored_as
+        self._target = target
+        self._vector_dtype = vector_dtype or target.dtype
+        self._num_expanded = 0
 
     @cached_property
     def is_tied(self) -> bool:
@@ -112,23 +87,23 @@ class WeightReader:
         As in transformers, it is not if another projection is stored. Models for embeddings, which
         need none, may have been saved without it.
         """
-        if not self._checkpoint.has("lm_head.weight"):
-            is_for_embeddings = (self._checkpoint.directory / "modules.json").exists()
+        if not self._source.has("lm_head.weight"):
+            is_for_embeddings = (self._source.directory / "modules.json").exists()
             return self._config.has_tied_embeddings or is_for_embeddings
         return self._config.has_tied_embeddings and torch.equal(
-            self._checkpoint.get("lm_head.weight"),
-            self._checkpoint.get("model.embed_tokens.weight"),
+            self._source.get("lm_head.weight"),
+            self._source.get("model.embed_tokens.weight"),
         )
 
-    def embedding(self) -> Matrix:
+    def embedding(self) -> Weight:
         """[vocab_size, hidden_size]."""
         return self._table("model.embed_tokens.weight")
 
-    def lm_head(self) -> Matrix:
+    def lm_head(self) -> Weight:
         """[vocab_size, hidden_size]; only if it is not tied."""
         return self._table("lm_head.weight")
 
-    def layers(self) -> Iterator[LayerWeights[Matrix | AwqWeight]]:
+    def layers(self) -> Iterator[LayerWeights]:
         """Read one layer after another."""
         return (self._layer(f"model.layers.{i}.") for i in range(self._config.num_layers))
 
@@ -138,17 +113,23 @@ class WeightReader:
     def check_complete(self) -> None:
         """Raise `StartupError` if a tensor of the checkpoint was not used, which would silently
         change the model."""
-        left = [name for name in self._checkpoint.unread if not _WITHOUT_EFFECT.fullmatch(name)]
+        left = [name for name in self._source.unread if not _WITHOUT_EFFECT.fullmatch(name)]
         if left:
             raise StartupError(
                 f"{len(left)} tensors are not part of the model that config.json describes, e.g. "
                 f"{left[0]}"
             )
+        if self._num_expanded:
+            logger.warning(
+                "the weights are expanded: these kernels cannot multiply their format",
+                extra={"format": self._format.name, "bytes": self._num_expanded},
+            )
 
-    def _table(self, name: str) -> Matrix:
-        return self._matrices.table(name, (self._config.vocab_size, self._config.hidden_size))
+    def _table(self, name: str) -> Weight:
+        shape = (self._config.vocab_size, self._config.hidden_size)
+        return self._usable(self._format.read_table(self._source, name, shape, self._target))
 
-    def _layer(self, layer: str) -> LayerWeights[Matrix | AwqWeight]:
+    def _layer(self, layer: str) -> LayerWeights:
         config = self._config
         hidden = config.hidden_size
         attended = config.num_heads * config.head_dim
@@ -179,22 +160,28 @@ class WeightReader:
             ),
         )
 
-    def _linear(
-        self, names: list[str], shape: tuple[int, int], *, has_bias: bool
-    ) -> Linear[Matrix | AwqWeight]:
+    def _linear(self, names: list[str], shape: tuple[int, int], *, has_bias: bool) -> Linear:
+        stored = [f"{name}.weight" for name in names]
         return Linear(
-            self._matrices.linear([f"{name}.weight" for name in names], shape),
+            self._usable(self._format.read(self._source, stored, shape, self._target)),
             self._vector([f"{name}.bias" for name in names], shape[0]) if has_bias else None,
         )
+
+    def _usable(self, weight: Weight) -> Weight:
+        if self._target.provider in weight.providers:
+            return weight
+        expanded = DenseWeight(weight.dense(self._target.dtype))
+        self._num_expanded += expanded.num_bytes
+        return expanded
 
     def _head_norm(self, name: str) -> Tensor | None:
         return self._vector([name], self._config.head_dim) if self._config.has_qk_norms else None
 
     def _vector(self, names: list[str], size: int) -> Tensor:
-        return self._checkpoint.read(names, (size,), self._vector_dtype, self._device)
+        return self._source.read(names, (size,), self._vector_dtype, self._target.device)
 
 
-def read_weights(reader: WeightReader) -> DecoderWeights[Matrix]:
+def read_weights(reader: WeightReader) -> DecoderWeights:
     """Read everything. Raises `StartupError` as the reader does."""
     embedding = reader.embedding()
     weights = DecoderWeights(
@@ -205,33 +192,3 @@ def read_weights(reader: WeightReader) -> DecoderWeights[Matrix]:
     )
     reader.check_complete()
     return weights
-
-
-def _dense_layer(
-    layer: LayerWeights[Matrix | AwqWeight], dtype: torch.dtype
-) -> LayerWeights[Tensor | AwqWeight]:
-    return LayerWeights(
-        input_norm=layer.input_norm.to(dtype),
-        qkv=_dense_linear(layer.qkv, dtype),
-        query_norm=None if layer.query_norm is None else layer.query_norm.to(dtype),
-        key_norm=None if layer.key_norm is None else layer.key_norm.to(dtype),
-        attention_output=_dense_linear(layer.attention_output, dtype),
-        mlp_norm=layer.mlp_norm.to(dtype),
-        gate_up=_dense_linear(layer.gate_up, dtype),
-        down=_dense_linear(layer.down, dtype),
-    )
-
-
-def _dense_linear(
-    linear: Linear[Matrix | AwqWeight], dtype: torch.dtype
-) -> Linear[Tensor | AwqWeight]:
-    weight, bias = linear.weight, linear.bias
-    return Linear(
-        weight if isinstance(weight, AwqWeight) else _dense(weight, dtype),
-        None if bias is None else bias.to(dtype),
-    )
-
-
-def _dense(matrix: Matrix, dtype: torch.dtype) -> Tensor:
-    dense = dequantize(matrix) if isinstance(matrix, QuantizedWeight) else matrix
-    return dense.to(dtype)

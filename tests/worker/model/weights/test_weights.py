@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from kernels.providers import load_ops
-from kernels.quantized import QuantFormat, QuantizedWeight, dequantize, quantize
+from kernels.providers import Provider, load_ops
+from kernels.quantized import QuantFormat, dequantize, quantize
 from shared.errors import StartupError
 from tests.support.models.batches import batch, share
 from tests.support.models.numerics import assert_close
@@ -21,7 +21,12 @@ from worker.model.config import DecoderConfig, decoder_config, read_json_config
 from worker.model.decoders.native import NativeDecoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import BlockShape, KVCache
+from worker.model.weights.formats.blocks import BlockWeight
+from worker.model.weights.formats.dense import Dense
+from worker.model.weights.formats.interface import Target
+from worker.model.weights.formats.registry import format_of
 from worker.model.weights.layers import DecoderWeights, WeightReader, read_weights
+from worker.model.weights.weight import DenseWeight, Weight
 
 CPU = torch.device("cpu")
 FORMATS: tuple[QuantFormat, ...] = get_args(QuantFormat)
@@ -33,13 +38,25 @@ def config_of(directory: Path) -> DecoderConfig:
     return decoder_config(read_json_config(directory))
 
 
-def read(directory: Path, weight_format: torch.dtype | QuantFormat) -> DecoderWeights[Any]:
-    return read_weights(
-        WeightReader(Checkpoint(directory), config_of(directory), weight_format, CPU)
-    )
+def reader_of(
+    directory: Path,
+    weight_format: QuantFormat | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    provider: Provider = "native",
+    vector_dtype: torch.dtype | None = None,
+) -> WeightReader:
+    source, config = Checkpoint(directory), config_of(directory)
+    stored_as = format_of({}, source, weight_format, head_dim=config.head_dim)
+    target = Target(dtype, CPU, provider)
+    return WeightReader(source, config, stored_as, target, vector_dtype=vector_dtype)
 
 
-def matrices(weights: DecoderWeights[Any]) -> list[Any]:
+def read(directory: Path, *args: Any, **options: Any) -> DecoderWeights:
+    return read_weights(reader_of(directory, *args, **options))
+
+
+def matrices(weights: DecoderWeights) -> list[Weight]:
     """All of them, the tables first."""
     layers = [
         linear.weight
@@ -49,7 +66,16 @@ def matrices(weights: DecoderWeights[Any]) -> list[Any]:
     return [weights.embedding, weights.lm_head, *layers]
 
 
-def last_logits(directory: Path, weights: DecoderWeights[Tensor]) -> Tensor:
+def formats(weights: list[Weight]) -> set[str]:
+    return {rows.format for weight in weights for rows in weight.native_rows()}
+
+
+def dtypes(weights: list[Weight]) -> set[torch.dtype]:
+    """Of matrices that are stored as floats."""
+    return {weight.tensor.dtype for weight in weights if isinstance(weight, DenseWeight)}
+
+
+def last_logits(directory: Path, weights: DecoderWeights) -> Tensor:
     """The logits of the prompt's last token, by the reference ops."""
     decoder = NativeDecoder(config_of(directory), weights, load_ops(), 32)
     block = BlockShape(decoder.num_layers, 8, decoder.num_kv_heads, decoder.head_dim, decoder.dtype)
@@ -75,12 +101,12 @@ def test_a_quantized_model_computes_what_transformers_does_with_its_weights(
     """Tied and untied tables, with and without biases."""
     model = write_tiny_model(tmp_path, family, **SIZES)
     weights = read(tmp_path, quant_format)
-    logits = last_logits(tmp_path, weights.dequantized(torch.float32))
+    logits = last_logits(tmp_path, read(tmp_path, quant_format, provider="reference"))
 
     round_matrices(model, quant_format)
 
     assert_close(logits, reference_logits(model, PROMPT)[-1:], 1e-5)
-    assert {matrix.format for matrix in matrices(weights)} == {"q8_0", quant_format}
+    assert formats(matrices(weights)) == {"q8_0", quant_format}
 
 
 @pytest.mark.parametrize("is_copy", [True, False], ids=["copy", "other"])
@@ -96,7 +122,7 @@ def test_a_stored_output_counts_if_it_differs_from_the_embedding_that_it_is_tied
     models: Any = AutoModelForCausalLM
     model = models.from_pretrained(tmp_path).eval()
 
-    weights = read(tmp_path, torch.float32)
+    weights = read(tmp_path)
 
     assert (weights.lm_head is weights.embedding) == is_copy
     assert_close(last_logits(tmp_path, weights), reference_logits(model, PROMPT)[-1:], 1e-5)
@@ -106,8 +132,8 @@ def test_layers_are_read_one_after_another(tmp_path: Path) -> None:
     """Packing does not require memory for a second copy of the model."""
     write_tiny_model(tmp_path, "llama", **SIZES)
     checkpoint = Checkpoint(tmp_path)
-    reader = WeightReader(checkpoint, config_of(tmp_path), torch.float32, CPU)
-    layers = reader.layers()
+    target = Target(torch.float32, CPU)
+    layers = WeightReader(checkpoint, config_of(tmp_path), Dense(), target).layers()
     for index in range(3):
         next(layers)
         unread = {name.split(".")[2] for name in checkpoint.unread if ".layers." in name}
@@ -116,7 +142,7 @@ def test_layers_are_read_one_after_another(tmp_path: Path) -> None:
 
 def test_norms_and_biases_stay_floats(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, "qwen2", **SIZES)
-    plain, packed = read(tmp_path, torch.float32), read(tmp_path, "q4_0")
+    plain, packed = read(tmp_path), read(tmp_path, "q4_0")
     for ours, theirs in zip(packed.layers, plain.layers, strict=True):
         assert torch.equal(ours.mlp_norm, theirs.mlp_norm)
         assert ours.qkv.bias is not None
@@ -126,45 +152,38 @@ def test_norms_and_biases_stay_floats(tmp_path: Path) -> None:
 
 def test_norms_and_biases_have_the_dtype_that_was_asked_for(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, "qwen2", **SIZES)
-    reader = WeightReader(
-        Checkpoint(tmp_path), config_of(tmp_path), torch.bfloat16, CPU, vector_dtype=torch.float32
-    )
-    weights = read_weights(reader)
+    weights = read(tmp_path, dtype=torch.bfloat16, vector_dtype=torch.float32)
     layer = weights.layers[0]
     assert layer.qkv.bias is not None
     vectors = (weights.norm, layer.input_norm, layer.mlp_norm, layer.qkv.bias)
     assert {vector.dtype for vector in vectors} == {torch.float32}
-    assert {matrix.dtype for matrix in matrices(weights)} == {torch.bfloat16}
+    assert dtypes(matrices(weights)) == {torch.bfloat16}
 
 
-@pytest.mark.parametrize("weight_format", [torch.bfloat16, "q4_1"])
-def test_dequantized_weights_are_of_one_dtype_and_tied_ones_stay_tied(
-    tmp_path: Path, weight_format: torch.dtype | QuantFormat
+@pytest.mark.parametrize("weight_format", [None, "q4_1"])
+def test_expanded_weights_are_of_one_dtype_and_tied_ones_stay_tied(
+    tmp_path: Path, weight_format: QuantFormat | None
 ) -> None:
     write_tiny_model(tmp_path, "llama", attention_bias=True, **SIZES)
-    weights = read(tmp_path, weight_format)
-    dense = weights.dequantized(torch.float16)
+    dense = read(tmp_path, weight_format, dtype=torch.float16, provider="reference")
     layer = dense.layers[-1]
-    assert weights.lm_head is weights.embedding
     assert dense.lm_head is dense.embedding
-    tensors = [dense.norm, layer.input_norm, layer.mlp_norm, layer.qkv.bias, *matrices(dense)]
-    assert {tensor.dtype for tensor in tensors if tensor is not None} == {torch.float16}
+    vectors = [dense.norm, layer.input_norm, layer.mlp_norm, layer.qkv.bias]
+    assert {vector.dtype for vector in vectors if vector is not None} == {torch.float16}
+    assert dtypes(matrices(dense)) == {torch.float16}
 
 
 def test_smollm2_keeps_the_blocks_of_its_gguf_file(smollm2: Path) -> None:
     """Tables have the values of the conversion, before they were rounded to bfloat16."""
-    packed, converted = read(smollm2, "q4_1"), read(smollm2, torch.bfloat16)
-    assert isinstance(packed.embedding, QuantizedWeight)
+    packed, converted = read(smollm2, "q4_1"), read(smollm2, dtype=torch.bfloat16)
     tables, linears = matrices(packed)[:2], matrices(packed)[2:]
-    assert [table.format for table in tables] == ["q8_0", "q8_0"]
-    assert {linear.format for linear in linears} == {"q4_1"}
+    assert (formats(tables), formats(linears)) == ({"q8_0"}, {"q4_1"})
     (gguf,) = smollm2.glob("*.gguf")
     down = packed.layers[-1].down.weight
-    assert isinstance(down, QuantizedWeight)
-    assert down.blocks.numpy().tobytes() in gguf.read_bytes()
-    rounded = packed.dequantized(torch.bfloat16)
-    for ours, theirs in zip(matrices(rounded), matrices(converted), strict=True):
-        assert torch.equal(ours, theirs)
+    assert isinstance(down, BlockWeight)
+    assert down.packed.blocks.numpy().tobytes() in gguf.read_bytes()
+    for ours, theirs in zip(matrices(packed), matrices(converted), strict=True):
+        assert torch.equal(ours.dense(torch.bfloat16), theirs.dense(torch.bfloat16))
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from worker.model.forward import Decoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.loading import load_decoder, weight_room
-from worker.model.weights.awq import AwqWeight
+from worker.model.weights.formats.awq import Awq, AwqWeight
+from worker.model.weights.formats.interface import Target
 from worker.model.weights.layers import WeightReader, read_weights
 
 PROMPT = [(7 * i) % 131 for i in range(20)]
@@ -121,7 +122,8 @@ def test_the_memory_that_is_checked_is_that_of_the_unpacked_weights(
     on_cpu = weight_room(config, checkpoint, CPU, dtype=dtype).needed
 
     assert on_cpu == itemsize * (weights + scales)
-    assert checkpoint.num_bytes(itemsize) < on_cpu / 1.5
+    packed = Awq().num_bytes(checkpoint, Target(getattr(torch, dtype), CPU, "triton"))
+    assert packed < on_cpu / 1.5
 
 
 @pytest.mark.parametrize("odd", [{"bits": 8}, {"version": "gemv"}, {"zero_point": False}])
@@ -174,8 +176,8 @@ def test_weights_that_stay_packed_give_the_same(tmp_path: Path) -> None:
     """As on a GPU, but with the reference op."""
     model = write_awq_model(tmp_path)
     config = decoder_config(read_json_config(tmp_path))
-    reader = WeightReader(Checkpoint(tmp_path), config, torch.float32, CPU, awq_stays=True)
-    weights = read_weights(reader).dequantized(torch.float32)
+    target = Target(torch.float32, CPU, "triton")
+    weights = read_weights(WeightReader(Checkpoint(tmp_path), config, Awq(), target))
 
     logits = logits_of(NativeDecoder(config, weights, load_ops(), 64))
 

@@ -14,9 +14,11 @@ from kernels.quantized import QuantFormat, QuantizedWeight, dequantize, quantize
 from shared.errors import StartupError
 from tests.support.models.numerics import assert_close
 from worker.checkpoints.checkpoint import Checkpoint
-from worker.model.weights.matrices import matrix_reader
+from worker.model.weights.formats.blocks import Quantized
+from worker.model.weights.formats.interface import Target
 
 CPU = torch.device("cpu")
+TARGET = Target(torch.bfloat16, CPU, "native")
 HEAD_DIM, INPUTS = 8, 64
 LAYER = "model.layers.0."
 NAMES = {
@@ -74,13 +76,12 @@ def interleaved(rows: np.ndarray) -> np.ndarray:
 
 
 def read(directory: Path, weight_format: QuantFormat, *names: str) -> QuantizedWeight:
-    checkpoint = Checkpoint(directory)
-    reader = matrix_reader(checkpoint, HEAD_DIM, weight_format, CPU)
     shape = (sum(len(stored(directory, name)) for name in names), INPUTS)
     is_table = names[0] in (EMBEDDING, "lm_head.weight")
-    matrix = reader.table(names[0], shape) if is_table else reader.linear([*names], shape)
-    assert isinstance(matrix, QuantizedWeight)
-    return matrix
+    quantized, source = Quantized(weight_format, directory, HEAD_DIM), Checkpoint(directory)
+    if is_table:
+        return quantized.read_table(source, names[0], shape, TARGET).packed
+    return quantized.read(source, [*names], shape, TARGET).packed
 
 
 def stored(directory: Path, name: str) -> Tensor:
@@ -155,11 +156,10 @@ def test_a_gguf_file_of_another_size_is_not_used(tmp_path: Path) -> None:
     held = write_model(tmp_path, {}, Kind.Q4_1)
     wider = {name: torch.cat([w, w]).bfloat16() for name, w in held.items()}
     save_file(wider, tmp_path / "model.safetensors")
-    reader = matrix_reader(Checkpoint(tmp_path), 3 * HEAD_DIM, "q4_1", CPU)
+    reader, source = Quantized("q4_1", tmp_path, 3 * HEAD_DIM), Checkpoint(tmp_path)
     for name in (DOWN, QKV[0]):
-        packed = reader.linear([name], (len(wider[name]), INPUTS))
-        assert isinstance(packed, QuantizedWeight)
-        assert_equal(packed, quantize(wider[name], "q4_1"))
+        weight = reader.read(source, [name], (len(wider[name]), INPUTS), TARGET)
+        assert_equal(weight.packed, quantize(wider[name], "q4_1"))
 
 
 def test_without_a_gguf_file_the_checkpoint_is_quantized(tmp_path: Path) -> None:
@@ -172,13 +172,13 @@ def test_without_a_gguf_file_the_checkpoint_is_quantized(tmp_path: Path) -> None
 
 def test_inputs_that_do_not_fill_blocks_are_refused(tmp_path: Path) -> None:
     save_file({DOWN: torch.ones(8, 48)}, tmp_path / "model.safetensors")
-    reader = matrix_reader(Checkpoint(tmp_path), HEAD_DIM, "q4_1", CPU)
+    reader, source = Quantized("q4_1", tmp_path, HEAD_DIM), Checkpoint(tmp_path)
     with pytest.raises(StartupError, match=r"down_proj.* has 48 inputs, q4_1 needs a multiple of"):
-        reader.linear([DOWN], (8, 48))
+        reader.read(source, [DOWN], (8, 48), TARGET)
 
 
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
     save_file({DOWN: torch.full((8, 64), torch.nan)}, tmp_path / "model.safetensors")
-    reader = matrix_reader(Checkpoint(tmp_path), HEAD_DIM, "q4_0", CPU)
+    reader, source = Quantized("q4_0", tmp_path, HEAD_DIM), Checkpoint(tmp_path)
     with pytest.raises(StartupError, match=r"down_proj\.weight cannot be packed as q4_0: .* NaN"):
-        reader.linear([DOWN], (8, 64))
+        reader.read(source, [DOWN], (8, 64), TARGET)

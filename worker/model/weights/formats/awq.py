@@ -1,0 +1,126 @@
+"""Checkpoints in AutoAWQ's layout: 4-bit matrices with a scale and a zero point for each group of
+inputs (Lin et al., arXiv:2306.00978)."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from kernels.awq_layout import CHUNK_INPUTS, NIBBLES, dequantize_awq, repack_awq
+from kernels.native.packed import Rows
+from kernels.providers import Ops, Provider
+from shared.errors import StartupError
+from worker.model.weights.formats.dense import Dense
+from worker.model.weights.formats.interface import Format, Target
+from worker.model.weights.sources import TensorSource
+from worker.model.weights.weight import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class AwqWeight:
+    """A `Weight` in the layout of `kernels.reference.awq_linear`."""
+
+    providers: ClassVar[frozenset[Provider]] = frozenset({"triton"})
+    qweight: Tensor
+    scales: Tensor
+    zeros: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.qweight.shape[1], self.qweight.shape[0] * CHUNK_INPUTS
+
+    @property
+    def num_bytes(self) -> int:
+        return self.qweight.nbytes + self.scales.nbytes + self.zeros.nbytes
+
+    @property
+    def group_size(self) -> int:
+        """The number of inputs that share a scale and a zero point."""
+        return self.qweight.shape[0] * CHUNK_INPUTS // self.scales.shape[0]
+
+    def linear(self, hidden: Tensor, bias: Tensor | None, ops: Ops) -> Tensor:
+        return ops.awq_linear(
+            hidden, self.qweight, self.scales, self.zeros, bias, group_size=self.group_size
+        )
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.dense(torch.float32)[ids]
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        transposed = dequantize_awq(self.qweight, self.scales, self.zeros)
+        return transposed.t().to(dtype, memory_format=torch.contiguous_format)
+
+    def native_rows(self) -> Sequence[Rows]:
+        raise NotImplementedError
+
+
+class Awq(Format):
+    """Matrices that are packed, and matrices that the checkpoint stores as floats."""
+
+    name: ClassVar[str] = "AWQ"
+
+    @classmethod
+    def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self | None:
+        declared = config.get("quantization_config") or {}
+        return cls() if declared.get("quant_method") == "awq" else None
+
+    def read(
+        self, source: TensorSource, names: list[str], shape: tuple[int, int], target: Target
+    ) -> Weight:
+        are_packed = {source.has(_part(name, "qweight")) for name in names}
+        if len(are_packed) > 1:
+            raise StartupError(
+                f"{names[0]} is packed as AWQ, but the matrices fused with it are not"
+            )
+        if are_packed == {False}:
+            return Dense().read(source, names, shape, target)
+        return _packed(source, names, shape, target.device)
+
+    def num_bytes(self, source: TensorSource, target: Target) -> int:
+        """Words of packed bits either stay as they are, or become weights."""
+        stays = target.provider in AwqWeight.providers
+
+        def bytes_per_element(name: str) -> int:
+            if source.kind(name) != "I32":
+                return target.dtype.itemsize
+            if stays:
+                return torch.int32.itemsize
+            return NIBBLES * target.dtype.itemsize if name.endswith(".qweight") else 0
+
+        return sum(math.prod(source.shape(name)) * bytes_per_element(name) for name in source.names)
+
+
+def _packed(
+    source: TensorSource, names: list[str], shape: tuple[int, int], device: torch.device
+) -> AwqWeight:
+    """The named matrices, concatenated; AWQ stores them transposed."""
+    qweight, qzeros, scales = (
+        _joined(source, [_part(name, kind) for name in names])
+        for kind in ("qweight", "qzeros", "scales")
+    )
+    outputs, inputs = shape
+    if qweight.shape != (inputs, outputs // NIBBLES):
+        raise StartupError(
+            f"{_part(names[0], 'qweight')} has shape {tuple(qweight.shape)}, config.json says "
+            f"{(inputs, outputs // NIBBLES)}"
+        )
+    try:
+        return AwqWeight(*repack_awq(*(t.to(device) for t in (qweight, qzeros, scales))))
+    except ValueError as error:
+        raise StartupError(f"{names[0]} cannot be unpacked: {error}") from None
+
+
+def _joined(source: TensorSource, names: list[str]) -> Tensor:
+    """The named tensors, [rows, *], side by side."""
+    parts = [source.get(name) for name in names]
+    if any(part.ndim != 2 or len(part) != len(parts[0]) for part in parts):
+        shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+        raise StartupError(f"{names[0]} and those fused with it have shapes {shapes}")
+    return torch.cat(parts, dim=1)
+
+
+def _part(name: str, kind: str) -> str:
+    return f"{name.removesuffix('weight')}{kind}"

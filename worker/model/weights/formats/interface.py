@@ -1,0 +1,55 @@
+"""The protocol of a format of weights."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+
+from kernels.providers import Provider
+from worker.model.weights.sources import TensorSource
+from worker.model.weights.weight import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What weights are read for: floats become ``dtype``, and everything is moved to ``device``,
+    where the operations are the provider's."""
+
+    dtype: torch.dtype
+    device: torch.device
+    provider: Provider = "reference"
+
+
+class Format(ABC):
+    """How a checkpoint stores its matrices."""
+
+    name: ClassVar[str]
+
+    @classmethod
+    @abstractmethod
+    def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self | None:
+        """The format with what config.json says about it; None if the checkpoint has another one.
+
+        Raises `StartupError` for a variant that is not supported.
+        """
+
+    @abstractmethod
+    def read(
+        self, source: TensorSource, names: list[str], shape: tuple[int, int], target: Target
+    ) -> Weight:
+        """The named matrices stacked, [sum of outputs, inputs].
+
+        Raises `StartupError` for a missing tensor, a wrong shape or values that no matrix has.
+        """
+
+    def read_table(
+        self, source: TensorSource, name: str, shape: tuple[int, int], target: Target
+    ) -> Weight:
+        """The embedding or output projection, [vocab_size, hidden_size]. Raises `StartupError`."""
+        return self.read(source, [name], shape, target)
+
+    @abstractmethod
+    def num_bytes(self, source: TensorSource, target: Target) -> int:
+        """The memory for all weights of a checkpoint."""

@@ -1,0 +1,79 @@
+"""A matrix of weights, whatever its format."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.native.packed import Rows
+from kernels.providers import Ops, Provider
+
+
+class Weight(Protocol):
+    """A matrix [outputs, inputs].
+
+    Every weight can be expanded to floats, which is how a provider without a kernel for its format
+    uses it.
+    """
+
+    providers: ClassVar[frozenset[Provider]]
+    """The providers that multiply by the weight as it is."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(outputs, inputs)."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that the weight takes."""
+        ...
+
+    def linear(self, hidden: Tensor, bias: Tensor | None, ops: Ops) -> Tensor:
+        """Return ``hidden @ weight.T + bias``: [num_tokens, outputs]."""
+        ...
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """The outputs ``ids``, [any] int64, as floats: [any, inputs]."""
+        ...
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """The whole matrix as floats; the same memory if it is stored like this."""
+        ...
+
+    def native_rows(self) -> Sequence[Rows]:
+        """The outputs in the order of the matrix, for the native library. Raises
+        `NotImplementedError` if it has no kernel for them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWeight:
+    """A `Weight` that is stored as floats."""
+
+    providers: ClassVar[frozenset[Provider]] = frozenset({"reference", "native", "triton"})
+    tensor: Tensor
+    """[outputs, inputs]."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.tensor.shape[0], self.tensor.shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.tensor.nbytes
+
+    def linear(self, hidden: Tensor, bias: Tensor | None, ops: Ops) -> Tensor:
+        return ops.projection(hidden, self.tensor, bias)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return functional.embedding(ids, self.tensor)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return self.tensor.to(dtype)
+
+    def native_rows(self) -> Sequence[Rows]:
+        return [Rows.of_floats(self.tensor)]
