@@ -17,7 +17,9 @@ is the peak resident memory of the gateway's process. With ``--http-only`` nothi
 engine alone has all prompts of a large file in its memory.
 """
 
+import asyncio
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -54,6 +56,7 @@ from tests.support.gateway.lone_gateway import lone_gateway, peak_memory_bytes
 from tests.support.workers import scripted_worker
 from worker.checkpoints import store
 from worker.decode import served_model
+from worker.decode.bridge import EventPacing, Generations
 from worker.decode.served_model import ServedModel
 from worker.engine.interface import SequenceId, Submit
 from worker.text import Tokenizer
@@ -229,7 +232,7 @@ def chat_prompt(content: str) -> ChatPrompt:
     return ChatPrompt(messages=(ChatMessage(role="user", content=content),))
 
 
-def _alone(work: Work) -> float:
+async def _alone(work: Work) -> float:
     """Seconds for the work on the engine alone, in the batch class as a batch's."""
     served = work.load()
     sampling = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -244,27 +247,40 @@ def _alone(work: Work) -> float:
         )
         for k, content in enumerate(work.contents)
     ]
-    _run(served, submits[:2])
-    began = time.perf_counter()
-    num_outputs = _run(served, submits)
-    seconds = time.perf_counter() - began
+    async with Generations(served.engine, EventPacing(math.inf, 0.0)) as generations:
+        await _run(generations, submits[:2])
+        began = time.perf_counter()
+        num_outputs = await _run(generations, submits)
+        seconds = time.perf_counter() - began
     if num_outputs != len(submits) * work.num_tokens:
         raise RuntimeError(f"{num_outputs} tokens came")
     return seconds
 
 
-def _run(served: ServedModel, submits: Sequence[Submit]) -> int:
-    num_outputs = len(served.engine.step(submits))
-    while served.engine.has_work:
-        num_outputs += len(served.engine.step())
+async def _run(generations: Generations, submits: Sequence[Submit]) -> int:
+    """Run the sequences to their end; returns the number of their tokens."""
+    news = asyncio.Event()
+    generation = generations.open(submits, news.set)
+    num_outputs = num_ended = 0
+    while num_ended < len(submits):
+        await news.wait()
+        news.clear()
+        outputs = generation.take()
+        num_outputs += len(outputs)
+        num_ended += sum(output.finish_reason is not None for output in outputs)
+    generation.close()
     return num_outputs
+
+
+def _run_alone(work: Work) -> float:
+    return asyncio.run(_alone(work))
 
 
 def _alone_in_a_process(work: Work) -> Measured:
     """`_alone`, whose memory and threads are gone afterwards."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-        return Measured(pool.submit(_alone, work).result())
+        return Measured(pool.submit(_run_alone, work).result())
 
 
 def _over_http(broker: str, work: Work) -> Measured:

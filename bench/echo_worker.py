@@ -21,6 +21,7 @@ from shared.settings import WorkerSettings
 from shared.telemetry import setup
 from worker.checkpoints import store
 from worker.decode.served_model import ServedModel
+from worker.engine.driver import EngineThread
 from worker.engine.engine import Engine
 from worker.engine.scheduler import SchedulerLimits
 from worker.model.echo import EchoRunner
@@ -68,7 +69,7 @@ def echo_model(
     return ServedModel(
         name=MODEL,
         tokenizer=tokenizer,
-        engine=Engine(runner, limits),
+        engine=EngineThread(Engine(runner, limits)),
         max_seq_len=min(runner.max_seq_len, num_blocks * worker.block_size),
         fingerprint=MODEL,
         numerics=numerics,

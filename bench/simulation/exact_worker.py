@@ -13,8 +13,8 @@ from shared.bus.base import Consumer, Delivery, Message, Queue
 from shared.bus.memory import MemoryBus
 from shared.messages import Announcement, GenerationJob, SamplingParams, TokenPrompt
 from tests.worker.engine.simulation import Device
-from worker.engine.engine import Command, Engine, Output
-from worker.engine.interface import CancelSequence, SequenceId, StepOutput, Submit
+from worker.engine.engine import Engine
+from worker.engine.interface import CancelSequence, Command, Output, SequenceId, StepOutput, Submit
 from worker.engine.scheduler import SchedulerLimits
 from worker.engine.step_cost import StepWork
 from worker.jobs.window import JobWindow, Place, Turn

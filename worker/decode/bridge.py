@@ -1,4 +1,4 @@
-"""The event loop's interface to the engine thread: submits sequences and collects their tokens.
+"""The event loop's interface to the engine: submits sequences and collects their tokens.
 
 `EventPacing` decides how many of them gather for an event.
 """
@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Self
 
 from shared.errors import WarrenError
-from worker.engine.driver import EngineThread
-from worker.engine.engine import Engine, Output
 from worker.engine.interface import (
     CancelSequence,
     EngineLoad,
+    Output,
     Promote,
     SequenceFailed,
     SequenceId,
     Submit,
+    TokenEngine,
 )
 from worker.engine.step_times import StepTimes
 
@@ -89,7 +89,7 @@ class Generation:
 
     def __init__(
         self,
-        engine: EngineThread,
+        engine: TokenEngine,
         routes: dict[SequenceId, "Generation"],
         sequence_ids: Iterable[SequenceId],
         on_news: Callable[[], object],
@@ -184,17 +184,20 @@ class Generation:
 
 
 class Generations:
-    """Owns the engine thread and passes each of its outputs to the generation."""
+    """Runs the engine, and passes each of its outputs to the generation."""
 
-    def __init__(self, engine: Engine, pacing: EventPacing) -> None:
+    def __init__(self, engine: TokenEngine, pacing: EventPacing) -> None:
         self._pacing = pacing
-        self._engine = EngineThread(engine, self._on_outputs, self._on_failed, self._on_failure)
+        self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._generations: dict[SequenceId, Generation] = {}
         self._failure: asyncio.Future[None] = self._loop.create_future()
+        self.ready, self.away = asyncio.Event(), asyncio.Event()
+        """Exactly one of them is set: whether the engine can run sequences now."""
+        self.ready.set()
 
     async def __aenter__(self) -> Self:
-        self._engine.start()
+        self._engine.start(self)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -215,7 +218,7 @@ class Generations:
         return self._engine.stalled_s
 
     async def watch(self) -> None:
-        """Raise the error that ended the engine thread, when it ends."""
+        """Raise the error that ended the engine, when it ends."""
         await self._failure
 
     def open(self, submits: Sequence[Submit], on_news: Callable[[], object]) -> Generation:
@@ -238,14 +241,17 @@ class Generations:
             raise
         return generation
 
-    def _on_outputs(self, outputs: Sequence[Output]) -> None:
+    def hear_outputs(self, outputs: Sequence[Output]) -> None:
         self._loop.call_soon_threadsafe(self._dispatch, outputs)
 
-    def _on_failed(self, failed: list[SequenceFailed]) -> None:
+    def hear_failed(self, failed: Sequence[SequenceFailed]) -> None:
         self._loop.call_soon_threadsafe(self._dispatch_failed, failed)
 
-    def _on_failure(self, error: BaseException) -> None:
+    def hear_failure(self, error: BaseException) -> None:
         self._loop.call_soon_threadsafe(self._fail, error)
+
+    def hear_ready(self, is_ready: bool) -> None:
+        self._loop.call_soon_threadsafe(self._mark_ready, is_ready)
 
     def _dispatch(self, outputs: Sequence[Output]) -> None:
         self._pacing.step()
@@ -254,7 +260,7 @@ class Generations:
             if generation is not None:
                 generation.put(output)
 
-    def _dispatch_failed(self, failed: list[SequenceFailed]) -> None:
+    def _dispatch_failed(self, failed: Sequence[SequenceFailed]) -> None:
         for one in failed:
             if (generation := self._generations.get(one.sequence_id)) is not None:
                 generation.fail(one)
@@ -262,3 +268,8 @@ class Generations:
     def _fail(self, error: BaseException) -> None:
         if not self._failure.done():
             self._failure.set_exception(error)
+
+    def _mark_ready(self, is_ready: bool) -> None:
+        gone, come = (self.away, self.ready) if is_ready else (self.ready, self.away)
+        gone.clear()
+        come.set()

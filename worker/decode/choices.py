@@ -31,8 +31,7 @@ from worker.decode.constraints import Grammar, GrammarMatcher, token_mask
 from worker.decode.scores import PromptScorer, token_logprobs
 from worker.decode.served_model import ServedModel
 from worker.decode.whole_answer import ChoiceEvent
-from worker.engine.engine import Output
-from worker.engine.interface import PromptScored, SequenceId, StepOutput, Submit
+from worker.engine.interface import Output, PromptScored, SequenceId, StepOutput, Submit
 from worker.text import Tokenizer
 from worker.text.stream import TextStream
 

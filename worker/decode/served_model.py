@@ -8,7 +8,9 @@ from shared.control_groups import usable_cpus
 from shared.messages import ReasoningSwitch
 from shared.settings import WorkerSettings
 from worker.decode.constraints import Constraints
+from worker.engine.driver import EngineThread
 from worker.engine.engine import Engine
+from worker.engine.interface import TokenEngine
 from worker.text import (
     TextThreads,
     Tokenizer,
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 class ServedModel:
     name: str
     tokenizer: Tokenizer
-    engine: Engine
+    engine: TokenEngine
     max_seq_len: int
     """Maximum length of prompt and output together, in tokens: limited by the model's context and
     the KV cache."""
@@ -106,7 +108,7 @@ def load(settings: WorkerSettings) -> ServedModel:
     return ServedModel(
         name=name_of(settings),
         tokenizer=tokenizer,
-        engine=Engine(runner, limits),
+        engine=EngineThread(Engine(runner, limits)),
         max_seq_len=min(runner.max_seq_len, runner.num_blocks * runner.block_size),
         fingerprint=loading.fingerprint(directory, settings.weight_format),
         numerics=numerics,

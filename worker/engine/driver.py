@@ -1,48 +1,38 @@
 """The engine thread. Commands and outputs are all that it exchanges with other threads."""
 
 import time
-from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from worker.engine.engine import Command, Engine, Output
-from worker.engine.interface import EngineLoad, SequenceFailed, Submit
+from worker.engine.engine import Engine
+from worker.engine.interface import Command, EngineListener, EngineLoad, Submit
 from worker.engine.step_times import StepTimes
-
-OnOutputs = Callable[[Sequence[Output]], None]
-OnFailed = Callable[[list[SequenceFailed]], None]
-OnFailure = Callable[[BaseException], None]
 
 
 class EngineThread:
-    """Runs steps while the engine has work, and sleeps otherwise.
+    """The `TokenEngine` in this process. It runs steps while the engine has work, and sleeps
+    otherwise.
 
-    The callbacks run in the engine thread and must not block. ``on_outputs`` is called after each
-    step that yielded tokens, ``on_failed`` after each that ended sequences without one.
-    ``on_failure`` is called once, with the error of a step or callback; the thread has then ended
-    and ignores further commands.
+    An error of a step or of the listener ends the thread.
     """
 
-    def __init__(
-        self, engine: Engine, on_outputs: OnOutputs, on_failed: OnFailed, on_failure: OnFailure
-    ) -> None:
+    def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._on_outputs = on_outputs
-        self._on_failed = on_failed
-        self._on_failure = on_failure
         self._commands: SimpleQueue[Command | None] = SimpleQueue()
         self._load = engine.load()
         self._busy_since: float | None = None
-        self._thread = Thread(target=self._run, name="engine", daemon=True)
+        self._thread: Thread | None = None
 
-    def start(self) -> None:
+    def start(self, listener: EngineListener) -> None:
+        self._thread = Thread(target=self._run, args=(listener,), name="engine", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         """End the thread after its current step, even if sequences are running, and close the
         engine."""
         self._commands.put(None)
-        self._thread.join()
+        if self._thread is not None:
+            self._thread.join()
         self._engine.close()
 
     def send(self, command: Command) -> None:
@@ -68,12 +58,12 @@ class EngineThread:
         busy_since = self._busy_since
         return 0.0 if busy_since is None else time.monotonic() - busy_since
 
-    def _run(self) -> None:
+    def _run(self, listener: EngineListener) -> None:
         try:
             while (commands := self._receive()) is not None:
-                self._step(commands)
+                self._step(commands, listener)
         except BaseException as error:  # noqa: BLE001 (the process decides how to react)
-            self._on_failure(error)
+            listener.hear_failure(error)
         finally:
             self._busy_since = None
 
@@ -89,13 +79,13 @@ class EngineThread:
                 return None
             commands.append(command)
 
-    def _step(self, commands: list[Command]) -> None:
+    def _step(self, commands: list[Command], listener: EngineListener) -> None:
         self._busy_since = time.monotonic()
         outputs = self._engine.step(commands)
         self._load = self._engine.load()
         if not self._engine.has_work:
             self._busy_since = None
         if outputs:
-            self._on_outputs(outputs)
+            listener.hear_outputs(outputs)
         if failed := self._engine.take_failed():
-            self._on_failed(failed)
+            listener.hear_failed(failed)

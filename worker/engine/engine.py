@@ -8,7 +8,6 @@ from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from math import isnan
 from operator import attrgetter
-from typing import TypeAlias
 
 from shared.errors import (
     ContextLengthExceeded,
@@ -21,8 +20,10 @@ from worker.engine.block_pool import BlockPool
 from worker.engine.interface import (
     NO_TOKEN,
     CancelSequence,
+    Command,
     EngineLoad,
     ModelRunner,
+    Output,
     Promote,
     PromptScored,
     ScheduledBatch,
@@ -39,9 +40,6 @@ from worker.engine.scheduler import Scheduler, SchedulerLimits
 from worker.engine.sequence import Sequence
 from worker.engine.step_plan import StepPlan
 from worker.engine.step_times import StepFacts, StepTimes
-
-Command: TypeAlias = Submit | CancelSequence | Promote
-Output: TypeAlias = StepOutput | PromptScored
 
 MAX_PREPARATION_S = 0.1
 """Seconds that one step spends on constraints, before it leaves the others to the next step.

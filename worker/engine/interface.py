@@ -1,15 +1,15 @@
-"""The engine's inputs and outputs, and the protocol of a model runner."""
+"""The inputs and outputs of engines, and the protocols of an engine and of a model runner."""
 
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
 
 from shared.errors import WarrenError
 from shared.messages import FinishReason, JobClass, SamplingParams
-from worker.engine.step_times import StepFacts
+from worker.engine.step_times import StepFacts, StepTimes
 
 NO_TOKEN = -1
 """The result of a row whose logits are not finite."""
@@ -93,6 +93,9 @@ class Promote:
     sequence_id: SequenceId
 
 
+Command: TypeAlias = Submit | CancelSequence | Promote
+
+
 class TokenScore(NamedTuple):
     """The log probability of a token, from the logits before processing."""
 
@@ -126,6 +129,9 @@ class PromptScored(Struct, frozen=True):
     sequence_id: SequenceId
     scores: list[TokenScore]
     finish_reason: FinishReason | None = None
+
+
+Output: TypeAlias = StepOutput | PromptScored
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +171,55 @@ class EngineLoad:
     """Tokens that were drafted since the start, and below those that were drawn as drafted."""
     num_accepted_tokens: int = 0
     last_step: StepFacts | None = None
+
+
+class EngineListener(Protocol):
+    """Hears what an engine does. The methods are called in the engine's thread and must not
+    block."""
+
+    def hear_outputs(self, outputs: Sequence[Output]) -> None:
+        """New tokens and scores, after each step that yielded some."""
+        ...
+
+    def hear_failed(self, failed: Sequence[SequenceFailed]) -> None:
+        """Sequences that ended without a last token."""
+        ...
+
+    def hear_failure(self, error: BaseException) -> None:
+        """The engine has ended and ignores further commands. Called at most once."""
+        ...
+
+    def hear_ready(self, is_ready: bool) -> None:
+        """Whether the engine can run sequences now. An engine is ready until it says otherwise."""
+        ...
+
+
+class TokenEngine(Protocol):
+    """Takes token ids and returns token ids: the engine in this process (`EngineThread`), or one
+    over HTTP (`worker.engines`). It runs in a thread of its own."""
+
+    @property
+    def step_times(self) -> StepTimes: ...
+
+    @property
+    def stalled_s(self) -> float:
+        """Seconds for which there has been work without a completed step; 0 while idle."""
+        ...
+
+    def start(self, listener: EngineListener) -> None: ...
+
+    def stop(self) -> None:
+        """End the engine, even if sequences are running. Returns when it has ended."""
+        ...
+
+    def send(self, command: Command) -> None:
+        """Queue a command. Thread-safe. Raises `ContextLengthExceeded` and `ValueError` for a
+        submit that can never run."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """The load after the last step. Thread-safe."""
+        ...
 
 
 class LogitEdits(NamedTuple):

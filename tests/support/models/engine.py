@@ -9,9 +9,11 @@ from typing import Literal
 from msgspec import structs
 
 from shared.messages import FinishReason, JobClass, SamplingParams
-from worker.engine.engine import Command, Engine, Output
+from worker.engine.engine import Engine
 from worker.engine.interface import (
+    Command,
     LogitEdits,
+    Output,
     PromptScored,
     ScheduledBatch,
     SequenceId,

@@ -14,6 +14,7 @@ from shared.bus.rabbit import RabbitBus
 from shared.settings import WorkerSettings
 from shared.telemetry import setup
 from worker.decode.served_model import ServedModel
+from worker.engine.driver import EngineThread
 from worker.engine.engine import Engine
 from worker.engine.interface import ScheduledBatch, StepHandle
 from worker.engine.scheduler import SchedulerLimits
@@ -50,7 +51,7 @@ def mortal_model(worker: WorkerSettings, step_s: float) -> ServedModel:
     return ServedModel(
         name=MODEL,
         tokenizer=honest.tokenizer,
-        engine=Engine(runner, limits),
+        engine=EngineThread(Engine(runner, limits)),
         max_seq_len=8192,
         fingerprint=MODEL,
     )

@@ -18,10 +18,6 @@ from worker.model.echo import EchoRunner
 ID = SequenceId("request", 0)
 
 
-def ignore(_: object) -> None:
-    """In place of the engine's callbacks."""
-
-
 class Reader:
     """Takes tokens whenever there are news."""
 
@@ -29,10 +25,9 @@ class Reader:
         self.taken: list[list[int]] = []
         runner = EchoRunner(num_blocks=4, block_size=4, vocab_size=VOCAB_SIZE)
         engine = Engine(runner, SchedulerLimits(max_num_seqs=1, max_num_batched_tokens=64))
-        thread = EngineThread(engine, ignore, ignore, ignore)
         self.pacing = EventPacing(math.inf, max_delay_s=0.01)
         self.generation = Generation(
-            thread, {}, [ID], self.take, self.pacing, is_interactive=is_interactive
+            EngineThread(engine), {}, [ID], self.take, self.pacing, is_interactive=is_interactive
         )
 
     def put(self, *token_ids: int, is_last: bool = False) -> None:

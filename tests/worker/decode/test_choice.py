@@ -12,8 +12,7 @@ from shared.settings import WorkerSettings
 from tests.support.workers.jobs import new_job
 from worker.decode.bridge import Generation
 from worker.decode.choices import ChoicePlan, Choices, ChoiceWriter, Vocabulary
-from worker.engine.engine import Output
-from worker.engine.interface import SequenceId, StepOutput
+from worker.engine.interface import Output, SequenceId, StepOutput
 from worker.text import Tokenizer
 
 

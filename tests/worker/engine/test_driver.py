@@ -15,10 +15,11 @@ from tests.support.models.engine import (
     new_submit,
 )
 from worker.engine.driver import EngineThread
-from worker.engine.engine import Engine, Output
+from worker.engine.engine import Engine
 from worker.engine.interface import (
     CancelSequence,
     ModelRunner,
+    Output,
     ScheduledBatch,
     SequenceFailed,
     StepHandle,
@@ -30,12 +31,24 @@ PATIENCE_S = 30.0
 
 
 class Listener:
-    """The callbacks of an engine thread."""
+    """An `EngineListener` that keeps what it hears."""
 
     def __init__(self) -> None:
         self.outputs: SimpleQueue[Sequence[Output]] = SimpleQueue()
-        self.failed: SimpleQueue[list[SequenceFailed]] = SimpleQueue()
+        self.failed: SimpleQueue[Sequence[SequenceFailed]] = SimpleQueue()
         self.failures: SimpleQueue[BaseException] = SimpleQueue()
+
+    def hear_outputs(self, outputs: Sequence[Output]) -> None:
+        self.outputs.put(outputs)
+
+    def hear_failed(self, failed: Sequence[SequenceFailed]) -> None:
+        self.failed.put(failed)
+
+    def hear_failure(self, error: BaseException) -> None:
+        self.failures.put(error)
+
+    def hear_ready(self, is_ready: bool) -> None:
+        raise AssertionError("an engine in this process is always ready")
 
     def hear_ends(self, num_ends: int) -> list[Output]:
         """All outputs up to the given number of finished sequences."""
@@ -53,8 +66,8 @@ def echo_runner(step_s: float = 0.0) -> EchoRunner:
 def running(runner: ModelRunner) -> Iterator[tuple[EngineThread, Listener]]:
     listener = Listener()
     engine = Engine(runner, SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=64))
-    thread = EngineThread(engine, listener.outputs.put, listener.failed.put, listener.failures.put)
-    thread.start()
+    thread = EngineThread(engine)
+    thread.start(listener)
     try:
         yield thread, listener
     finally:

@@ -11,9 +11,9 @@ from msgspec import structs
 
 from shared.messages import JobClass
 from tests.support.models.engine import VOCAB_SIZE, SmallEngine, expected_outputs, new_submit
-from worker.engine.engine import Command
 from worker.engine.interface import (
     CancelSequence,
+    Command,
     Promote,
     ScheduledBatch,
     SequenceId,

@@ -6,9 +6,10 @@ import pytest
 
 from shared.messages import SamplingParams
 from tests.support.models.engine import VOCAB_SIZE, by_sequence, expected_outputs, new_submit
-from worker.engine.engine import Engine, Output
+from worker.engine.engine import Engine
 from worker.engine.interface import (
     NO_TOKEN,
+    Output,
     ScheduledBatch,
     SequenceFailed,
     StepHandle,

@@ -5,9 +5,10 @@ import random
 import pytest
 
 from tests.support.models.engine import VOCAB_SIZE, by_sequence, expected_outputs, new_submit
-from worker.engine.engine import Engine, Output
+from worker.engine.engine import Engine
 from worker.engine.interface import (
     CancelSequence,
+    Output,
     ScheduledBatch,
     SequenceFailed,
     StepFailed,

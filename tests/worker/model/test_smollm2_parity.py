@@ -13,8 +13,8 @@ from shared.messages import SamplingParams, TextPrompt
 from tests.support.models.batches import GREEDY, batch, share
 from tests.support.models.engine import by_sequence
 from tests.support.models.numerics import assert_close
-from worker.engine.engine import Engine, Output
-from worker.engine.interface import SequenceId, Submit
+from worker.engine.engine import Engine
+from worker.engine.interface import Output, SequenceId, Submit
 from worker.engine.scheduler import SchedulerLimits
 from worker.model.forward import Decoder
 from worker.model.inputs import build_inputs

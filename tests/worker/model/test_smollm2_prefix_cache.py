@@ -10,8 +10,8 @@ from kernels.providers import load_ops
 from shared.messages import JobClass, TextPrompt
 from tests.support.models.batches import GREEDY
 from tests.support.models.engine import by_sequence
-from worker.engine.engine import Engine, Output
-from worker.engine.interface import SequenceId, Submit
+from worker.engine.engine import Engine
+from worker.engine.interface import Output, SequenceId, Submit
 from worker.engine.scheduler import SchedulerLimits
 from worker.model.forward import Decoder
 from worker.model.loading import load_decoder
