@@ -15,7 +15,7 @@
     │   └── StreamExpired               stream_expired
     ├── ServiceError                  a valid request that the service could not complete
     │   ├── Overloaded                  rate_limit_exceeded
-    │   │   └── RateLimited               a limit of the API key
+    │   │   └── RateLimited               a limit of the API key or tenant
     │   ├── Unavailable                 service_unavailable
     │   │   └── ShuttingDown              the process ends
     │   ├── OutOfMemory                 out_of_memory
@@ -141,8 +141,8 @@ class Overloaded(ServiceError):
 
 
 class RateLimited(Overloaded):
-    """A limit of the API key is reached; ``limit`` is its field in the file of keys. ``kind`` is
-    ``requests`` or ``tokens``."""
+    """A limit of the API key or its tenant is reached; ``limit`` is its field in the file of keys,
+    after ``tenant_`` if it is the tenant's. ``kind`` is ``requests`` or ``tokens``."""
 
     def __init__(
         self, message: str, *, limit: str, kind: str = "requests", retry_after_s: float = 1.0

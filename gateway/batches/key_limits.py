@@ -27,7 +27,8 @@ def key_of(batch: BatchRecord, keys: Keys) -> ApiKey:
         return known
     limits = dict(batch.key_limits or {})
     models = tuple(limits.pop("models", ()))
-    return ApiKey(batch.key_id, batch.tenant, "", "", models=models, **limits)
+    of_tenant = keys.limits_of(batch.tenant)
+    return ApiKey(batch.key_id, batch.tenant, "", "", models=models, of_tenant=of_tenant, **limits)
 
 
 class LineSlot:

@@ -1,4 +1,5 @@
-"""What API keys have used in the last minute at all gateways, and whether a request fits in.
+"""What API keys and tenants have used in the last minute at all gateways, and whether a request
+fits in.
 
 Counts are kept for each second, so that any 60 seconds stay within a limit. Nothing here has a
 clock or does I/O.
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gateway.intake.keys.api_key import ApiKey
+from gateway.intake.keys.tenant_limits import Account, account_id_of
 from shared.errors import RateLimited
 from shared.messages import DetachedJob, KeyUsage, LeftJob
 
@@ -53,6 +55,11 @@ class Claim:
     """Whether the generation was cancelled before it had begun."""
     has_ended: bool = False
     """Whether the generation has ended."""
+    account_ids: tuple[str, ...] = field(init=False)
+    """Whose use it adds to."""
+
+    def __post_init__(self) -> None:
+        self.account_ids = tuple(account.account_id for account in self.key.accounts)
 
     @property
     def goes_on(self) -> bool:
@@ -66,7 +73,7 @@ class Claim:
 
 @dataclass(slots=True)
 class _Tally:
-    """The use of one key at one gateway."""
+    """The use of one account at one gateway."""
 
     seconds: dict[int, tuple[int, int]] = field(default_factory=dict)
     num_running: int = 0
@@ -84,7 +91,7 @@ class _Tally:
 @dataclass(slots=True)
 class _Gateway:
     tallies: dict[str, _Tally] = field(default_factory=dict)
-    """The use of each API key, by key id."""
+    """The use of each API key and tenant, by the id of its account."""
     heard_at: float = 0.0
 
 
@@ -100,8 +107,8 @@ class Rate:
     """Seconds until nothing of it is used."""
 
 
-class KeyUse(NamedTuple):
-    """What a key with limits uses at all gateways."""
+class AccountUse(NamedTuple):
+    """What a key or a tenant with limits uses at all gateways."""
 
     num_requests: int
     """In the last minute."""
@@ -157,34 +164,38 @@ class JobClaims:
 
 
 class RequestWindows:
-    """The requests of any kind that each key has sent to this gateway in the last minute."""
+    """The requests of any kind that each account has sent to this gateway in the last minute."""
 
     def __init__(self) -> None:
         self._tallies: dict[str, _Tally] = {}
 
-    def count(self, key_id: str, limit: int, now: float) -> None:
+    def count(self, account: Account, limit: int, now: float) -> None:
         """Raises `RateLimited` if there are ``limit`` already."""
-        tally = self._tallies.setdefault(key_id, _Tally())
+        tally = self._tallies.setdefault(account.account_id, _Tally())
         tally.forget(now)
         seconds = {second: requests for second, (requests, _) in tally.seconds.items()}
         used = sum(seconds.values())
         if used >= limit:
-            raise RateLimited(
-                _says("requests of any kind per minute", limit, used, 1),
-                limit="requests_per_minute",
+            raise _refusal(
+                account,
+                "requests_per_minute",
+                _says("requests of any kind per minute", account, limit, used, 1),
                 retry_after_s=_until_free(seconds, used + 1 - limit, now),
             )
         tally.add(math.floor(now), 1, 0)
 
 
 class UsageLedger:
-    """The use of all keys. ``own`` is the gateway that admits."""
+    """The use of all keys and tenants. ``own`` is the gateway that admits.
+
+    What a request uses is counted for its key and for its tenant, if that has limits.
+    """
 
     def __init__(self, own: str) -> None:
         self.detached: dict[str, DetachedJob] = {}
         """The detached jobs that have not ended, by request id."""
         self.left: dict[str, LeftJob] = {}
-        """The jobs of keys with `ApiKey.max_concurrent` that go on without their clients, by
+        """The jobs of keys with `ApiKey.limits_concurrency` that go on without their clients, by
         request id."""
         self._own = own
         self._gateways = {own: _Gateway(heard_at=math.inf)}
@@ -192,41 +203,18 @@ class UsageLedger:
     def check(self, claim: Claim, *before: Claim) -> None:
         """Raises `RateLimited` unless the claim fits in after all that is counted and ``before``,
         other claims that are not counted yet."""
-        key, now = claim.key, claim.at
-        mine = [one for one in before if one.key.key_id == key.key_id]
         if claim.detached is not None:
             self._check_detached(claim, *before)
-        if key.max_concurrent is not None:
-            # A request that is sent again is the same job.
-            num_left = self._num_left(key.key_id, now, claim.request_id)
-            num_running = len(mine) + self._num_attended(key.key_id, now) + num_left
-            if num_running >= key.max_concurrent:
-                raise RateLimited(
-                    _says("concurrent requests", key.max_concurrent, num_running, 1),
-                    limit="max_concurrent",
-                    retry_after_s=_BUSY_RETRY_S,
-                )
-        for kind, limit in _limits(key):
-            index = _KINDS.index(kind)
-            wanted = (1, claim.num_tokens)[index]
-            claimed = sum((1, one.num_tokens)[index] for one in mine)
-            seconds = self._seconds(key.key_id, now, index)
-            used = claimed + sum(seconds.values())
-            if used + wanted > limit:
-                retry_after_s = _until_free(seconds, used + wanted - limit, now)
-                message = _says(f"{kind} per minute", limit, used, wanted)
-                raise RateLimited(
-                    message,
-                    limit=f"{kind}_per_minute",
-                    kind=kind,
-                    retry_after_s=retry_after_s,
-                )
+        for account in claim.key.accounts:
+            self._check_account(
+                account, claim, [one for one in before if account.account_id in one.account_ids]
+            )
 
     def add(self, claim: Claim) -> None:
         """Count an admitted claim."""
-        tally = self._own_tally(claim.key.key_id)
-        tally.add(claim.second, 1, claim.num_tokens)
-        tally.num_running += 1
+        for tally in self._own_tallies(claim):
+            tally.add(claim.second, 1, claim.num_tokens)
+            tally.num_running += 1
         if claim.detached is not None:
             self.detached.setdefault(claim.detached.request_id, claim.detached.job)
 
@@ -235,30 +223,33 @@ class UsageLedger:
         which they were counted, and additional ones are counted now."""
         change, claim.num_tokens = num_tokens - claim.num_tokens, num_tokens
         second = claim.second if change < 0 else math.floor(now)
-        self._own_tally(claim.key.key_id).add(second, 0, change)
+        for tally in self._own_tallies(claim):
+            tally.add(second, 0, change)
 
     def leave(self, claim: Claim) -> None:
         """Count a request as no longer running."""
-        self._own_tally(claim.key.key_id).num_running -= 1
+        for tally in self._own_tallies(claim):
+            tally.num_running -= 1
 
-    def own_usage(self, key_id: str, *claims: Claim) -> KeyUsage:
-        """What this gateway has admitted for a key, and ``claims`` in addition."""
-        tally = self._own_tally(key_id)
+    def own_usage(self, account_id: str, *claims: Claim) -> KeyUsage:
+        """What this gateway has admitted for an account, and ``claims`` in addition."""
+        tally = self._own_tally(account_id)
         seconds, num_running = dict(tally.seconds), tally.num_running
         for claim in claims:
-            if claim.key.key_id == key_id:
+            if account_id in claim.account_ids:
                 requests, tokens = seconds.get(claim.second, (0, 0))
                 seconds[claim.second] = requests + 1, tokens + claim.num_tokens
                 num_running += 1
         return KeyUsage(seconds, num_running)
 
-    def own_keys(self, now: float) -> list[str]:
-        """The ids of the keys that this gateway has admitted requests of; forgets the others."""
+    def own_accounts(self, now: float) -> list[str]:
+        """The ids of the accounts that this gateway has admitted requests of; forgets the
+        others."""
         tallies = self._gateways[self._own].tallies
-        for key_id, tally in list(tallies.items()):
+        for account_id, tally in list(tallies.items()):
             tally.forget(now)
             if not tally.seconds and not tally.num_running:
-                del tallies[key_id]
+                del tallies[account_id]
         return list(tallies)
 
     def is_without_client(self, request_id: str) -> bool:
@@ -276,35 +267,79 @@ class UsageLedger:
         self.left = {one: job for one, job in self.left.items() if job.deadline >= now}
 
     def hear(self, gateway: str, usage: dict[str, KeyUsage], now: float) -> None:
-        """Record what another gateway says of the keys that it names."""
+        """Record what another gateway says of the accounts that it names."""
         self._forget(now)
         heard = self._gateways.setdefault(gateway, _Gateway())
         heard.heard_at = now
-        for key_id, one in usage.items():
-            heard.tallies[key_id] = _Tally(dict(one.seconds), one.num_running)
+        for account_id, one in usage.items():
+            heard.tallies[account_id] = _Tally(dict(one.seconds), one.num_running)
 
     def rates(self, key: ApiKey, now: float) -> Iterator[Rate]:
-        """The state of the limits of a key for each minute."""
-        for kind, limit in _limits(key):
-            seconds = self._seconds(key.key_id, now, _KINDS.index(kind))
-            newest = max((second for second, num in seconds.items() if num), default=None)
-            reset_s = 0.0 if newest is None else max(newest + _WINDOW_S - now, 0.0)
-            yield Rate(kind, limit, sum(seconds.values()), reset_s)
+        """The state of the limits for each minute, of each kind the one of key and tenant of which
+        less is left."""
+        for index, kind in enumerate(_KINDS):
+            rates = (self._rate(account, kind, index, now) for account in key.accounts)
+            known = [rate for rate in rates if rate is not None]
+            if known:
+                yield min(known, key=lambda rate: rate.limit - rate.used)
 
-    def use_of(self, key_id: str, now: float) -> KeyUse:
-        requests, tokens = (self._seconds(key_id, now, index) for index in range(len(_KINDS)))
-        num_running = self._num_attended(key_id, now) + self._num_left(key_id, now)
-        return KeyUse(sum(requests.values()), sum(tokens.values()), num_running)
+    def use_of(self, account_id: str, now: float) -> AccountUse:
+        requests, tokens = (self._seconds(account_id, now, index) for index in range(len(_KINDS)))
+        num_running = self._num_attended(account_id, now) + self._num_left(account_id, now)
+        return AccountUse(sum(requests.values()), sum(tokens.values()), num_running)
 
-    def _num_left(self, key_id: str, now: float, but: str = "") -> int:
-        """The jobs of a key whose clients have left, without the job of request ``but``."""
+    def _check_account(self, account: Account, claim: Claim, before: list[Claim]) -> None:
+        """Raises `RateLimited` unless the claim is within the limits of ``account``, whose claims
+        ``before`` are not counted yet."""
+        account_id, now = account.account_id, claim.at
+        if account.max_concurrent is not None:
+            # A request that is sent again is the same job.
+            num_left = self._num_left(account_id, now, claim.request_id)
+            num_running = len(before) + self._num_attended(account_id, now) + num_left
+            if num_running >= account.max_concurrent:
+                raise _refusal(
+                    account,
+                    "max_concurrent",
+                    _says("concurrent requests", account, account.max_concurrent, num_running, 1),
+                    retry_after_s=_BUSY_RETRY_S,
+                )
+        for index, kind in enumerate(_KINDS):
+            limit = _limit(account, kind)
+            if limit is None:
+                continue
+            wanted = (1, claim.num_tokens)[index]
+            claimed = sum((1, one.num_tokens)[index] for one in before)
+            seconds = self._seconds(account_id, now, index)
+            used = claimed + sum(seconds.values())
+            if used + wanted > limit:
+                raise _refusal(
+                    account,
+                    f"{kind}_per_minute",
+                    _says(f"{kind} per minute", account, limit, used, wanted),
+                    kind=kind,
+                    retry_after_s=_until_free(seconds, used + wanted - limit, now),
+                )
+
+    def _rate(self, account: Account, kind: str, index: int, now: float) -> Rate | None:
+        limit = _limit(account, kind)
+        if limit is None:
+            return None
+        seconds = self._seconds(account.account_id, now, index)
+        newest = max((second for second, num in seconds.items() if num), default=None)
+        reset_s = 0.0 if newest is None else max(newest + _WINDOW_S - now, 0.0)
+        return Rate(kind, limit, sum(seconds.values()), reset_s)
+
+    def _num_left(self, account_id: str, now: float, but: str = "") -> int:
+        """The jobs of an account whose clients have left, without the job of request ``but``."""
         return sum(
-            job.key_id == key_id and job.deadline >= now and request_id != but
+            account_id in (job.key_id, account_id_of(job.tenant))
+            and job.deadline >= now
+            and request_id != but
             for request_id, job in self.left.items()
         )
 
-    def _num_attended(self, key_id: str, now: float) -> int:
-        return sum(tally.num_running for tally in self._tallies(key_id, now))
+    def _num_attended(self, account_id: str, now: float) -> int:
+        return sum(tally.num_running for tally in self._tallies(account_id, now))
 
     def _check_detached(self, claim: Claim, *before: Claim) -> None:
         assert claim.detached is not None
@@ -316,20 +351,25 @@ class UsageLedger:
             job.tenant == tenant for request_id, job in detached.items() if request_id != own_id
         )
         if num_detached >= claim.max_detached:
-            message = _says("unfinished detached requests", claim.max_detached, num_detached, 1)
-            raise RateLimited(message, limit="max_detached", retry_after_s=_BUSY_RETRY_S)
+            limit, name = claim.max_detached, f"the tenant {tenant}" if tenant else "this gateway"
+            raise RateLimited(
+                f"Rate limit reached for unfinished detached requests of {name}: Limit {limit}, "
+                f"Used {num_detached}, Requested 1.",
+                limit="max_detached",
+                retry_after_s=_BUSY_RETRY_S,
+            )
 
-    def _seconds(self, key_id: str, now: float, index: int) -> dict[int, int]:
+    def _seconds(self, account_id: str, now: float, index: int) -> dict[int, int]:
         """What was used in each second, at all gateways."""
         seconds: dict[int, int] = {}
-        for tally in self._tallies(key_id, now):
+        for tally in self._tallies(account_id, now):
             for second, numbers in tally.seconds.items():
                 seconds[second] = seconds.get(second, 0) + numbers[index]
         return seconds
 
-    def _tallies(self, key_id: str, now: float) -> Iterator[_Tally]:
+    def _tallies(self, account_id: str, now: float) -> Iterator[_Tally]:
         for name, gateway in self._gateways.items():
-            tally = gateway.tallies.get(key_id)
+            tally = gateway.tallies.get(account_id)
             if tally is not None:
                 tally.forget(now)
                 if name != self._own and gateway.heard_at > now + _AHEAD_S:
@@ -338,8 +378,11 @@ class UsageLedger:
                     tally.num_running = 0
                 yield tally
 
-    def _own_tally(self, key_id: str) -> _Tally:
-        return self._gateways[self._own].tallies.setdefault(key_id, _Tally())
+    def _own_tallies(self, claim: Claim) -> Iterator[_Tally]:
+        return map(self._own_tally, claim.account_ids)
+
+    def _own_tally(self, account_id: str) -> _Tally:
+        return self._gateways[self._own].tallies.setdefault(account_id, _Tally())
 
     def _forget(self, now: float) -> None:
         """Forget gateways that have been silent for longer than anything counts."""
@@ -351,10 +394,8 @@ class UsageLedger:
 _KINDS = ("requests", "tokens")
 
 
-def _limits(key: ApiKey) -> Iterator[tuple[str, int]]:
-    for kind, limit in zip(_KINDS, (key.requests_per_minute, key.tokens_per_minute), strict=True):
-        if limit is not None:
-            yield kind, limit
+def _limit(account: Account, kind: str) -> int | None:
+    return account.requests_per_minute if kind == "requests" else account.tokens_per_minute
 
 
 def _until_free(seconds: dict[int, int], num_wanted: int, now: float) -> float:
@@ -366,5 +407,16 @@ def _until_free(seconds: dict[int, int], num_wanted: int, now: float) -> float:
     return _WINDOW_S  # what claims it is not admitted yet
 
 
-def _says(what: str, limit: int, used: int, wanted: int) -> str:
-    return f"Rate limit reached for {what}: Limit {limit}, Used {used}, Requested {wanted}."
+def _refusal(
+    account: Account, limit: str, message: str, *, retry_after_s: float, kind: str = "requests"
+) -> RateLimited:
+    return RateLimited(
+        message, limit=f"{account.limit_prefix}{limit}", kind=kind, retry_after_s=retry_after_s
+    )
+
+
+def _says(what: str, account: Account, limit: int, used: int, wanted: int) -> str:
+    return (
+        f"Rate limit reached for {what} of {account.name}: Limit {limit}, Used {used}, Requested "
+        f"{wanted}."
+    )

@@ -1,15 +1,17 @@
-"""The limits of API keys, which hold for all gateways together.
+"""The limits of API keys and tenants, which hold for all gateways together.
 
 A gateway announces to all gateways what a request will use, and waits until it has received its own
 announcement. By then it has counted everything that the others announced before, and admits the
 request if it is within the limits. Only announcements that cross each other cause an error. Every
-announcement states the gateway's total usage of a key, so the next one corrects the effect of a
-lost one, or of a request that was not admitted. A gateway that starts asks the others for theirs.
+announcement states the gateway's total usage of a key or tenant, so the next one corrects the
+effect of a lost one, or of a request that was not admitted. A gateway that starts asks the others
+for theirs.
 
 A request counts as running until its job has ended. If its client leaves before, the job is
 announced to all gateways as one that goes on, and the worker reports its end to all of them.
 
-A request of a key without limits is admitted at once, unless it is detached.
+A request of a key without limits, whose tenant has none either, is admitted at once, unless it is
+detached.
 """
 
 import asyncio
@@ -24,14 +26,15 @@ from typing import TypeVar
 from starlette.exceptions import HTTPException
 
 from gateway.intake.key_usage import (
+    AccountUse,
     Claim,
     DetachedClaim,
     JobClaims,
-    KeyUse,
     RequestWindows,
     UsageLedger,
 )
 from gateway.intake.keys.api_key import ApiKey
+from gateway.intake.keys.tenant_limits import account_id_of
 from gateway.intake.token_estimates import require_possible
 from shared import topology
 from shared.bus.base import Bus, Message
@@ -99,10 +102,11 @@ class RequestAttempt:
 
 
 class Limits:
-    """Admits the requests of one gateway, within the limits of their keys at all gateways."""
+    """Admits the requests of one gateway, within the limits of their keys and tenants at all
+    gateways."""
 
     def __init__(self, bus: Bus, max_detached: int, clock: Callable[[], float] = time.time) -> None:
-        """``max_detached``: of a tenant whose key does not say otherwise."""
+        """``max_detached``: of a tenant, unless its limits or its key say otherwise."""
         self._bus = bus
         self._max_detached = max_detached
         self._clock = clock
@@ -118,7 +122,7 @@ class Limits:
         self._left: dict[str, LeftJob] = {}
         """What the next report says of `UsageLedger.left`."""
         self._changed: set[str] = set()
-        """Ids of keys whose use must be announced to the other gateways."""
+        """Ids of accounts whose use must be announced to the other gateways."""
         self._ended: list[Ended] = []
         self._ends: dict[tuple[str, float], float] = {}
         """When workers reported the ends of the last seconds, by request id and deadline. A report
@@ -129,8 +133,8 @@ class Limits:
         self._must_request_reports = False
         """Whether the next report is to ask the other gateways for theirs."""
         self._must_send_full_report = False
-        """Whether another gateway has asked for the use of all keys and for all detached jobs that
-        are known here."""
+        """Whether another gateway has asked for the use of all accounts and for all detached jobs
+        that are known here."""
         self._request_number = 0
         """The number of the report that asked the others for theirs; 0 if none is unanswered."""
         self._is_ready = asyncio.Event()
@@ -161,7 +165,8 @@ class Limits:
             if is_detached:
                 counted = DetachedJob(job.tenant, job.deadline, key.key_id)
                 claim.detached = DetachedClaim(job.request_id, counted)
-                claim.max_detached = key.max_detached or self._max_detached
+                own, of_tenant = key.max_detached, key.of_tenant.max_detached
+                claim.max_detached = own or of_tenant or self._max_detached
         require_possible(key, num_tokens)
         await self._wait_decided(claim)
         grant = Grant(self, claim)
@@ -189,16 +194,16 @@ class Limits:
                 refused = Claim(key, self._clock())
                 self._ledger.add(refused)
                 self._ledger.leave(refused)
-                self._publish_usage_of(key.key_id)
+                self._publish_usage_of(*refused.account_ids)
             raise
 
     def count_any(self, key: ApiKey) -> None:
         """Count a request of any kind at this gateway, before anything is done for it. Raises
-        `RateLimited` if the key has sent too many in the last minute."""
-        if key.requests_per_minute is None:
-            return
-        limit = max(_MIN_ANY, _ANY_PER_REQUEST * key.requests_per_minute)
-        self._any.count(key.key_id, limit, self._clock())
+        `RateLimited` if the key or its tenant has sent too many in the last minute."""
+        for account in key.accounts:
+            if account.requests_per_minute is not None:
+                limit = max(_MIN_ANY, _ANY_PER_REQUEST * account.requests_per_minute)
+                self._any.count(account, limit, self._clock())
 
     def note_published(self, claim: Claim, *, has_ended: bool, again: bool) -> None:
         """Note that the job of an admitted claim is published, or ``again`` after it had ended."""
@@ -250,15 +255,20 @@ class Limits:
             self.end(request_id)
 
     def headers(self, key: ApiKey) -> Iterator[tuple[bytes, bytes]]:
-        """OpenAI's headers about the limits of a key."""
+        """OpenAI's headers about the limits of a key and its tenant."""
         for rate in self._ledger.rates(key, self._clock()):
             values = rate.limit, max(rate.limit - rate.used, 0), _duration(rate.reset_s)
             for name, value in zip(("limit", "remaining", "reset"), values, strict=True):
                 yield f"x-ratelimit-{name}-{rate.kind}".encode(), str(value).encode()
 
-    def use_of(self, key: ApiKey) -> KeyUse | None:
-        """What a key uses at all gateways; None if it has no limits, because it is not counted."""
+    def use_of(self, key: ApiKey) -> AccountUse | None:
+        """What a key uses at all gateways; None if neither it nor its tenant has limits, because it
+        is not counted."""
         return self._ledger.use_of(key.key_id, self._clock()) if key.has_limits else None
+
+    def use_of_tenant(self, tenant: str) -> AccountUse:
+        """What a tenant with limits uses at all gateways."""
+        return self._ledger.use_of(account_id_of(tenant), self._clock())
 
     def listen(self) -> None:
         """Request the reports of the other gateways, which may have been missed until now."""
@@ -295,7 +305,7 @@ class Limits:
             if loop.time() >= beats_at:
                 beats_at = loop.time() + _HEARTBEAT_S
                 self._forget_ends()
-                self._publish_usage_of(*self._ledger.own_keys(self._clock()))
+                self._publish_usage_of(*self._ledger.own_accounts(self._clock()))
             self._news.clear()
             if (
                 self._changed
@@ -309,7 +319,8 @@ class Limits:
                 except BusError as error:
                     # Requests that wait for it may have the time to hear the next one.
                     logger.warning("usage of API keys not announced", extra={"reason": error.code})
-                    self._publish_usage_of(*(claim.key.key_id for claim in self._waiting))
+                    for claim in self._waiting:
+                        self._publish_usage_of(*claim.account_ids)
                     self.listen()
                     await asyncio.sleep(_RETRY_PAUSE_S)
                     await self._bus.wait_connected()
@@ -323,7 +334,7 @@ class Limits:
                 await self._is_ready.wait()
                 self._ledger.check(claim, *self._waiting)
                 self._waiting[claim] = decided
-                self._publish_usage_of(claim.key.key_id)
+                self._publish_usage_of(*claim.account_ids)
                 await decided
         except TimeoutError:
             if not decided.done() or decided.cancelled():
@@ -362,14 +373,14 @@ class Limits:
         is_known = self._ledger.is_without_client(claim.request_id)
         if is_known or self._jobs.is_claimed(claim.request_id):
             claim.is_repeated, claim.num_tokens = True, 0
-            self._publish_usage_of(claim.key.key_id)
+            self._publish_usage_of(*claim.account_ids)
         if claim.detached is None or not is_known:
             self._jobs.add(claim)
 
     def _retract(self, claim: Claim) -> None:
         """Withdraw a claim that may have been announced to the other gateways. A job that was
         claimed before, by the same request, goes on."""
-        self._publish_usage_of(claim.key.key_id)
+        self._publish_usage_of(*claim.account_ids)
         if claim.detached is not None:
             request_id = claim.detached.request_id
             if self._jobs.has(claim) or request_id not in self._ledger.detached:
@@ -381,16 +392,16 @@ class Limits:
             self._ledger.settle(claim, 0, self._clock())
             self._retract(claim)
             self._jobs.remove(claim)
-        elif claim.goes_on and claim.key.max_concurrent is not None:
-            job = LeftJob(claim.key.key_id, claim.ends_by)
+        elif claim.goes_on and claim.key.limits_concurrency:
+            job = LeftJob(claim.key.key_id, claim.ends_by, claim.key.tenant)
             self._ledger.left[claim.request_id] = self._left[claim.request_id] = job
             self._news.set()
-        self._publish_usage_of(claim.key.key_id)
+        self._publish_usage_of(*claim.account_ids)
 
     def _count(self, claim: Claim, num_tokens: int) -> None:
         if claim.key.has_limits:
             self._ledger.settle(claim, num_tokens, self._clock())
-            self._publish_usage_of(claim.key.key_id)
+            self._publish_usage_of(*claim.account_ids)
 
     def _hear_end(self, ended: Ended) -> None:
         job = self._ledger.end(ended.request_id)
@@ -409,17 +420,17 @@ class Limits:
         """The jobs of a report whose ends were not reported before it arrived."""
         return {one: job for one, job in jobs.items() if (one, job.deadline) not in self._ends}
 
-    def _publish_usage_of(self, *key_ids: str) -> None:
-        """Let the next report name the use of these keys."""
-        if key_ids:
-            self._changed.update(key_ids)
+    def _publish_usage_of(self, *account_ids: str) -> None:
+        """Let the next report name the use of these accounts."""
+        if account_ids:
+            self._changed.update(account_ids)
             self._news.set()
 
     async def _publish(self) -> None:
         """Raises `BusError`."""
         self._report_number += 1
         if self._must_request_reports or self._must_send_full_report:
-            self._changed.update(self._ledger.own_keys(self._clock()))
+            self._changed.update(self._ledger.own_accounts(self._clock()))
         if self._must_request_reports:
             self._request_number = self._report_number
         for claim in self._waiting:
@@ -432,7 +443,7 @@ class Limits:
         usage = UsageReport(
             gateway=self.name,
             number=self._report_number,
-            keys={key_id: self._ledger.own_usage(key_id, *claims) for key_id in changed},
+            keys={one: self._ledger.own_usage(one, *claims) for one in changed},
             detached=detached,
             left=dict(self._ledger.left) if was_full else left,
             is_new=self._must_request_reports,
@@ -441,7 +452,7 @@ class Limits:
         try:
             await self._bus.publish(topology.USAGE, Message(encode(usage)))
         except BusError:
-            # Nothing else would name a key that is no longer used.
+            # Nothing else would name an account that is no longer used.
             self._changed |= changed
             self._left = left | self._left
             self._must_send_full_report |= was_full

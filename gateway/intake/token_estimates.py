@@ -28,14 +28,17 @@ _EMPTY_BYTES = len(encode(ChatPrompt(messages=(ChatMessage(role="user", content=
 
 
 def require_possible(key: ApiKey, num_tokens: int) -> None:
-    """Raises `InvalidRequest` if the limits of the key never admit a request of about this many
-    tokens. The worker, which knows the number, checks `GenerationJob.max_total_tokens`."""
-    if key.tokens_per_minute is not None and num_tokens > key.tokens_per_minute:
-        raise InvalidRequest(
-            f"The request has about {num_tokens} tokens, and this API key has "
-            f"{key.tokens_per_minute} tokens per minute.",
-            param="max_tokens",
-        )
+    """Raises `InvalidRequest` if the limits of the key and its tenant never admit a request of
+    about this many tokens. The worker, which knows the number, checks
+    `GenerationJob.max_total_tokens`."""
+    for account in key.accounts:
+        limit = account.tokens_per_minute
+        if limit is not None and num_tokens > limit:
+            raise InvalidRequest(
+                f"The request has about {num_tokens} tokens, and {account.name} has {limit} tokens "
+                "per minute.",
+                param="max_tokens",
+            )
 
 
 def tokens_of(job: GenerationJob) -> int:

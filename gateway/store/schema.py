@@ -249,6 +249,16 @@ MODELS = Table(
     Column("seen_at", Float, nullable=False),
 )
 
+TENANTS = Table(
+    "tenants",
+    METADATA,
+    Column("tenant", String(128), primary_key=True),
+    # The fields of `gateway.intake.keys.tenant_limits.TenantLimits` that are not None.
+    Column("limits", JSON, nullable=False),
+    # Grows with each change.
+    Column("revision", BigInteger, nullable=False),
+)
+
 API_KEYS = Table(
     "api_keys",
     METADATA,

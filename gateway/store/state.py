@@ -25,6 +25,7 @@ from gateway.store.history.room import StoreLimits, TenantRoom
 from gateway.store.seen_models import SeenModels
 from gateway.store.tenants.erasure import Erasure
 from gateway.store.tenants.keys import StoredKeys
+from gateway.store.tenants.limits import StoredLimits
 from gateway.store.usage import UsageRecords
 from gateway.store.webhooks import Webhooks
 from shared.errors import StartupError, Unavailable
@@ -55,6 +56,7 @@ class StoredState:
     models: SeenModels
     erasure: Erasure
     keys: StoredKeys
+    limits: StoredLimits
 
     @property
     def spaces(self) -> tuple[FreeSpace, FreeSpace]:
@@ -200,6 +202,7 @@ class Store:
                 SeenModels(database),
                 Erasure(database, files),
                 StoredKeys(database),
+                StoredLimits(database),
             )
             self._is_open.set()
         return self._state

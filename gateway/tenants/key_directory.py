@@ -1,37 +1,45 @@
-"""The API keys of the database at a gateway: read again whenever any gateway has changed them, so
-that no request waits for the database, and changed for operators."""
+"""The API keys and the limits of tenants in the database, at a gateway: read again whenever any
+gateway has changed them, so that no request waits for the database, and changed for operators."""
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+from msgspec import structs
+
 from gateway.intake.keys.accepted import Keys
 from gateway.intake.keys.api_key import ApiKey, new_key, rotated
+from gateway.intake.keys.tenant_limits import TenantLimits
 from gateway.store.state import Store
 from gateway.store.tenants.keys import KeysVersion, StoredKeys
+from gateway.store.tenants.limits import LimitsVersion
 from shared.errors import Conflict, NotFound, Unavailable
 
 logger = logging.getLogger(__name__)
 
 _LOOK_INTERVAL_S = 2.0
+"""Seconds after which a gateway asks again whether another one has changed anything."""
 _FIRST_LOOK_S = 5.0
 """Seconds that the start of a gateway waits for the database."""
 
 
 class KeyDirectory:
-    """Keeps the keys that a gateway accepts equal to those of the database.
+    """Keeps the keys that a gateway accepts, and the limits of tenants, equal to those of the
+    database.
 
     Operators begin with a key of the file, so a gateway without a file of keys, which requires no
     key, has none of the database either.
     """
 
-    def __init__(self, store: Store, keys: Keys) -> None:
+    def __init__(self, store: Store, keys: Keys, interval_s: float = _LOOK_INTERVAL_S) -> None:
         self._store = store
         self._keys = keys
-        self._version: KeysVersion | None = None
+        self._interval_s = interval_s
+        self._version: tuple[KeysVersion, LimitsVersion] | None = None
         self._reading = asyncio.Lock()
         if keys.are_needed and store.is_in_use:
             keys.expect_stored()
@@ -55,17 +63,17 @@ class KeyDirectory:
         while True:
             with suppress(Unavailable):  # which the outage of the database reports
                 await self.refresh()
-            await asyncio.sleep(_LOOK_INTERVAL_S)
+            await asyncio.sleep(self._interval_s)
 
     async def refresh(self) -> None:
-        """Read the keys if they have changed. Raises `Unavailable`."""
+        """Read keys and limits if any have changed. Raises `Unavailable`."""
         async with self._reading:
-            stored = (await self._store.open()).keys
-            version = await stored.version()
+            state = await self._store.open()
+            version = await state.keys.version(), await state.limits.version()
             if version == self._version:
                 self._keys.confirm_stored()
                 return
-            self._keys.accept_stored(await stored.all())
+            self._keys.accept_stored(await state.keys.all(), await state.limits.all())
             self._version = version
 
     async def add(self, tenant: str, options: dict[str, Any]) -> tuple[str, ApiKey]:
@@ -103,13 +111,26 @@ class KeyDirectory:
         await self._refresh_if_possible()
         return key
 
-    async def _stored(self, key_id: str = "") -> StoredKeys:
-        """Raises `Conflict` if a key of this gateway's database has no effect."""
+    async def limit(self, tenant: str, changes: Mapping[str, Any]) -> TenantLimits:
+        """Replace some of a tenant's limits, which are returned. Raises `Conflict` and
+        `Unavailable`."""
+        self._require_keys()
+        stored = (await self._store.open()).limits
+        limits = await stored.change(tenant, lambda old: structs.replace(old, **changes))
+        await self._refresh_if_possible()
+        return limits
+
+    def _require_keys(self) -> None:
+        """Raises `Conflict` if what is stored of keys and tenants has no effect here."""
         if not self._keys.are_needed:
             raise Conflict(
                 "This gateway requires no API keys. Start it with WARREN_KEYS_FILE and a key of "
                 "the scope operator."
             )
+
+    async def _stored(self, key_id: str = "") -> StoredKeys:
+        """Raises `Conflict` if a key of this gateway's database has no effect."""
+        self._require_keys()
         if self._keys.is_in_file(key_id):
             raise Conflict(
                 f"The API key {key_id} is in the file of keys. Change it there, with `warren keys "

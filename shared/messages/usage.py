@@ -1,5 +1,5 @@
-"""What requests have used: reports to all gateways for the limits of API keys, and the durable
-record of each request."""
+"""What requests have used: reports to all gateways for the limits of API keys and tenants, and the
+durable record of each request."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -21,7 +21,7 @@ Duration: TypeAlias = Annotated[float, Meta(ge=0.0)]
 
 
 class KeyUsage(Struct, frozen=True, array_like=True):
-    """The use of one API key at one gateway."""
+    """The use of one API key, or of one tenant, at one gateway."""
 
     seconds: dict[int, tuple[Count, Count]] = field(default_factory=dict)
     """The requests and tokens of each second of the last minute, by Unix time."""
@@ -41,32 +41,35 @@ class DetachedJob(Struct, frozen=True, array_like=True):
 
 class LeftJob(Struct, frozen=True, array_like=True):
     """A job that goes on although its client has left: it counts as a running request of its API
-    key."""
+    key and its tenant."""
 
     key_id: KeyId
     deadline: UnixTime
     """When it ends at the latest."""
+    tenant: Tenant = ""
 
 
 class UsageReport(Wire, frozen=True, kw_only=True):
     """To all gateways: what one gateway has admitted, and is about to admit.
 
-    The use of a key replaces that in the gateway's earlier reports. Each gateway sends a report
-    before it admits a request, and counts what it has received when its own report has come back.
+    The use of a key or tenant replaces that in the gateway's earlier reports. Each gateway sends a
+    report before it admits a request, and counts what it has received when its own report has come
+    back.
     """
 
     gateway: Annotated[str, Meta(max_length=64)]
     number: Count
     """The number of the message among those of the gateway."""
     keys: dict[str, KeyUsage] = field(default_factory=dict)
-    """The use of each key, by key id. Keys whose use has not changed are left out."""
+    """The use of each key, by key id, and of each tenant with limits, by ``tenant:`` and its name.
+    Keys and tenants whose use has not changed are left out."""
     detached: dict[RequestId, DetachedJob] = field(default_factory=dict)
     """New detached jobs, by request id."""
     left: dict[RequestId, LeftJob] = field(default_factory=dict)
     """Jobs whose clients have left since the last report, by request id."""
     is_new: bool = False
     """The gateway may have missed reports of the others: each answers with the use of all its keys
-    and all jobs without a client that it knows."""
+    and tenants and all jobs without a client that it knows."""
 
 
 class Ended(Wire, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@ Act: TypeAlias = Literal[
     "dead letters dropped",
     "usage records erased",
     "tenant erased",
+    "tenant limits changed",
     "model removed",
 ]
 Refusal: TypeAlias = Literal["login refused", "access refused"]

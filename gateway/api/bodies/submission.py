@@ -82,7 +82,7 @@ class Submission(NamedTuple):
             sampling=sampling,
             key_id=caller.key_id,
             is_counted=caller.counts_jobs,
-            max_total_tokens=caller.tokens_per_minute,
+            max_total_tokens=caller.max_total_tokens,
         )
         return self._replace(job=job)
 

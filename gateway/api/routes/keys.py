@@ -13,6 +13,7 @@ from gateway.api.bodies.parsing import Body, refused
 from gateway.api.openapi import answered, documented
 from gateway.api.routes import body_of, json_response
 from gateway.intake.keys.api_key import DEFAULT_SCOPES, SETTABLE, ApiKey, Scope, read_options
+from gateway.intake.keys.tenant_limits import Limit
 from gateway.wiring import Gateway
 from shared.errors import InvalidRequest
 from shared.telemetry import audit
@@ -23,7 +24,6 @@ _DAY_S = 24 * 3600
 _MAX_ITEMS = 256
 _ANY_TENANT = Query(None, max_length=128, description="Those of one tenant only.")
 
-Limit = Annotated[int, Meta(ge=1, lt=1 << 53)]
 Text = Annotated[str, Meta(max_length=128)]
 Models = Annotated[
     tuple[Text, ...],

@@ -1,19 +1,74 @@
 """/admin/v1/tenants: what operators do with tenants."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
+import msgspec
 from fastapi import APIRouter, Path, Request, Response
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from gateway.api.openapi import answered
-from gateway.api.routes import json_response
+from gateway.api.bodies.parsing import Body, refused
+from gateway.api.openapi import answered, documented
+from gateway.api.routes import body_of, json_response
 from gateway.intake.keys.api_key import TENANT, ApiKey
+from gateway.intake.keys.tenant_limits import NO_LIMITS, Limit, TenantLimits
 from gateway.wiring import Gateway
 from shared.errors import Conflict
 from shared.telemetry import audit
 
 _TENANT = Path(max_length=128, pattern=f"^{TENANT.pattern}$", description="The name of the tenant.")
 _MAX_SHOWN = 5
+_MAX_ITEMS = 16
+
+
+class TenantChanges(Body, frozen=True, kw_only=True):
+    """The body of ``POST /admin/v1/tenants/{tenant}``."""
+
+    requests_per_minute: Limit | None = None
+    tokens_per_minute: Limit | None = None
+    max_concurrent: Limit | None = None
+    max_detached: Limit | None = None
+    unset: Annotated[
+        tuple[
+            Literal["requests_per_minute", "tokens_per_minute", "max_concurrent", "max_detached"],
+            ...,
+        ],
+        Meta(max_length=_MAX_ITEMS, description="Limits that end."),
+    ] = ()
+
+    def changes(self) -> dict[str, Any]:
+        """The limits that are different afterwards. Raises `InvalidRequest`."""
+        given = {name: getattr(self, name) for name in TenantLimits.__struct_fields__}
+        changes: dict[str, Any] = dict.fromkeys(self.unset)
+        changes |= {name: value for name, value in given.items() if value is not None}
+        if not changes:
+            raise refused("body", "expected a limit that is to be changed.")
+        return changes
+
+
+class TenantDescription(Struct, frozen=True, kw_only=True, tag_field="object", tag="tenant"):
+    """A tenant with its limits, and what all its API keys use of them at all gateways. A limit of
+    null is no limit, and the use of a tenant without any of them is not counted: it is null."""
+
+    tenant: str
+    num_keys: int
+    """API keys in force."""
+    requests_per_minute: int | None
+    num_requests: int | None
+    """Requests of the last minute."""
+    tokens_per_minute: int | None
+    num_tokens: int | None
+    """Tokens of the last minute."""
+    max_concurrent: int | None
+    num_running: int | None
+    """Requests in flight."""
+    max_detached: int | None
+
+
+class TenantList(Struct, frozen=True, kw_only=True, tag_field="object", tag="list"):
+    """The tenants that have API keys or limits, in one page."""
+
+    data: Sequence[TenantDescription]
 
 
 class ErasedTenant(Struct, frozen=True, kw_only=True):
@@ -30,6 +85,34 @@ class ErasedTenant(Struct, frozen=True, kw_only=True):
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(prefix="/admin/v1/tenants", tags=["operators"])
 
+    @routes.get("", openapi_extra={"responses": {"200": answered(TenantList)}})
+    async def list_tenants() -> Response:
+        """List the tenants that have API keys or limits."""
+        with_limits = (tenant for tenant, one in gateway.keys.tenants.items() if one != NO_LIMITS)
+        names = {*(key.tenant for key in gateway.keys.known), *with_limits}
+        return json_response(TenantList(data=[_described(gateway, name) for name in sorted(names)]))
+
+    @routes.get("/{tenant}", openapi_extra={"responses": {"200": answered(TenantDescription)}})
+    async def get_tenant(tenant: str = _TENANT) -> Response:
+        """Show the limits of a tenant, and what it uses of them."""
+        return json_response(_described(gateway, tenant))
+
+    @routes.post(
+        "/{tenant}",
+        openapi_extra=documented(
+            TenantChanges, {"tokens_per_minute": 500000}, TenantDescription, streams=False
+        ),
+    )
+    async def change_limits(request: Request, tenant: str = _TENANT) -> Response:
+        """Change the limits that all API keys of a tenant have together. What is left out stays as
+        it is."""
+        changes = (await body_of(gateway, request, TenantChanges)).changes()
+        await gateway.key_directory.limit(tenant, changes)
+        caller: ApiKey = request.state.caller
+        facts = {"limited_tenant": tenant, "limits": changes}
+        audit.record("tenant limits changed", tenant=caller.tenant, key_id=caller.key_id, **facts)
+        return json_response(_described(gateway, tenant))
+
     @routes.delete("/{tenant}", openapi_extra={"responses": {"200": answered(ErasedTenant)}})
     async def erase_tenant(request: Request, tenant: str = _TENANT) -> Response:
         """Permanently delete all that is stored of a tenant, and cancel its work. Its API keys must
@@ -45,6 +128,19 @@ def router(gateway: Gateway) -> APIRouter:
         return json_response(answer)
 
     return routes
+
+
+def _described(gateway: Gateway, tenant: str) -> TenantDescription:
+    limits = gateway.keys.limits_of(tenant)
+    use = gateway.limits.use_of_tenant(tenant) if limits.are_counted else None
+    return TenantDescription(
+        tenant=tenant,
+        num_keys=len(gateway.erasure.keys_of(tenant)),
+        num_requests=None if use is None else use.num_requests,
+        num_tokens=None if use is None else use.num_tokens,
+        num_running=None if use is None else use.num_running,
+        **msgspec.structs.asdict(limits),
+    )
 
 
 def _still_has(tenant: str, key_ids: list[str]) -> str:

@@ -6,11 +6,13 @@ import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from gateway.intake.keys.api_key import SCOPES, ApiKey, Scope, digest, id_of
 from gateway.intake.keys.key_file import examine, read_keys
+from gateway.intake.keys.tenant_limits import NO_LIMITS, TenantLimits
 from shared.errors import InvalidApiKey, PermissionDenied, StartupError, Unavailable
 from shared.settings import GatewaySettings
 from shared.telemetry import audit
@@ -45,8 +47,9 @@ def authorization_of(headers: Mapping[str, str]) -> str:
 class Keys:
     """The valid keys of a gateway, reloaded when their file changes.
 
-    Keys of the database are valid, too. `gateway.tenants.key_directory` reads them. While it
-    cannot, the keys that it has read stay valid for `STORED_VALID_S`.
+    Keys of the database are valid, too. `gateway.tenants.key_directory` reads them, and the limits
+    of tenants, which keys of the file have as well. While it cannot, the keys that it has read stay
+    valid for `STORED_VALID_S`.
 
     If the file becomes invalid, the current keys stay in force. Those whose lines are gone are
     still revoked if other lines are valid.
@@ -63,6 +66,7 @@ class Keys:
         self._keys = read_keys(path) if path is not None else {}
         self._of_file = self._keys
         self._stored: Mapping[str, ApiKey] = {}
+        self._tenants: Mapping[str, TenantLimits] = {}
         self._stored_until = math.inf
         """Until when what was read of the database counts; in the time of `time.monotonic`."""
         if path is not None and not self._keys:
@@ -105,10 +109,20 @@ class Keys:
         of them."""
         self._stored_until = -math.inf
 
-    def accept_stored(self, keys: Mapping[str, ApiKey]) -> None:
-        """Accept these keys of the database, and no other ones of it. A key of the file with the
-        same id counts more."""
-        self._stored = keys
+    @property
+    def tenants(self) -> Mapping[str, TenantLimits]:
+        """The tenants that have limits."""
+        return self._tenants
+
+    def limits_of(self, tenant: str) -> TenantLimits:
+        return self._tenants.get(tenant, NO_LIMITS)
+
+    def accept_stored(
+        self, keys: Mapping[str, ApiKey], tenants: Mapping[str, TenantLimits]
+    ) -> None:
+        """Accept these keys of the database, and no other ones of it, within these limits of their
+        tenants. A key of the file with the same id counts more."""
+        self._stored, self._tenants = keys, tenants
         self._replace(self._of_file)
         self.confirm_stored()
 
@@ -204,11 +218,16 @@ class Keys:
         """Accept these keys of the file, and those of the database."""
         self._of_file = of_file
         keys = of_file | {one: key for one, key in self._stored.items() if one not in of_file}
+        keys = {one: self._within_limits(key) for one, key in keys.items()}
         self._record_change(keys)
         self._revoked |= {one: key for one, key in self._keys.items() if one not in keys}
         for oldest in list(self._revoked)[:-_MAX_REVOKED]:
             del self._revoked[oldest]
         self._keys = keys
+
+    def _within_limits(self, key: ApiKey) -> ApiKey:
+        of_tenant = self.limits_of(key.tenant)
+        return key if of_tenant is key.of_tenant else replace(key, of_tenant=of_tenant)
 
     def _record_change(self, keys: dict[str, ApiKey]) -> None:
         """Record what becomes different with other ``keys``."""

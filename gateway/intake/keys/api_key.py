@@ -15,11 +15,12 @@ import re
 import secrets
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, get_args
 
+from gateway.intake.keys.tenant_limits import NO_LIMITS, Account, TenantLimits, account_of
 from shared.errors import InvalidRequest, ModelNotFound, PermissionDenied
 
 Scope: TypeAlias = Literal["generate", "cancel", "metrics", "operator"]
@@ -66,15 +67,17 @@ class ApiKey:
     previous: str = ""
     """The digest of the key before its last rotation, which is valid until ``previous_until``."""
     previous_until: datetime | None = None
+    of_tenant: TenantLimits = field(default=NO_LIMITS, compare=False)
+    """The limits of the tenant, which are no part of the key's line."""
 
     @property
     def line(self) -> str:
         """The key's line in the file."""
         words = [self.key_id, self.tenant, self.digest, self.created]
-        for field in _OPTIONS:
-            value = getattr(self, field)
-            if value != _DEFAULTS[field]:
-                words.append(f"{field}={_written(value)}")
+        for option in _OPTIONS:
+            value = getattr(self, option)
+            if value != _DEFAULTS[option]:
+                words.append(f"{option}={_written(value)}")
         return " ".join(words) + "\n"
 
     @property
@@ -84,19 +87,48 @@ class ApiKey:
         return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
 
     @property
+    def accounts(self) -> tuple[Account, ...]:
+        """Whose use its requests add to: its own and, if the tenant has limits, the tenant's."""
+        own = Account(
+            self.key_id,
+            "this API key",
+            self.requests_per_minute,
+            self.tokens_per_minute,
+            self.max_concurrent,
+        )
+        if not self.of_tenant.are_counted:
+            return (own,)
+        return own, account_of(self.tenant, self.of_tenant)
+
+    @property
     def has_rates(self) -> bool:
-        """Whether it has a limit for each minute."""
-        return self.requests_per_minute is not None or self.tokens_per_minute is not None
+        """Whether it or its tenant has a limit for each minute."""
+        return self._has_any("requests_per_minute", "tokens_per_minute")
 
     @property
     def has_limits(self) -> bool:
         """Whether its requests are counted at all gateways together."""
-        return self.has_rates or self.max_concurrent is not None
+        return self.has_rates or self.limits_concurrency
+
+    @property
+    def limits_concurrency(self) -> bool:
+        """Whether it or its tenant may have only so many requests at once."""
+        return self._has_any("max_concurrent")
 
     @property
     def counts_jobs(self) -> bool:
         """Whether its requests count until their jobs have ended."""
-        return self.tokens_per_minute is not None or self.max_concurrent is not None
+        return self._has_any("tokens_per_minute", "max_concurrent")
+
+    @property
+    def max_total_tokens(self) -> int | None:
+        """The most tokens that a request can ever have."""
+        limits = (self.tokens_per_minute, self.of_tenant.tokens_per_minute)
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def _has_any(self, *names: str) -> bool:
+        has = (getattr(one, name) is not None for one in (self, self.of_tenant) for name in names)
+        return any(has)
 
     def allows_model(self, model: str) -> bool:
         return not self.models or any(fnmatch.fnmatchcase(model, one) for one in self.models)
@@ -205,7 +237,7 @@ _OPTIONS: Mapping[str, Callable[[str], Any]] = {
 }
 SETTABLE = tuple(name for name in _OPTIONS if not name.startswith("previous"))
 """The fields that an operator chooses."""
-_DEFAULTS = {field.name: field.default for field in fields(ApiKey)}
+_DEFAULTS = {one.name: one.default for one in fields(ApiKey)}
 _LIMITS = (
     "models",
     "requests_per_minute",
@@ -238,9 +270,9 @@ def parse_line(line: str) -> ApiKey | None:
     if len(words) < len(_POSITIONAL):
         raise ValueError("expected ID TENANT SHA256 CREATED")
     values: dict[str, Any] = {}
-    for (field, (name, read)), word in zip(_POSITIONAL.items(), words, strict=False):
+    for (attribute, (name, read)), word in zip(_POSITIONAL.items(), words, strict=False):
         try:
-            values[field] = read(word)
+            values[attribute] = read(word)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     options: dict[str, str] = {}

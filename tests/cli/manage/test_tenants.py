@@ -37,6 +37,24 @@ def test_erasing_asks_first(url: str, typed: str, exit_code: int) -> None:
     assert ("0 rows of files deleted" in shown) == (exit_code == 0)
 
 
+def test_limits_are_changed_shown_and_listed(tmp_path: Path) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    options = ("--api-key", keys.add("ops", scopes=("operator",)))
+    with served(keys_file=str(keys.path)) as url:
+        options = ("--url", url, *options)
+        run("tenants", "limits", "alice", "--tokens-per-minute", "5000", *options)
+        changed = run("tenants", "limits", "alice", "--max-concurrent", "3", *options)
+        run("tenants", "limits", "alice", "--unset", "max-concurrent", *options)
+        shown = run("tenants", "limits", "alice", *options)
+        listed = run("tenants", "list", *options)
+
+    assert "tokens_per_minute: 0/5,000\n" in changed
+    assert "max_concurrent: 0/3\n" in changed
+    assert "max_concurrent: -\n" in shown
+    assert "alice" in listed
+    assert "0/5,000" in listed
+
+
 def test_the_keys_of_the_tenant_are_named(tmp_path: Path) -> None:
     keys = KeyFile(tmp_path / "keys")
     operator = keys.add("ops", scopes=("operator",))

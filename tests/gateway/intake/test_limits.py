@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from gateway.intake.keys.api_key import ApiKey
+from gateway.intake.keys.tenant_limits import TenantLimits
 from gateway.intake.limits import Limits
 from shared.bus.base import Binding, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
@@ -114,6 +115,12 @@ async def opened_over(stack: AsyncExitStack, bus: MemoryBus, clock: Clock) -> Li
 
 def key(**limits: Any) -> ApiKey:
     return ApiKey("00aa", "alice", "", "", **limits)
+
+
+def keys_of(tenant: TenantLimits, *, own: int | None = None) -> tuple[ApiKey, ApiKey]:
+    """Two keys of one tenant, of which the first has a limit of requests of its own."""
+    first = ApiKey("00aa", "alice", "", "", requests_per_minute=own, of_tenant=tenant)
+    return first, ApiKey("00bb", "alice", "", "", of_tenant=tenant)
 
 
 def detached_job(request_id: str, clock: Clock) -> GenerationJob:
@@ -282,7 +289,7 @@ async def test_a_detached_job_counts_until_its_worker_says_that_it_has_ended(
             grant.note_published()
             grant.settle(1)  # its worker knows better
         await heard()
-    with pytest.raises(RateLimited, match="unfinished detached requests: Limit 2, Used 2"):
+    with pytest.raises(RateLimited, match="detached requests of the tenant alice: Limit 2, Used 2"):
         async with other.admit(one, 100, detached_job("req-2", clock)):
             pass
 
@@ -332,7 +339,7 @@ async def test_a_detached_job_that_is_claimed_again_counts_once_and_does_not_end
     await heard()
 
     for limits in gateways:
-        with pytest.raises(RateLimited, match="unfinished detached requests: Limit 1, Used 1"):
+        with pytest.raises(RateLimited, match="of the tenant alice: Limit 1, Used 1"):
             async with limits.admit(one, job=detached_job("req-1", clock)):
                 pass
         limits.hear(Ended(request_id="req-0", num_tokens=100))
@@ -665,6 +672,81 @@ async def test_a_refusal_names_the_field_of_the_key(
                 pass
 
     assert raised.value.limit == field
+
+
+@pytest.mark.parametrize(
+    ("limits", "size", "limit", "message"),
+    [
+        ({"requests_per_minute": 4}, 1, "tenant_requests_per_minute", "requests per minute"),
+        ({"tokens_per_minute": 400}, 100, "tenant_tokens_per_minute", "tokens per minute"),
+    ],
+)
+async def test_the_keys_of_a_tenant_share_its_limits_at_all_gateways(
+    gateways: list[Limits], limits: dict[str, int], size: int, limit: str, message: str
+) -> None:
+    first, second = keys_of(TenantLimits(**limits))
+    for number in range(4):
+        assert await use(gateways[number % 3], (first, second)[number % 2], size, size) == size
+        await heard()
+
+    for key in (first, second):
+        with pytest.raises(RateLimited, match=f"{message} of the tenant alice: Limit 4") as caught:
+            async with gateways[1].admit(key, size):
+                pass
+        assert caught.value.limit == limit
+    bob = ApiKey("00cc", "bob", "", "", of_tenant=TenantLimits(**limits))
+    assert await use(gateways[1], bob, size, size) == size
+
+
+async def test_a_key_within_a_limited_tenant_keeps_its_own_limits(gateways: list[Limits]) -> None:
+    first, second = keys_of(TenantLimits(requests_per_minute=9), own=1)
+    await use(gateways[0], first, 1, 1)
+    await heard()
+
+    with pytest.raises(RateLimited, match="of this API key") as caught:
+        async with gateways[1].admit(first):
+            pass
+    assert caught.value.limit == "requests_per_minute"
+    assert await use(gateways[1], second, 1, 1) == 1
+
+
+async def test_a_job_whose_client_has_left_runs_for_all_keys_of_its_tenant(
+    gateways: list[Limits], clock: Clock
+) -> None:
+    first, second = keys_of(TenantLimits(max_concurrent=1))
+    async with gateways[0].admit(first, 10, running_job("req-1", clock)) as grant:
+        grant.note_published()
+    await heard()
+
+    with pytest.raises(RateLimited, match="concurrent requests of the tenant alice"):
+        async with gateways[1].admit(second):
+            pass
+    gateways[1].hear(Ended(request_id="req-1", num_tokens=5))
+    assert await use(gateways[1], second, 1, 1) == 1
+
+
+async def test_the_headers_are_about_the_limit_with_the_least_left(gateways: list[Limits]) -> None:
+    first, second = keys_of(TenantLimits(requests_per_minute=5), own=3)
+    for _ in range(3):
+        await use(gateways[0], second, 1, 1)
+
+    of_first, of_second = (dict(gateways[0].headers(key)) for key in (first, second))
+
+    assert of_first[b"x-ratelimit-limit-requests"] == b"5"
+    assert of_second[b"x-ratelimit-remaining-requests"] == b"2"
+
+
+async def test_detached_requests_have_the_limit_of_the_tenant_unless_the_key_says_otherwise(
+    gateways: list[Limits], clock: Clock
+) -> None:
+    first, second = keys_of(TenantLimits(max_detached=1))
+    async with gateways[0].admit(first, 0, detached_job("req-1", clock)) as grant:
+        grant.note_published()
+    await heard()
+
+    with pytest.raises(RateLimited, match="Limit 1, Used 1"):
+        async with gateways[1].admit(second, 0, detached_job("req-2", clock)):
+            pass
 
 
 async def test_a_cancelled_request_leaves_nothing(gateways: list[Limits]) -> None:

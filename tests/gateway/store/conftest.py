@@ -14,6 +14,7 @@ from gateway.store.files.records import Files
 from gateway.store.files.uploads import Uploads
 from gateway.store.seen_models import SeenModels
 from gateway.store.tenants.keys import StoredKeys
+from gateway.store.tenants.limits import StoredLimits
 from gateway.store.usage import UsageRecords
 from tests.support.deployment.postgres import PostgresServer
 
@@ -86,6 +87,11 @@ def usage(database: Database) -> UsageRecords:
 @pytest.fixture
 def seen_models(database: Database) -> SeenModels:
     return SeenModels(database)
+
+
+@pytest.fixture
+def stored_limits(database: Database) -> StoredLimits:
+    return StoredLimits(database)
 
 
 @pytest.fixture

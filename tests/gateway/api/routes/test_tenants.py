@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jsonschema
 import pytest
 
 from gateway.intake.keys.api_key import id_of
@@ -75,6 +76,79 @@ async def tenants(
     operator = file.add("ops", scopes=("operator",))
     async with live_gateway(bus, data_dir=tmp_path, keys_file=file.path) as gateway:
         yield Tenants(gateway, file, tmp_path, alice, bob, operator)
+
+
+async def limit(tenants: Tenants, tenant: str, **limits: Any) -> tuple[int, Any]:
+    answer = await tenants.gateway.http.post(
+        f"/admin/v1/tenants/{tenant}", json=limits, headers=bearer(tenants.operator)
+    )
+    return answer.status_code, answer.json()
+
+
+async def test_the_limits_of_a_tenant_hold_for_all_its_keys(tenants: Tenants) -> None:
+    other = tenants.keys.add("alice")
+    _, described = await limit(tenants, "alice", requests_per_minute=2, max_detached=7)
+    http, path = tenants.gateway.http, "/v1/chat/completions"
+    answers = [
+        await http.post(path, json=chat_body(), headers=bearer(key))
+        for key in (tenants.alice, other, tenants.alice, tenants.bob)
+    ]
+    _, unlimited = await limit(tenants, "alice", unset=["requests_per_minute"])
+    again = await http.post(path, json=chat_body(), headers=bearer(tenants.alice))
+
+    assert (described["requests_per_minute"], described["max_detached"]) == (2, 7)
+    assert [answer.status_code for answer in answers] == [200, 200, 429, 200]
+    error = answers[2].json()["error"]
+    assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
+    assert "of the tenant alice" in error["message"]
+    assert (unlimited["requests_per_minute"], unlimited["max_detached"]) == (None, 7)
+    assert again.status_code == 200
+
+
+async def test_tenants_are_listed_with_what_they_use(tenants: Tenants) -> None:
+    await limit(tenants, "alice", tokens_per_minute=1000)
+    await limit(tenants, "carol", max_concurrent=1)
+    await tenants.gateway.http.post(
+        "/v1/chat/completions", json=chat_body(), headers=bearer(tenants.alice)
+    )
+    listed = await tenants.gateway.http.get("/admin/v1/tenants", headers=bearer(tenants.operator))
+    one = await tenants.gateway.http.get(
+        "/admin/v1/tenants/alice", headers=bearer(tenants.operator)
+    )
+
+    alice, bob, carol, ops = listed.json()["data"]
+    assert [row["tenant"] for row in (alice, bob, carol, ops)] == ["alice", "bob", "carol", "ops"]
+    assert (alice["num_keys"], alice["num_requests"], alice["num_running"]) == (1, 1, 0)
+    assert (bob["num_keys"], bob["num_requests"]) == (1, None)
+    assert (carol["num_keys"], carol["max_concurrent"]) == (0, 1)
+    assert one.json() == alice
+
+
+@pytest.mark.parametrize(
+    ("tenant", "body", "status"),
+    [
+        ("alice", {}, 400),
+        ("alice", {"max_concurrent": 0}, 400),
+        ("alice", {"unset": ["max_tokens"]}, 400),
+        ("a%20b", {"max_concurrent": 1}, 400),
+    ],
+)
+async def test_what_is_no_limit_is_refused(
+    tenants: Tenants, tenant: str, body: dict[str, Any], status: int
+) -> None:
+    assert (await limit(tenants, tenant, **body))[0] == status
+
+
+async def test_the_example_of_the_document_is_answered_as_documented(tenants: Tenants) -> None:
+    document = (await tenants.gateway.http.get("/openapi.json")).json()
+    post = document["paths"]["/admin/v1/tenants/{tenant}"]["post"]
+    example = post["requestBody"]["content"]["application/json"]["example"]
+
+    status, described = await limit(tenants, "alice", **example)
+
+    assert status == 200
+    schema = post["responses"]["200"]["content"]["application/json"]["schema"]
+    jsonschema.validate(described, schema)
 
 
 async def use_everything(tenants: Tenants, key: str) -> None:

@@ -8,6 +8,7 @@ from gateway.intake.keys import accepted
 from gateway.intake.keys.accepted import Keys
 from gateway.intake.keys.api_key import new_key
 from gateway.intake.keys.key_file import KeyFile
+from gateway.intake.keys.tenant_limits import TenantLimits
 from shared.errors import InvalidApiKey, Unavailable
 
 
@@ -23,19 +24,32 @@ def test_keys_of_file_and_database_are_accepted(file: KeyFile) -> None:
     secret, key = new_key("alice")
     keys = Keys(file.path)
 
-    keys.accept_stored({key.key_id: key})
+    keys.accept_stored({key.key_id: key}, {})
 
     assert keys.find(f"Bearer {of_file}").tenant == "ops"
     assert keys.find(f"Bearer {secret}") == key
     assert keys.is_in_file(key.key_id) is False
 
 
+def test_keys_of_file_and_database_have_the_limits_of_their_tenant(file: KeyFile) -> None:
+    of_file, (secret, key) = file.add("alice"), new_key("alice")
+    keys = Keys(file.path)
+
+    keys.accept_stored({key.key_id: key}, {"alice": TenantLimits(max_concurrent=3)})
+    limited = [keys.find(f"Bearer {one}") for one in (of_file, secret)]
+    keys.accept_stored({key.key_id: key}, {})
+
+    assert [key.of_tenant.max_concurrent for key in limited] == [3, 3]
+    assert all(key.limits_concurrency for key in limited)
+    assert not keys.find(f"Bearer {of_file}").limits_concurrency
+
+
 def test_a_key_that_left_the_database_is_refused(file: KeyFile) -> None:
     secret, key = new_key("alice")
     keys = Keys(file.path)
-    keys.accept_stored({key.key_id: key})
+    keys.accept_stored({key.key_id: key}, {})
 
-    keys.accept_stored({})
+    keys.accept_stored({}, {})
 
     with pytest.raises(InvalidApiKey):
         keys.find(f"Bearer {secret}")
@@ -47,7 +61,7 @@ def test_a_change_of_the_file_leaves_the_keys_of_the_database(
     monkeypatch.setattr(accepted, "_LOOK_INTERVAL_S", 0.0)
     secret, key = new_key("alice")
     keys = Keys(file.path)
-    keys.accept_stored({key.key_id: key})
+    keys.accept_stored({key.key_id: key}, {})
 
     added = file.add("bob")
     found = keys.find(f"Bearer {added}").tenant
@@ -76,7 +90,7 @@ def test_keys_of_a_database_that_is_away_are_accepted_for_a_bounded_time(
 ) -> None:
     secret, key = new_key("alice")
     keys = Keys(file.path)
-    keys.accept_stored({key.key_id: key})
+    keys.accept_stored({key.key_id: key}, {})
     known = keys.find(f"Bearer {secret}")
 
     monkeypatch.setattr(accepted, "STORED_VALID_S", -1.0)

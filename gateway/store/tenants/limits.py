@@ -1,0 +1,73 @@
+"""The limits of tenants in the database."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+from sqlalchemy import Executable, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from gateway.intake.keys.tenant_limits import NO_LIMITS, TenantLimits
+from gateway.store.database import Database, uncancelled
+from gateway.store.schema import TENANTS
+
+logger = logging.getLogger(__name__)
+
+_CHANGE_LOCK = 0x4C494D49
+"""Two changes of one tenant's limits that have no row yet would each miss the other."""
+
+
+class LimitsVersion(NamedTuple):
+    """Differs whenever the limits of any tenant were changed or erased."""
+
+    num_tenants: int
+    revision: int
+
+
+class StoredLimits:
+    """The limits of all tenants that were ever limited. Every method raises `Unavailable`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @uncancelled
+    async def version(self) -> LimitsVersion:
+        query = select(func.count(), func.coalesce(func.max(TENANTS.c.revision), 0))
+        async with self._database.read() as connection:
+            num_tenants, revision = (await connection.execute(query)).one()
+        return LimitsVersion(num_tenants, int(revision))
+
+    @uncancelled
+    async def all(self) -> dict[str, TenantLimits]:
+        """The limits by tenant. Limits that cannot be read are left out, and logged."""
+        limits = {}
+        async with self._database.read() as connection:
+            for row in await connection.execute(select(TENANTS.c.tenant, TENANTS.c.limits)):
+                try:
+                    limits[row.tenant] = msgspec.convert(row.limits, TenantLimits)
+                except msgspec.ValidationError as error:
+                    fields = {"tenant": row.tenant, "reason": str(error)}
+                    logger.error("limits of a tenant not readable", extra=fields)  # noqa: TRY400
+        return limits
+
+    @uncancelled
+    async def change(
+        self, tenant: str, change: Callable[[TenantLimits], TenantLimits]
+    ) -> TenantLimits:
+        """Replace the limits of a tenant by what ``change`` makes of them, which is returned."""
+        known = select(TENANTS.c.limits).where(TENANTS.c.tenant == tenant)
+        async with self._database.begin() as connection:
+            await self._database.hold(connection, _CHANGE_LOCK, tenant)
+            old = (await connection.execute(known)).scalar_one_or_none()
+            limits = change(NO_LIMITS if old is None else msgspec.convert(old, TenantLimits))
+            await connection.execute(self._upsert(tenant, limits))
+        return limits
+
+    def _upsert(self, tenant: str, limits: TenantLimits) -> Executable:
+        insert = sqlite.insert if self._database.is_sqlite else postgresql.insert
+        # Larger than the revision of each earlier change.
+        values = {"limits": msgspec.to_builtins(limits), "revision": time.time_ns()}
+        statement = insert(TENANTS).values(tenant=tenant, **values)
+        return statement.on_conflict_do_update(index_elements=("tenant",), set_=values)
