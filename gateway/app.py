@@ -169,7 +169,7 @@ async def _recording_usage(gateway: Gateway) -> AsyncIterator[None]:
     recorder = gateway.recorder
     running = [
         asyncio.create_task(incidents.keep_running(work))
-        for work in (recorder.run, recorder.sweep, gateway.record_models)
+        for work in (recorder.run, recorder.sweep, gateway.record_models, gateway.budgets.run)
     ]
     try:
         yield

@@ -94,6 +94,8 @@ _STATUS: dict[str, HttpStatus] = {
     errors.StreamExpired.code: HttpStatus(410, "invalid_request_error"),
     errors.IdempotencyMismatch.code: HttpStatus(422, "invalid_request_error"),
     errors.Overloaded.code: HttpStatus(429, "rate_limit_error"),
+    # OpenAI's clients would retry it like other limits.
+    errors.QuotaExceeded.code: HttpStatus(429, "rate_limit_error", is_retryable=False),
     errors.PublishRefused.code: HttpStatus(429, "rate_limit_error"),
     # A retry would crash as many workers again.
     errors.WorkerLost.code: HttpStatus(500, is_retryable=False),

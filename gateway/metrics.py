@@ -35,6 +35,7 @@ _LIMITS = (
     "tenant_requests_per_minute",
     "tenant_tokens_per_minute",
     "tenant_max_concurrent",
+    "tenant_monthly_budget",
 )
 """Counters that begin with their first event show no increase, so these begin with 0."""
 _LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)

@@ -22,6 +22,7 @@ from gateway.intake.keys.accepted import Keys
 from gateway.intake.keys.api_key import Scope
 from gateway.intake.limits import Limits
 from gateway.intake.signer import Signer, Verb
+from gateway.ledger.budgets import Budgets
 from gateway.ledger.prices import PriceTable
 from gateway.ledger.recorder import UsageRecorder
 from gateway.log.bindings import LogBindings
@@ -90,6 +91,7 @@ class Gateway:
     deliverer: Deliverer
     recorder: UsageRecorder
     prices: PriceTable
+    budgets: Budgets
     erasure: TenantErasure
     key_directory: KeyDirectory
     listing_letters: asyncio.Lock
@@ -140,7 +142,10 @@ class Gateway:
             lambda: admission.num_requests,
             relays.slack_s,
         )
-        limits, listing_letters = Limits(bus, settings.max_detached), asyncio.Lock()
+        prices = PriceTable.of(settings.prices_file)
+        budgets = Budgets(store, keys, prices, metrics.catalog)
+        limits = Limits(bus, settings.max_detached, require_budget=budgets.require)
+        listing_letters = asyncio.Lock()
         return cls(
             settings=settings,
             bus=bus,
@@ -169,7 +174,8 @@ class Gateway:
                 settings.usage_retention_s,
                 on_model=lambda model: queues.recall({model: time.time()}),
             ),
-            prices=PriceTable.of(settings.prices_file),
+            prices=prices,
+            budgets=budgets,
             erasure=TenantErasure(bus, store, relays, limits, keys, settings, listing_letters),
             key_directory=KeyDirectory(store, keys),
             listing_letters=listing_letters,

@@ -16,6 +16,7 @@
     ├── ServiceError                  a valid request that the service could not complete
     │   ├── Overloaded                  rate_limit_exceeded
     │   │   └── RateLimited               a limit of the API key or tenant
+    │   │       └── QuotaExceeded           insufficient_quota
     │   ├── Unavailable                 service_unavailable
     │   │   └── ShuttingDown              the process ends
     │   ├── OutOfMemory                 out_of_memory
@@ -142,13 +143,28 @@ class Overloaded(ServiceError):
 
 class RateLimited(Overloaded):
     """A limit of the API key or its tenant is reached; ``limit`` is its field in the file of keys,
-    after ``tenant_`` if it is the tenant's. ``kind`` is ``requests`` or ``tokens``."""
+    after ``tenant_`` if it is the tenant's. ``kind`` is OpenAI's type of the
+    error: ``requests``, ``tokens`` or ``insufficient_quota``."""
 
     def __init__(
         self, message: str, *, limit: str, kind: str = "requests", retry_after_s: float = 1.0
     ) -> None:
         super().__init__(message, retry_after_s=retry_after_s, limit=limit)
         self.kind = kind
+
+
+class QuotaExceeded(RateLimited):
+    """The tenant has spent its budget of the month, which ends in ``retry_after_s``."""
+
+    code = "insufficient_quota"
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(
+            message,
+            limit="tenant_monthly_budget",
+            kind="insufficient_quota",
+            retry_after_s=retry_after_s,
+        )
 
 
 class Unavailable(ServiceError):
@@ -280,6 +296,7 @@ _FROM_WIRE: dict[str, type[WarrenError]] = {
         StreamNotFound,
         StreamExpired,
         Overloaded,
+        QuotaExceeded,
         Unavailable,
         OutOfMemory,
         NotFinite,

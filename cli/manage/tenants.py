@@ -20,6 +20,7 @@ _LIMITS = {
     "tokens_per_minute": "num_tokens",
     "max_concurrent": "num_running",
     "max_detached": None,
+    "monthly_budget": "spent",
 }
 """The limits, and what is used of each."""
 
@@ -48,6 +49,10 @@ def limits(
     tokens_per_minute: TokensPerMinute = None,
     max_concurrent: MaxConcurrent = None,
     max_detached: MaxDetached = None,
+    monthly_budget: Annotated[
+        float | None,
+        typer.Option(help="What the requests of a month may cost, by the gateway's prices."),
+    ] = None,
     unset: Annotated[
         list[str] | None,
         typer.Option(help="A limit that ends, such as max_concurrent. Repeatable."),

@@ -123,7 +123,7 @@ _HEADERS: Mapping[str, Any] = {
 _HEADERS_OF_STATUS: Mapping[str, tuple[str, ...]] = {
     "401": ("WWW-Authenticate",),
     "409": ("x-should-retry",),
-    "429": ("Retry-After", "retry-after-ms"),
+    "429": ("Retry-After", "retry-after-ms", "x-should-retry"),
     "500": ("x-should-retry",),
     "503": ("Retry-After", "retry-after-ms"),
     "504": ("x-should-retry",),

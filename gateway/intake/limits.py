@@ -105,8 +105,16 @@ class Limits:
     """Admits the requests of one gateway, within the limits of their keys and tenants at all
     gateways."""
 
-    def __init__(self, bus: Bus, max_detached: int, clock: Callable[[], float] = time.time) -> None:
-        """``max_detached``: of a tenant, unless its limits or its key say otherwise."""
+    def __init__(
+        self,
+        bus: Bus,
+        max_detached: int,
+        clock: Callable[[], float] = time.time,
+        require_budget: Callable[[str], None] = lambda tenant: None,
+    ) -> None:
+        """``max_detached``: of a tenant, unless its limits or its key say otherwise.
+        ``require_budget`` raises `QuotaExceeded` for a tenant that has spent its budget."""
+        self._require_budget = require_budget
         self._bus = bus
         self._max_detached = max_detached
         self._clock = clock
@@ -154,6 +162,7 @@ class Limits:
         Raises `RateLimited`, `InvalidRequest` if the request exceeds a limit by itself, and
         `Unavailable` if the other gateways cannot be asked.
         """
+        self._require_budget(key.tenant)
         is_detached = job is not None and job.is_detached and not is_batch_line
         if not is_detached and not key.has_limits:
             yield Grant(self)
@@ -183,6 +192,7 @@ class Limits:
         Raises `RateLimited`, before anything is read, if the key's limits admit no request now,
         however small.
         """
+        self._require_budget(key.tenant)
         attempt = RequestAttempt()
         if key.has_limits:
             claim = Claim(key, self._clock(), request_id=request_id)

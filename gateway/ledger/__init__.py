@@ -1,4 +1,5 @@
 """The ledger: writes what requests have used to the database, and prices it.
 
-`recorder` consumes the records of workers, and `prices` is the table of prices.
+`recorder` consumes the records of workers, `prices` is the table of prices, and `budgets` says
+which tenants have spent what they may.
 """

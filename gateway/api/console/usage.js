@@ -49,7 +49,11 @@ export async function showUsage(isOperator) {
   const hasCost = byName.currency !== null;
   const priced = ({ data, currency }) => data.map((row) => ({ ...row, currency }));
   const total = byDay.data.reduce((sum, row) => (sum === null || row.cost === null ? null : sum + row.cost), 0);
-  $("#usage-total").replaceChildren(...(hasCost && total !== null ? [el("strong", { textContent: money(total, byName.currency) }), " in this time"] : []));
+  const { budget, currency } = byName;
+  $("#usage-total").replaceChildren(
+    ...(hasCost && total !== null ? [el("strong", { textContent: money(total, currency) }), " in this time"] : []),
+    ...(budget ? [` · ${money(budget.spent, currency)} of the budget of ${money(budget.monthly_budget, currency)} in this month`] : []),
+  );
   table("#usage-names", "Usage by model", isOperator ? [TENANT, MODEL] : [MODEL], hasCost).show(priced(byName));
   table("#usage-by-day", "Usage by day", [DAY], hasCost).show(priced(byDay).sort((one, other) => (one.day < other.day ? 1 : -1)));
 }

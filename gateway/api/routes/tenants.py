@@ -1,6 +1,8 @@
 """/admin/v1/tenants: what operators do with tenants."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from decimal import Decimal
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,13 +14,21 @@ from gateway.api.openapi import answered, documented
 from gateway.api.routes import body_of, json_response
 from gateway.intake.keys.api_key import TENANT, ApiKey
 from gateway.intake.keys.tenant_limits import NO_LIMITS, Limit, TenantLimits
+from gateway.ledger.budgets import LONGEST_MONTH_S
 from gateway.wiring import Gateway
-from shared.errors import Conflict
+from shared.errors import Conflict, Unavailable
 from shared.telemetry import audit
 
 _TENANT = Path(max_length=128, pattern=f"^{TENANT.pattern}$", description="The name of the tenant.")
 _MAX_SHOWN = 5
 _MAX_ITEMS = 16
+_NUM_DECIMALS = 6
+
+
+Money = Annotated[
+    float,
+    Meta(gt=0, le=1e12, description="For a calendar month in UTC, in the currency of the prices."),
+]
 
 
 class TenantChanges(Body, frozen=True, kw_only=True):
@@ -28,9 +38,16 @@ class TenantChanges(Body, frozen=True, kw_only=True):
     tokens_per_minute: Limit | None = None
     max_concurrent: Limit | None = None
     max_detached: Limit | None = None
+    monthly_budget: Money | None = None
     unset: Annotated[
         tuple[
-            Literal["requests_per_minute", "tokens_per_minute", "max_concurrent", "max_detached"],
+            Literal[
+                "requests_per_minute",
+                "tokens_per_minute",
+                "max_concurrent",
+                "max_detached",
+                "monthly_budget",
+            ],
             ...,
         ],
         Meta(max_length=_MAX_ITEMS, description="Limits that end."),
@@ -41,6 +58,8 @@ class TenantChanges(Body, frozen=True, kw_only=True):
         given = {name: getattr(self, name) for name in TenantLimits.__struct_fields__}
         changes: dict[str, Any] = dict.fromkeys(self.unset)
         changes |= {name: value for name, value in given.items() if value is not None}
+        if self.monthly_budget is not None:
+            changes["monthly_budget"] = Decimal(str(self.monthly_budget))
         if not changes:
             raise refused("body", "expected a limit that is to be changed.")
         return changes
@@ -63,6 +82,10 @@ class TenantDescription(Struct, frozen=True, kw_only=True, tag_field="object", t
     num_running: int | None
     """Requests in flight."""
     max_detached: int | None
+    monthly_budget: float | None
+    """For a calendar month in UTC, in the currency of the prices."""
+    spent: float | None
+    """In this month."""
 
 
 class TenantList(Struct, frozen=True, kw_only=True, tag_field="object", tag="list"):
@@ -107,9 +130,14 @@ def router(gateway: Gateway) -> APIRouter:
         """Change the limits that all API keys of a tenant have together. What is left out stays as
         it is."""
         changes = (await body_of(gateway, request, TenantChanges)).changes()
+        if changes.get("monthly_budget") is not None:
+            _require_costs(gateway)
         await gateway.key_directory.limit(tenant, changes)
+        with suppress(Unavailable):  # the answer then says what was known before
+            await gateway.budgets.look()
         caller: ApiKey = request.state.caller
-        facts = {"limited_tenant": tenant, "limits": changes}
+        limits = {name: one and float(one) for name, one in changes.items()}
+        facts = {"limited_tenant": tenant, "limits": limits}
         audit.record("tenant limits changed", tenant=caller.tenant, key_id=caller.key_id, **facts)
         return json_response(_described(gateway, tenant))
 
@@ -133,14 +161,30 @@ def router(gateway: Gateway) -> APIRouter:
 def _described(gateway: Gateway, tenant: str) -> TenantDescription:
     limits = gateway.keys.limits_of(tenant)
     use = gateway.limits.use_of_tenant(tenant) if limits.are_counted else None
+    budget = gateway.budgets.of(tenant)
     return TenantDescription(
         tenant=tenant,
         num_keys=len(gateway.erasure.keys_of(tenant)),
         num_requests=None if use is None else use.num_requests,
         num_tokens=None if use is None else use.num_tokens,
         num_running=None if use is None else use.num_running,
-        **msgspec.structs.asdict(limits),
+        spent=None if budget is None else float(round(budget.spent, _NUM_DECIMALS)),
+        **{
+            **msgspec.structs.asdict(limits),
+            "monthly_budget": None if budget is None else float(budget.monthly),
+        },
     )
+
+
+def _require_costs(gateway: Gateway) -> None:
+    """Raises `Conflict` if the gateway does not know what a month costs."""
+    if not gateway.prices.models:
+        raise Conflict("This gateway has no prices for a budget. Set WARREN_PRICES_FILE.")
+    if gateway.settings.usage_retention_s < LONGEST_MONTH_S:
+        raise Conflict(
+            "Usage records are deleted before the month of a budget ends. Set "
+            f"WARREN_USAGE_RETENTION_S to {LONGEST_MONTH_S:.0f} at least."
+        )
 
 
 def _still_has(tenant: str, key_ids: list[str]) -> str:

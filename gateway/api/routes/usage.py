@@ -85,6 +85,16 @@ class UsageRow(Struct, frozen=True, kw_only=True):
     """In `currency`; null if a model has no price."""
 
 
+class MonthlyBudget(Struct, frozen=True, kw_only=True):
+    """What a tenant may spend in this calendar month, in UTC, and what it has spent."""
+
+    monthly_budget: float
+    """In `currency`, like `spent`."""
+    spent: float
+    resets_at: int
+    """Unix time."""
+
+
 class UsageList(Struct, frozen=True, kw_only=True, tag_field="object", tag="list"):
     data: Sequence[UsageRow]
     start_time: int
@@ -92,6 +102,8 @@ class UsageList(Struct, frozen=True, kw_only=True, tag_field="object", tag="list
     group_by: Sequence[Group]
     currency: str | None
     """Null if the gateway has no prices."""
+    budget: MonthlyBudget | None
+    """Null if the report is not about one tenant, or the tenant has no budget."""
 
 
 class Erased(Struct, frozen=True, kw_only=True):
@@ -191,8 +203,19 @@ async def _reported(
         end_time=end,
         group_by=groups,
         currency=prices.currency if prices.models else None,
+        budget=None if tenant is None else _budget(gateway, tenant),
     )
     return json_response(report)
+
+
+def _budget(gateway: Gateway, tenant: str) -> MonthlyBudget | None:
+    budget = gateway.budgets.of(tenant)
+    if budget is None:
+        return None
+    spent = float(round(budget.spent, _NUM_DECIMALS))
+    return MonthlyBudget(
+        monthly_budget=float(budget.monthly), spent=spent, resets_at=int(budget.ends_at)
+    )
 
 
 def _groups(group_by: str) -> list[Group]:

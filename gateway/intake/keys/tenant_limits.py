@@ -1,6 +1,7 @@
 """The limits of a tenant, which all its API keys share, and what has limits: keys and tenants."""
 
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -19,6 +20,8 @@ class TenantLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Maximum number of concurrent requests, at all gateways."""
     max_detached: Limit | None = None
     """Detached requests whose jobs have not ended. The limit of a key counts more."""
+    monthly_budget: Decimal | None = None
+    """What its requests may cost in a calendar month, in the currency of the prices."""
 
     @property
     def are_counted(self) -> bool:

@@ -682,7 +682,7 @@ async def test_a_refusal_names_the_field_of_the_key(
     ],
 )
 async def test_the_keys_of_a_tenant_share_its_limits_at_all_gateways(
-    gateways: list[Limits], limits: dict[str, int], size: int, limit: str, message: str
+    gateways: list[Limits], limits: dict[str, Any], size: int, limit: str, message: str
 ) -> None:
     first, second = keys_of(TenantLimits(**limits))
     for number in range(4):

@@ -55,6 +55,20 @@ async def test_a_tenant_sees_its_own_usage_and_costs(
     assert await faults(page) == []
 
 
+async def test_a_tenant_sees_its_budget(page: Page, priced: tuple[LiveGateway, str, str]) -> None:
+    gateway, key, operator = priced
+    answer = await gateway.http.post(
+        "/admin/v1/tenants/alice",
+        json={"monthly_budget": 20},
+        headers={"authorization": f"Bearer {operator}"},
+    )
+    assert answer.status_code == 200, answer.text
+    await give_key(page, gateway, key, "usage")
+
+    total = "$1.00 in this time · $1.00 of the budget of $20.00 in this month"
+    await expect(page.locator("#usage-total")).to_have_text(total)
+
+
 async def test_an_operator_sees_the_usage_and_costs_of_all(
     page: Page, priced: tuple[LiveGateway, str, str]
 ) -> None:

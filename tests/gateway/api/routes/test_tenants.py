@@ -139,6 +139,13 @@ async def test_what_is_no_limit_is_refused(
     assert (await limit(tenants, tenant, **body))[0] == status
 
 
+async def test_a_gateway_without_prices_refuses_a_budget(tenants: Tenants) -> None:
+    status, refused = await limit(tenants, "alice", monthly_budget=1)
+
+    assert (status, refused["error"]["code"]) == (409, "conflict")
+    assert "WARREN_PRICES_FILE" in refused["error"]["message"]
+
+
 async def test_the_example_of_the_document_is_answered_as_documented(tenants: Tenants) -> None:
     document = (await tenants.gateway.http.get("/openapi.json")).json()
     post = document["paths"]["/admin/v1/tenants/{tenant}"]["post"]

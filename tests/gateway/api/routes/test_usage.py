@@ -15,7 +15,7 @@ from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBus
 from shared.messages import UsageRecord, encode
-from tests.support.gateway.http import LiveGateway, eventually, live_gateway
+from tests.support.gateway.http import LiveGateway, chat_body, eventually, live_gateway
 from tests.support.workers.scripted_worker import ScriptedWorker
 
 PRICES = '{"models": {"m": {"input": 1, "cached_input": 0.5, "output": 4}}}'
@@ -79,6 +79,43 @@ async def recorded(
 
         await eventually(are_written)
         yield Recorded(gateway, *headers)
+
+
+async def test_a_tenant_that_has_spent_its_budget_is_refused_until_it_has_another(
+    recorded: Recorded, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def limit(budget: float) -> Any:
+        answer = await recorded.gateway.http.post(
+            "/admin/v1/tenants/bob", json={"monthly_budget": budget}, headers=recorded.operator
+        )
+        return answer.json()
+
+    async def ask(path: str, **body: Any) -> Any:
+        return await recorded.gateway.http.post(path, json=chat_body() | body, headers=recorded.bob)
+
+    limited = await limit(0.000028)
+    reported = await recorded.get("/v1/usage", recorded.bob)
+    refused = await ask("/v1/chat/completions")
+    of_messages = await ask("/v1/messages", max_tokens=3)
+    metrics = (await recorded.gateway.http.get("/metrics")).text
+    await limit(1)
+    answered = await ask("/v1/chat/completions")
+
+    assert (limited["monthly_budget"], limited["spent"]) == (0.000028, 0.000028)
+    budget = reported["budget"]
+    assert (budget["monthly_budget"], budget["spent"]) == (0.000028, 0.000028)
+    assert NOW < budget["resets_at"] <= NOW + 31 * DAY_S
+    assert refused.status_code == 429
+    error = refused.json()["error"]
+    assert (error["type"], error["code"]) == ("insufficient_quota", "insufficient_quota")
+    assert "The tenant bob has spent its budget of 0.000028 USD" in error["message"]
+    assert refused.headers["x-should-retry"] == "false"
+    assert of_messages.json()["error"]["type"] == "rate_limit_error"
+    assert 'warren_gateway_budgets_reached{share="1"} 1.0' in metrics
+    assert 'requests_refused_total{reason="tenant_monthly_budget"} 2.0' in metrics
+    said = next(one for one in caplog.records if one.message.startswith("budget spent"))
+    assert (vars(said)["tenant"], vars(said)["budget"]) == ("bob", 0.000028)
+    assert answered.status_code == 200
 
 
 async def test_a_tenant_sees_its_own_requests_only(recorded: Recorded) -> None:

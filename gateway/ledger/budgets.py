@@ -1,0 +1,159 @@
+"""What tenants with a budget have spent in this month, and whether it permits more requests.
+
+The usage records of the month are added up every few seconds, so a request counts a few seconds
+after its end, and a tenant may exceed its budget by what was running when it was spent.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from typing import NamedTuple
+
+from gateway.intake.keys.accepted import Keys
+from gateway.ledger.prices import PriceTable
+from gateway.store.state import Store
+from gateway.store.usage import UsageRecords
+from shared.errors import QuotaExceeded, Unavailable
+from shared.telemetry.metrics import Catalog
+
+logger = logging.getLogger(__name__)
+
+LONGEST_MONTH_S = 31 * 24 * 3600.0
+_PAUSE_S = 5.0
+_PAUSE_OF_WORK = 20
+"""The pause is at least this many times as long as the sums took: those of millions of records take
+seconds."""
+_SHARES = (Decimal("0.8"), Decimal(1))
+"""The shares of a budget that are reported when they are spent."""
+
+
+class Budget(NamedTuple):
+    """A tenant's budget and what is spent of it in this month, in the currency of the prices."""
+
+    monthly: Decimal
+    spent: Decimal
+    ends_at: float
+    """When the month ends, a Unix time."""
+
+
+class _Month(NamedTuple):
+    """A calendar month in UTC, as Unix times."""
+
+    start: float
+    end: float
+
+    @classmethod
+    def of(cls, now: float) -> "_Month":
+        today = datetime.fromtimestamp(now, UTC)
+        first = today.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+        next_first = (first + timedelta(days=32)).replace(day=1)
+        return cls(first.timestamp(), next_first.timestamp())
+
+
+class Budgets:
+    """The budgets of all tenants at one gateway."""
+
+    def __init__(
+        self,
+        store: Store,
+        keys: Keys,
+        prices: PriceTable,
+        catalog: Catalog,
+        clock: Callable[[], float] = time.time,
+        pause_s: float = _PAUSE_S,
+    ) -> None:
+        """``keys`` know the budgets."""
+        self._store = store
+        self._keys = keys
+        self._prices = prices
+        self._clock = clock
+        self._pause_s = pause_s
+        self._month = _Month.of(clock())
+        self._spent: dict[str, Decimal] = {}
+        """What was spent in ``_month``, by tenant."""
+        self._reported: set[tuple[str, Decimal, Decimal]] = set()
+        """The tenants, budgets and shares that were reported in ``_month``."""
+        self._reached = catalog.gauge(
+            "warren_gateway_budgets_reached",
+            "Tenants that have spent this share of their budget of the month, or more.",
+            "share",
+        )
+        for share in _SHARES:
+            self._reached.labels(str(share))
+
+    def of(self, tenant: str) -> Budget | None:
+        """None if the tenant has no budget."""
+        monthly = self._keys.limits_of(tenant).monthly_budget
+        if monthly is None:
+            return None
+        month = _Month.of(self._clock())
+        spent = self._spent.get(tenant, Decimal()) if month == self._month else Decimal()
+        return Budget(monthly, spent, month.end)
+
+    def require(self, tenant: str) -> None:
+        """Raises `QuotaExceeded` if the tenant has spent its budget."""
+        budget = self.of(tenant)
+        if budget is not None and budget.spent >= budget.monthly:
+            raise QuotaExceeded(
+                f"The tenant {tenant} has spent its budget of {budget.monthly} "
+                f"{self._prices.currency} for this month.",
+                retry_after_s=max(1.0, budget.ends_at - self._clock()),
+            )
+
+    async def run(self) -> None:
+        """Add up what tenants have spent, again and again; never returns."""
+        await self._store.wait_open()
+        while True:
+            began = time.monotonic()
+            try:
+                await self.look()
+            except Unavailable as error:
+                logger.warning("budgets not checked, retrying", extra={"reason": error.message})
+            work_s = time.monotonic() - began
+            await asyncio.sleep(max(self._pause_s, _PAUSE_OF_WORK * work_s))
+
+    async def look(self) -> None:
+        """Add up what the tenants with budgets have spent in this month. Raises `Unavailable`."""
+        month = _Month.of(self._clock())
+        usage = (await self._store.open()).usage
+        spent = {tenant: await self._sum(usage, tenant, month) for tenant, _ in self._budgets()}
+        if month != self._month:
+            self._reported.clear()
+        self._month, self._spent = month, spent
+        for share in _SHARES:
+            self._report(share)
+
+    async def _sum(self, usage: UsageRecords, tenant: str, month: _Month) -> Decimal:
+        """What a tenant has spent; models without a price cost nothing."""
+        sums = await usage.sums({"model"}, start=month.start, end=month.end, tenant=tenant)
+        costs = (priced.cost for priced in self._prices.priced(sums, ("model",)))
+        return sum((cost for cost in costs if cost is not None), Decimal())
+
+    def _report(self, share: Decimal) -> None:
+        """Count the tenants that have spent this share of their budgets, and log new ones."""
+        reached = [
+            (tenant, monthly)
+            for tenant, monthly in self._budgets()
+            if self._spent.get(tenant, Decimal()) >= share * monthly
+        ]
+        self._reached.labels(str(share)).set(len(reached))
+        for tenant, monthly in reached:
+            if (tenant, monthly, share) not in self._reported:
+                self._reported.add((tenant, monthly, share))
+                fields = {
+                    "tenant": tenant,
+                    "share": float(share),
+                    "spent": float(self._spent[tenant]),
+                    "budget": float(monthly),
+                    "currency": self._prices.currency,
+                }
+                event = "budget nearly spent" if share < 1 else "budget spent, requests refused"
+                logger.warning(event, extra=fields)
+
+    def _budgets(self) -> Iterator[tuple[str, Decimal]]:
+        for tenant, limits in self._keys.tenants.items():
+            if limits.monthly_budget is not None:
+                yield tenant, limits.monthly_budget
