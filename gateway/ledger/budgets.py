@@ -30,7 +30,7 @@ _SHARES = (Decimal("0.8"), Decimal(1))
 """The shares of a budget that are reported when they are spent."""
 
 
-class Budget(NamedTuple):
+class TenantBudget(NamedTuple):
     """A tenant's budget and what is spent of it in this month, in the currency of the prices."""
 
     monthly: Decimal
@@ -84,14 +84,14 @@ class Budgets:
         for share in _SHARES:
             self._reached.labels(str(share))
 
-    def of(self, tenant: str) -> Budget | None:
+    def of(self, tenant: str) -> TenantBudget | None:
         """None if the tenant has no budget."""
         monthly = self._keys.limits_of(tenant).monthly_budget
         if monthly is None:
             return None
         month = _Month.of(self._clock())
         spent = self._spent.get(tenant, Decimal()) if month == self._month else Decimal()
-        return Budget(monthly, spent, month.end)
+        return TenantBudget(monthly, spent, month.end)
 
     def require(self, tenant: str) -> None:
         """Raises `QuotaExceeded` if the tenant has spent its budget."""
