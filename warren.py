@@ -12,11 +12,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from shared.messages import Constraint, SamplingParams
+    from shared.client.client import AsyncClient
+    from shared.client.plain import Client
+    from shared.errors import WarrenError
+    from shared.messages import Completed, Constraint, Failed, SamplingParams
+    from worker.offline import LLM
 
-__all__ = ["Constraint", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncClient",
+    "Client",
+    "Completed",
+    "Constraint",
+    "Failed",
+    "SamplingParams",
+    "WarrenError",
+]
 
-_HOMES = {"Constraint": "shared.messages", "SamplingParams": "shared.messages"}
+_HOMES = {
+    "LLM": "worker.offline",
+    "AsyncClient": "shared.client.client",
+    "Client": "shared.client.plain",
+    "Completed": "shared.messages",
+    "Constraint": "shared.messages",
+    "Failed": "shared.messages",
+    "SamplingParams": "shared.messages",
+    "WarrenError": "shared.errors",
+}
 _PACKAGES = ("cli", "gateway", "kernels", "shared", "worker")
 
 

@@ -7,7 +7,7 @@ Variables that Kubernetes injects for a Service are ignored.
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
@@ -60,6 +60,8 @@ DEFAULT_MODEL = "smollm2"
 MIN_SECRET_BYTES = 32
 _SECRETS = ("broker", "secret", "database_url")
 """Settings that can also be read from a file, which another setting names."""
+
+_CONFIG = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -130,7 +132,7 @@ class _Variables(EnvSettingsSource):
 class CommonSettings(BaseSettings):
     """Settings that the gateway and the worker share."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+    model_config = _CONFIG
 
     broker: SecretStr | None = Field(
         None,
@@ -492,8 +494,22 @@ class GatewaySettings(CommonSettings):
     )
 
 
-class WorkerSettings(CommonSettings):
-    """Settings of the worker."""
+class ModelSettings(BaseSettings):
+    """How a worker, or a program with `warren.LLM`, loads a model and runs its requests."""
+
+    model_config = _CONFIG
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """A program passes options. The environment is read by services alone."""
+        return (init_settings,)
 
     model: str = Field(
         DEFAULT_MODEL,
@@ -528,12 +544,6 @@ class WorkerSettings(CommonSettings):
         "auto",
         description="Newest instruction set to use on the CPU. auto: the newest that the processor "
         "supports. Set avx2 on all workers of a model if some of their processors lack AVX-512.",
-    )
-    require_same_numerics: bool = Field(
-        False,
-        description="Let a stream that has begun wait, until its deadline, for a worker with the "
-        "numerics (device, data type, kernels) that it began with, rather than continue it here. "
-        "Set it on all workers of a model if a change within a text is worse than a delay.",
     )
     batch_invariant: bool = Field(
         False,
@@ -584,13 +594,6 @@ class WorkerSettings(CommonSettings):
         description="Fraction of the GPU's memory that weights, activations and KV cache use "
         "together. Lower it if other processes use the GPU.",
     )
-    max_waiting_jobs: int = Field(
-        256,
-        ge=0,
-        description="Maximum number of jobs of each class that a worker takes from its queue "
-        "beyond those that it can run, in order to serve their tenants in turn. Raise it if there "
-        "are so many tenants that each has few places; 0 serves the queue in the order of arrival.",
-    )
     tenant_weights: Weights = Field(
         {},
         description="Weights of tenants, as `name=weight` separated by commas. While several "
@@ -603,12 +606,6 @@ class WorkerSettings(CommonSettings):
         description="Number of sequence slots reserved for interactive jobs; batch jobs use at "
         "most WARREN_MAX_NUM_SEQS minus this number. Raise it if interactive requests wait behind "
         "batch jobs.",
-    )
-    batch_patience_s: Seconds = Field(
-        60,
-        description="Seconds without a token after which a batch job is promoted to interactive "
-        "priority, one job at a time, so that no job starves. Lower it if batch jobs must advance "
-        "beside constant interactive load.",
     )
     prefix_cache: bool = Field(
         True,
@@ -660,6 +657,30 @@ class WorkerSettings(CommonSettings):
         "auto",
         description="Format in which the model writes its reasoning. auto: derived from its chat "
         "template. Set it if reasoning arrives as content.",
+    )
+
+
+class WorkerSettings(CommonSettings, ModelSettings):
+    """Settings of the worker."""
+
+    require_same_numerics: bool = Field(
+        False,
+        description="Let a stream that has begun wait, until its deadline, for a worker with the "
+        "numerics (device, data type, kernels) that it began with, rather than continue it here. "
+        "Set it on all workers of a model if a change within a text is worse than a delay.",
+    )
+    max_waiting_jobs: int = Field(
+        256,
+        ge=0,
+        description="Maximum number of jobs of each class that a worker takes from its queue "
+        "beyond those that it can run, in order to serve their tenants in turn. Raise it if there "
+        "are so many tenants that each has few places; 0 serves the queue in the order of arrival.",
+    )
+    batch_patience_s: Seconds = Field(
+        60,
+        description="Seconds without a token after which a batch job is promoted to interactive "
+        "priority, one job at a time, so that no job starves. Lower it if batch jobs must advance "
+        "beside constant interactive load.",
     )
     health_host: str = Field(
         "127.0.0.1",
@@ -754,9 +775,9 @@ def load(settings: type[_Settings], **options: Any) -> _Settings:
     _check_variables()
     given = {name: value for name, value in options.items() if value is not None}
 
-    def place(name: object) -> str:
+    def place(name: str) -> str:
         # The value of a secret may have come from a file.
-        names = (str(name), f"{name}_file")
+        names = (name, f"{name}_file")
         if chosen := next((one for one in names if one in given), None):
             return option(chosen)
         return variable(next((one for one in names if variable(one) in os.environ), names[0]))
@@ -766,8 +787,13 @@ def load(settings: type[_Settings], **options: Any) -> _Settings:
     except InvalidSetting as error:
         raise StartupError(f"{place(error.name)}: {error}") from None
     except ValidationError as error:
-        lines = [f"{place(one['loc'][0])}: {_explained(one)}" for one in error.errors()]
-        raise StartupError("; ".join(lines)) from None
+        raise refusal(error, place) from None
+
+
+def refusal(error: ValidationError, place: Callable[[str], str]) -> StartupError:
+    """Names each invalid setting by its ``place``, which is an option or a variable."""
+    lines = [f"{place(str(one['loc'][0]))}: {_explained(one)}" for one in error.errors()]
+    return StartupError("; ".join(lines))
 
 
 def _explained(problem: ErrorDetails) -> str:

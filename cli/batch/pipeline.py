@@ -20,9 +20,9 @@ from cli.batch.answers import output_line
 from cli.batch.input_file import BatchFile, model_of
 from cli.batch.journal import Journal
 from cli.batch.progress import BatchProgress, BatchSummary, Pace
-from cli.batch.replies import Replies
 from shared import topology
 from shared.bus.base import Bus, Message
+from shared.client.replies import Replies
 from shared.errors import (
     BusUnavailable,
     InternalError,

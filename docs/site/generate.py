@@ -13,6 +13,7 @@ from docs.site.compatibility import tables
 from docs.site.messages import message_tables
 from docs.site.metrics import metric_tables
 from docs.site.models import families, formats, known_models
+from docs.site.python import reference
 from docs.site.scaling import cost_table, curve_table, size_table
 from shared.settings import CommonSettings, GatewaySettings, WorkerSettings, variable
 
@@ -29,6 +30,7 @@ _BLOCKS: Mapping[str, Callable[[], str]] = {
     "messages": message_tables,
     "metrics": metric_tables,
     "models": known_models,
+    "python": reference,
     "sizes": size_table,
     "families": families,
     "formats": formats,

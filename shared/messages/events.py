@@ -210,6 +210,11 @@ class Completed(Wire, frozen=True, kw_only=True):
     prompt_logprobs: tuple[tuple[TokenLogprobs | None, ...], ...] = ()
     """The log probabilities of each prompt's tokens, if the job requests them."""
 
+    @property
+    def text(self) -> str:
+        """The text of the first choice."""
+        return self.choices[0].text
+
 
 class Tokenized(Wire, frozen=True, kw_only=True):
     """The answer to a `TokenizeJob`."""

@@ -72,4 +72,4 @@ def test_a_model_that_was_never_served_is_refused(broker: Broker) -> None:
     )
 
     assert refused.returncode == 1
-    assert "UnroutableError" in refused.stderr
+    assert refused.stderr == "No worker has ever served the model 'never-served'.\n"

@@ -3,7 +3,7 @@ the tokens of its answers into text and events."""
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,6 @@ from shared.messages import (
     TokenPrompt,
     encode,
 )
-from worker.decode.bridge import Generation
 from worker.decode.constraints import Grammar, GrammarMatcher, token_mask
 from worker.decode.scores import PromptScorer, token_logprobs
 from worker.decode.served_model import ServedModel
@@ -72,12 +71,25 @@ async def plan(job: GenerationJob, model: ServedModel) -> list[ChoicePlan]:
 
     Raises `InvalidRequest` and `ContextLengthExceeded`.
     """
-    vocabulary = await _vocabulary(job, model)
+    _check(job.sampling, model.tokenizer)
+    constraint, grammar = job.sampling.constraint, None
+    if constraint is not None:
+        grammar = await model.constraints.compile(constraint, job.tenant)
+    vocabulary = _vocabulary(job.sampling, model.tokenizer, grammar)
     if sum(_size(prompt) for prompt in job.prompts) <= _INLINE_SIZE:
         # A template can render megabytes from a few characters. Such a text is left to the thread.
         with suppress(ContextLengthExceeded):
             return _plan(job, model, vocabulary, _INLINE_SIZE)
     return await model.texts.run(job.tenant, partial(_plan_long, job, model, vocabulary))
+
+
+def plan_now(job: GenerationJob, model: ServedModel) -> list[ChoicePlan]:
+    """`plan` in the calling thread, for the jobs of the program itself. Raises the same errors."""
+    _check(job.sampling, model.tokenizer)
+    constraint, grammar = job.sampling.constraint, None
+    if constraint is not None:
+        grammar = model.constraints.compile_now(constraint)
+    return _plan_long(job, model, _vocabulary(job.sampling, model.tokenizer, grammar))
 
 
 async def prompt_texts(
@@ -189,8 +201,8 @@ def _dated(prompt: Prompt, job: GenerationJob) -> Prompt:
     return structs.replace(prompt, now=job.created_at)
 
 
-async def _vocabulary(job: GenerationJob, model: ServedModel) -> Vocabulary:
-    sampling, tokenizer = job.sampling, model.tokenizer
+def _check(sampling: SamplingParams, tokenizer: Tokenizer) -> None:
+    """Raise `InvalidRequest` if a token id is not in the vocabulary."""
     _check_ids(sampling.logit_bias, "logit_bias", tokenizer)
     _check_ids(sampling.stop_token_ids, "stop_token_ids", tokenizer)
     allowed_ids = sampling.allowed_token_ids or ()
@@ -201,9 +213,11 @@ async def _vocabulary(job: GenerationJob, model: ServedModel) -> Vocabulary:
             param="allowed_token_ids",
         )
     _check_ids(allowed_ids, "allowed_token_ids", tokenizer)
-    constraint, grammar = sampling.constraint, None
-    if constraint is not None:
-        grammar = await model.constraints.compile(constraint, job.tenant)
+
+
+def _vocabulary(
+    sampling: SamplingParams, tokenizer: Tokenizer, grammar: Grammar | None
+) -> Vocabulary:
     return Vocabulary(_bad_words(sampling, tokenizer), _allowed(sampling, tokenizer), grammar)
 
 
@@ -380,16 +394,19 @@ class Choices:
             if scorer is None or scorer.is_complete:
                 yield from writer.close()
 
-    def advance(self, outputs: list[Output], generation: Generation) -> Iterator[ChoiceEvent]:
-        """The events for the next outputs of ``generation``, each as soon as it is the next one of
-        the log. The sequences of choices that end early are cancelled."""
+    def advance(
+        self, outputs: list[Output], on_end: Callable[[SequenceId], object]
+    ) -> Iterator[ChoiceEvent]:
+        """The events for the next outputs, each as soon as it is the next one of the log.
+        ``on_end`` is called with the sequence of each choice that has ended, which may still be
+        running."""
         by_sequence: defaultdict[SequenceId, list[Output]] = defaultdict(list)
         for output in outputs:
             by_sequence[output.sequence_id].append(output)
         for sequence_id, news in by_sequence.items():
             yield from self._advance_one(sequence_id.choice, news)
             if self._writers[sequence_id.choice].is_finished:
-                generation.cancel(sequence_id)
+                on_end(sequence_id)
 
     def submits(self, job_class: JobClass) -> list[Submit]:
         """The sequences for all unfinished choices; the first one of each prompt is the others'

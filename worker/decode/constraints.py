@@ -216,6 +216,15 @@ class Constraints:
                 raise _refusal(problem)
             compiling = functools.partial(self._known_or_compiled, key)
             grammar = await self._compilers.run(tenant, compiling)
+        return self._keep(key, grammar)
+
+    def compile_now(self, constraint: Constraint) -> Grammar:
+        """Compile a program's own constraint in its own thread, without a trial in the sandbox.
+        Raises `InvalidRequest`."""
+        key = "", constraint
+        return self._keep(key, self._known_or_compiled(key))
+
+    def _keep(self, key: tuple[str, Constraint], grammar: Grammar) -> Grammar:
         self._grammars[key] = grammar
         self._grammars.move_to_end(key)
         while len(self._grammars) > _MAX_COMPILED:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shared.control_groups import usable_cpus
 from shared.messages import ReasoningSwitch
-from shared.settings import WorkerSettings
+from shared.settings import ModelSettings
 from worker.decode.constraints import Constraints
 from worker.engine.driver import EngineThread
 from worker.engine.engine import Engine
@@ -53,14 +53,14 @@ class ServedModel:
         object.__setattr__(self, "constraints", Constraints(self.tokenizer))
 
 
-def name_of(settings: WorkerSettings) -> str:
+def name_of(settings: ModelSettings) -> str:
     """The model name that clients use."""
     from worker.checkpoints import store
 
     return settings.served_name or store.served_name(settings.model)
 
 
-def load(settings: WorkerSettings) -> ServedModel:
+def load(settings: ModelSettings) -> ServedModel:
     """Load model and tokenizer. Takes seconds; raises `StartupError`."""
     # Imported here, in the loading thread, because importing torch alone takes a second.
     from worker.model.numerics import limit_cpu_isa, numerics_of

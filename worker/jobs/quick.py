@@ -18,7 +18,6 @@ from shared.bus.base import Bus
 from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import (
     BusError,
-    ContextLengthExceeded,
     DeadlineExceeded,
     InternalError,
     InvalidRequest,
@@ -42,6 +41,7 @@ from shared.messages import (
 )
 from shared.telemetry import incidents, requests
 from shared.topology import Publishers
+from worker.decode.embedding import MAX_TEXT_BYTES, embedder_of, embedding_prompt
 from worker.decode.served_model import ServedModel
 from worker.jobs.delivery import JobDelivery, Ledger, ReplyPublisher, recorded, refuse
 from worker.jobs.metrics import JobMetrics
@@ -61,8 +61,6 @@ _MAX_RETURNS = 4
 """The returns after which a job is dead-lettered. A poison generation crashes two workers beside
 other jobs, and one before if it generates tokens until then. While it runs alone, no quick job
 does."""
-_MAX_TEXT_BYTES = 1 << 19
-"""A byte may be a token, and two million tokens take ten seconds and fit in no message."""
 
 
 class QuickConsumer:
@@ -263,7 +261,7 @@ async def answer(job: QuickJob, model: ServedModel) -> QuickAnswer:
 
 
 def _tokenize(job: TokenizeJob, model: ServedModel) -> Tokenized:
-    token_ids = model.tokenizer.encode(job.prompt, may_be_empty=True, max_bytes=_MAX_TEXT_BYTES)
+    token_ids = model.tokenizer.encode(job.prompt, may_be_empty=True, max_bytes=MAX_TEXT_BYTES)
     return Tokenized(
         request_id=job.request_id,
         token_ids=tuple(token_ids),
@@ -283,28 +281,11 @@ def _detokenize(job: DetokenizeJob, model: ServedModel) -> Detokenized:
 
 
 async def _embed(job: EmbeddingJob, model: ServedModel) -> Embedded:
-    embedder = model.embedder
-    if embedder is None:
-        raise InvalidRequest(f"The model {model.name} has no embeddings.", param="model")
-    if (job.num_dimensions or 1) > embedder.num_dimensions:
-        raise InvalidRequest(
-            f"{job.num_dimensions} dimensions wanted, the model has {embedder.num_dimensions}.",
-            param="dimensions",
-        )
+    embedder = embedder_of(model, job.num_dimensions)
     prompts = [
-        await model.texts.run(
-            job.tenant,
-            partial(model.tokenizer.encode, prompt, name="input", max_bytes=_MAX_TEXT_BYTES),
-        )
+        await model.texts.run(job.tenant, partial(embedding_prompt, prompt, model))
         for prompt in job.prompts
     ]
-    for prompt in prompts:
-        if len(prompt) > model.max_seq_len:
-            raise ContextLengthExceeded(
-                f"This model's maximum context length is {model.max_seq_len} tokens, the input has "
-                f"{len(prompt)}.",
-                param="input",
-            )
     vectors: list[tuple[float, ...]] = []
     steps = embedder.embed(prompts, job.num_dimensions)
     while (more := await asyncio.wrap_future(embedder.submit(steps))) is not None:

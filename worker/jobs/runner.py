@@ -277,7 +277,7 @@ class JobRunner:
         if outputs:
             self._observation.count_tokens(sum(isinstance(o, StepOutput) for o in outputs))
             self._on_tokens()
-            for event in self._choices.advance(outputs, self._generation):
+            for event in self._choices.advance(outputs, self._generation.cancel):
                 self._apply(Decoded([event]))  # even if an error follows
         return bool(outputs)
 

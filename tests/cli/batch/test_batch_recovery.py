@@ -10,9 +10,9 @@ from cli.batch import replies as replies_module
 from cli.batch.input_file import BatchFile
 from cli.batch.journal import Header, Journal
 from cli.batch.pipeline import BatchRun, run_batch
-from cli.batch.replies import REPLIES_EXPIRE_S, Replies
 from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.client.replies import REPLIES_EXPIRE_S, Replies
 from shared.errors import BusUnavailable, QueueBusy
 from tests.support.gateway.http import eventually
 from tests.support.workers.batch_files import chat_line, chat_text, read_lines, write_lines

@@ -10,7 +10,6 @@ from shared.log import LogReader, LogWriter
 from shared.messages import Finished, PromptScores, SamplingParams, Started, TokenDelta
 from shared.settings import WorkerSettings
 from tests.support.workers.jobs import new_job
-from worker.decode.bridge import Generation
 from worker.decode.choices import ChoicePlan, Choices, ChoiceWriter, Vocabulary
 from worker.engine.interface import Output, SequenceId, StepOutput
 from worker.text import Tokenizer
@@ -58,23 +57,13 @@ def test_the_end_of_a_choice_counts_what_drafts_predicted(tokenizer: Tokenizer) 
     assert end.num_predicted_tokens == 3
 
 
-class Sink(Generation):
-    """A generation without an engine."""
-
-    def __init__(self) -> None:
-        self.cancelled: list[SequenceId] = []
-
-    def cancel(self, sequence_id: SequenceId) -> None:
-        self.cancelled.append(sequence_id)
-
-
 def advance(sampling: SamplingParams, token_ids: Sequence[int]) -> list[TokenDelta | Finished]:
     """The events for tokens that have arrived at once."""
     job = new_job("echo", sampling=sampling)
     plans = [ChoicePlan([1], 9999, Vocabulary([], None, None))]
     choices = Choices(job, plans, echo_model(WorkerSettings()), LogWriter(1, 1))
     outputs: list[Output] = [StepOutput(SequenceId("r", 0), token_id) for token_id in token_ids]
-    events = choices.advance(outputs, Sink())
+    events = choices.advance(outputs, lambda _: None)
     return [event for event in events if not isinstance(event, PromptScores)]
 
 

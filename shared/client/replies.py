@@ -20,9 +20,11 @@ class Replies:
     An answer that was taken but not acknowledged is delivered again, in this run or the next.
     """
 
-    def __init__(self, bus: Bus, run_id: str, *, prefetch: int) -> None:
+    def __init__(
+        self, bus: Bus, run_id: str, *, prefetch: int, expires_s: float = REPLIES_EXPIRE_S
+    ) -> None:
         self._bus = bus
-        self._queue = topology.reply_queue(run_id, REPLIES_EXPIRE_S)
+        self._queue = topology.reply_queue(run_id, expires_s)
         self._prefetch = prefetch
         self._deliveries: asyncio.Queue[Delivery] = asyncio.Queue()
 
