@@ -225,7 +225,7 @@ class Bench:
                 sequence_id=SequenceId(str(i), 0),
                 start=context,
                 token_ids=torch.randint(0, self._decoder.vocab_size, (num_tokens,)).tolist(),
-                block_table=blocks,
+                block_tables=[blocks],
                 is_sampled=True,
                 sampling=_GREEDY,
                 seed=0,

@@ -85,7 +85,7 @@ def _forward(decoder: Decoder, cache: KVCache, token_ids: Sequence[int], start: 
         sequence_id=SequenceId("text", 0),
         start=start,
         token_ids=token_ids,
-        block_table=range(cache.num_blocks),
+        block_tables=[range(cache.num_blocks)],
         is_sampled=True,
         sampling=SamplingParams(temperature=0.0),
         seed=0,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from worker.engine.cache.layout import ONE_FULL
 from worker.engine.interface import ScheduledBatch, StepHandle, StepScores
 from worker.text import Tokenizer
 
@@ -44,6 +45,7 @@ class ClockRunner:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.max_seq_len = max_seq_len
+        self.groups = ONE_FULL
         self._token_ids = token_ids
         self._step_s = step_s
         self._done_at = 0.0

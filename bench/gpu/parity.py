@@ -115,7 +115,7 @@ def _step(scale: Scale, num_tokens: tuple[int, ...], *, context_len: int) -> Sch
                 sequence_id=SequenceId("parity", k),
                 start=context_len,
                 token_ids=[draw.randrange(scale.model.vocab_size) for _ in range(length)],
-                block_table=blocks[k * size : (k + 1) * size],
+                block_tables=[blocks[k * size : (k + 1) * size]],
                 is_sampled=True,
                 sampling=GREEDY,
                 seed=0,

@@ -82,7 +82,7 @@ class Steps:
             sequence_id=SequenceId("bench", k),
             start=start,
             token_ids=[(7919 * (k + at)) % self._runner.vocab_size for at in range(num_tokens)],
-            block_table=block_table,
+            block_tables=[block_table],
             is_sampled=True,
             sampling=sampling,
             seed=k,

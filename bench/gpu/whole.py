@@ -35,6 +35,7 @@ class _Watched:
     def __init__(self, runner: TorchRunner) -> None:
         self._runner = runner
         self.block_size = runner.block_size
+        self.groups = runner.groups
         self.num_blocks = runner.num_blocks
         self.vocab_size = runner.vocab_size
         self.max_seq_len = runner.max_seq_len
@@ -43,7 +44,7 @@ class _Watched:
     def launch(self, batch: ScheduledBatch) -> StepHandle:
         self.num_steps += 1
         for share in batch.sequences:
-            self.num_slots += len(share.block_table) * self.block_size
+            self.num_slots += len(share.block_tables[0]) * self.block_size
             self.num_used += share.start + share.num_tokens
         return self._runner.launch(batch)
 

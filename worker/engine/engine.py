@@ -16,7 +16,7 @@ from shared.errors import (
     OutOfMemory,
     WarrenError,
 )
-from worker.engine.block_pool import BlockPool
+from worker.engine.cache.block_pool import BlockPool
 from worker.engine.interface import (
     NO_TOKEN,
     CancelSequence,
@@ -38,6 +38,7 @@ from worker.engine.interface import (
 )
 from worker.engine.scheduler import Scheduler, SchedulerLimits
 from worker.engine.sequence import Sequence
+from worker.engine.sequence_cache import SequenceCache
 from worker.engine.step_plan import StepPlan
 from worker.engine.step_times import StepFacts, StepTimes
 
@@ -75,14 +76,19 @@ class Engine:
     ) -> None:
         """``clock`` returns the time in seconds; the engine uses it to learn how long steps
         take."""
-        pool = BlockPool(runner.num_blocks, runner.block_size)
-        self.max_seq_len = min(runner.max_seq_len, pool.num_slots)
+        cache = SequenceCache(
+            BlockPool(runner.num_blocks, runner.block_size),
+            runner.groups,
+            max_step_tokens=limits.max_num_batched_tokens,
+            has_prefixes=limits.prefix_cache,
+        )
+        self.max_seq_len = cache.longest(runner.max_seq_len)
         """Maximum length of prompt and output together that this engine can run, in tokens."""
         self.step_times = StepTimes()
         self._last_step: StepFacts | None = None
         self._runner = runner
-        self._pool = pool
-        self._scheduler = Scheduler(limits, pool)
+        self._cache = cache
+        self._scheduler = Scheduler(limits, cache)
         self._clock = clock
         self._collected_at = clock()
         self._sequences: dict[SequenceId, Sequence] = {}
@@ -158,8 +164,8 @@ class Engine:
         return EngineLoad(
             num_running=len(self._sequences) - num_waiting,
             num_waiting=num_waiting,
-            num_blocks=self._pool.num_blocks,
-            num_free_blocks=self._pool.num_free,
+            num_blocks=self._cache.num_blocks,
+            num_free_blocks=self._cache.num_free_blocks,
             num_preemptions=self._scheduler.num_preemptions,
             num_begun_tokens=self._scheduler.num_begun_tokens,
             num_cached_tokens=self._scheduler.num_cached_tokens,

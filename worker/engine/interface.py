@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from shared.errors import WarrenError
 from shared.messages import FinishReason, JobClass, SamplingParams
+from worker.engine.cache.layout import CacheGroup
 from worker.engine.step_times import StepFacts, StepTimes
 
 NO_TOKEN = -1
@@ -256,9 +257,12 @@ class ScheduledSequence(Struct, frozen=True, kw_only=True, gc=False):
     token_ids: Sequence[int]
     """The tokens to compute. If ``previous_row`` is set, the last one that is not drafted is a
     placeholder."""
-    block_table: Sequence[int]
-    """The blocks of tokens 0 .. start + num_tokens - 1; token t is in slot t % block_size of
-    block_table[t // block_size]."""
+    block_tables: Sequence[Sequence[int]]
+    """The blocks of each group of the runner's cache. In a group of tokens they are the blocks of
+    tokens 0 .. start + num_tokens - 1: token t is in slot t % block_size of table[t // block_size],
+    unless no token of the step reads its block (`worker.engine.cache.token_blocks.RELEASED`). In a
+    group of states they are the blocks of the state that the step reads, none if ``start`` is 0,
+    and then the blocks to which it writes the state after its tokens. The two may be the same."""
     is_sampled: bool
     """Whether the step yields this sequence's next token: false for all but the last chunk."""
     sampling: SamplingParams
@@ -335,6 +339,11 @@ class ModelRunner(Protocol):
 
     @property
     def block_size(self) -> int: ...
+
+    @property
+    def groups(self) -> Sequence[CacheGroup]:
+        """The groups of layers that have block tables of their own."""
+        ...
 
     @property
     def vocab_size(self) -> int: ...

@@ -20,20 +20,12 @@ from itertools import takewhile
 from operator import attrgetter
 
 from shared.errors import StartupError
-from worker.engine.block_pool import BlockPool
 from worker.engine.drafts import NO_DRAFT, TokenDraft
-from worker.engine.prefix_cache import PrefixCache
 from worker.engine.sequence import Sequence
+from worker.engine.sequence_cache import SequenceCache
 from worker.engine.shares import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST, Shares
 from worker.engine.step_cost import StepCost, StepWork
 from worker.engine.step_plan import StepPlan
-
-HEADROOM_BLOCKS = 2
-"""Free blocks that admission reserves for each running sequence to grow into.
-
-On a mixed workload in tight memory, 0, 1, 2 and 4 lead to 32, 7, 2 and 0 % of tokens recomputed and
-to batches of 20.2, 19.9, 19.5 and 18.1 sequences (tests/worker/engine/test_utilisation.py).
-"""
 
 MIN_PROMPT_TOKENS = 32
 """Prompt tokens that a step computes regardless of its duration; more if it has more decodes.
@@ -110,17 +102,16 @@ class SchedulerLimits:
 
 
 class Scheduler:
-    """Owns the waiting and running sequences and the block pool."""
+    """Owns the waiting and running sequences, and through the cache their blocks."""
 
-    def __init__(self, limits: SchedulerLimits, pool: BlockPool) -> None:
+    def __init__(self, limits: SchedulerLimits, cache: SequenceCache) -> None:
         self.num_preemptions = 0
         self.num_begun_tokens = 0
         self.num_cached_tokens = 0
         self.num_drafted_tokens = 0
         self.num_accepted_tokens = 0
         self._limits = limits
-        self._pool = pool
-        self._prefixes = PrefixCache(pool, is_on=limits.prefix_cache)
+        self._cache = cache
         self._cost = StepCost()
         self._interactive_shares = Shares(limits.tenant_weights)
         self._batch_shares = Shares(limits.tenant_weights)
@@ -146,11 +137,11 @@ class Scheduler:
             if sequence in sequences:
                 sequences.remove(sequence)
                 self._shares(sequence).leave(sequence.tenant)
-        self._free_blocks(sequence)
+        self._cache.release(sequence)
 
     def forget(self, sequence: Sequence) -> None:
         """Let no other sequence find the blocks of one that was removed."""
-        self._prefixes.forget(sequence)
+        self._cache.forget(sequence)
 
     def promote(self, sequence: Sequence) -> None:
         """Give a batch sequence interactive priority, ordered by its arrival."""
@@ -171,7 +162,7 @@ class Scheduler:
         Every planned step must be launched: sequences count its tokens as computed, and other
         sequences may find them in the cache from then on.
         """
-        plan = StepPlan(self._limits.max_num_batched_tokens, self._pool.block_size)
+        plan = StepPlan(self._limits.max_num_batched_tokens, self._cache)
         self._make_room()
         self._decode(plan, has_time)
         self._prefill(plan)
@@ -193,10 +184,7 @@ class Scheduler:
         The contents of all blocks are discarded.
         """
         self.num_preemptions += len(self._running)
-        for sequence in self._running:
-            for block in sequence.block_table:
-                self._pool.free(block)
-        self._pool.forget_names()
+        self._cache.discard(self._running)
         known = {*self._running, *self._waiting}
         self._running.clear()
         self._waiting.clear()
@@ -279,7 +267,7 @@ class Scheduler:
         While prompts are computed, or wait for anything but a slot, they have the time that is
         left.
         """
-        if not self._limits.max_draft_tokens or not self._running:
+        if not (self._limits.max_draft_tokens and self._cache.can_rewind and self._running):
             return 1.0
         first = self._first()
         if first is not None and len(self._running) < self._limits.max_num_seqs_for(first):
@@ -300,16 +288,13 @@ class Scheduler:
 
         Drafts neither preempt anybody nor take the blocks that are reserved for others.
         """
-        num_running, num_held = len(self._running), len(sequence.block_table)
-        num_spare = max(0, self._pool.num_free - HEADROOM_BLOCKS * num_running)
-        num_slots = (num_held + num_spare) * self._pool.block_size - sequence.num_computed - 1
-        max_tokens = min(self._limits.max_draft_tokens, plan.num_tokens_left - num_running)
+        max_tokens = min(self._limits.max_draft_tokens, plan.num_tokens_left - len(self._running))
+        num_slots = self._cache.room_for(sequence) - sequence.num_computed - 1
         draft = sequence.draft(min(max_tokens, num_slots), least_chance)
-        num_tokens = sequence.num_computed + 1 + len(draft.token_ids)
-        num_missing = self._pool.num_blocks_for(num_tokens) - num_held
-        if num_missing > 0:
-            sequence.block_table += self._pool.allocate(num_missing)
-        self.num_drafted_tokens += len(draft.token_ids)
+        num_drafts = len(draft.token_ids)
+        if num_drafts:
+            self._cache.extend(sequence, sequence.num_computed + 1 + num_drafts)
+        self.num_drafted_tokens += num_drafts
         return draft
 
     def _prefill(self, plan: StepPlan) -> None:
@@ -327,7 +312,7 @@ class Scheduler:
         num_scores_kept = plan.num_scores_left // 2 if longest.num_unscored else 0
         plan.num_scores_left -= num_scores_kept
         for sequence in short:
-            num_for_short -= plan.add_prompt(sequence, num_for_short)
+            num_for_short -= self._continue(sequence, plan, num_for_short)
         while (
             num_for_short
             and (first := self._first()) is not None
@@ -337,7 +322,14 @@ class Scheduler:
         ):
             num_for_short -= self._begin(first, plan, num_for_short)
         plan.num_scores_left += num_scores_kept
-        plan.add_prompt(longest, max(1, self._max_prompt_tokens(plan, longest.num_computed)))
+        in_time = self._max_prompt_tokens(plan, longest.num_computed)
+        self._continue(longest, plan, max(1, in_time))
+
+    def _continue(self, sequence: Sequence, plan: StepPlan, max_tokens: int) -> int:
+        """Add tokens of a prompt that an earlier step started; returns how many."""
+        has_room = self._cache.extend(sequence, sequence.num_tokens)
+        assert has_room, "the blocks of a prompt are reserved when it is admitted"
+        return plan.add_prompt(sequence, max_tokens)
 
     def _is_shorter(self, first: Sequence, longest: Sequence) -> bool:
         """Whether a waiting sequence is short compared with the longest prompt in progress."""
@@ -359,20 +351,14 @@ class Scheduler:
         """Give a waiting sequence its blocks; returns how many of its tokens are computed."""
         self._waiting.remove(sequence)
         insort(self._running, sequence, key=_priority)
-        self._take_blocks(sequence)
+        self._cache.begin(sequence)
+        self._count_cached(sequence)
         # After a long cached prefix, fewer tokens fit the time limit.
         in_time = self._max_prompt_tokens(plan, sequence.num_computed)
         return plan.add_prompt(sequence, max(1, min(max_tokens, in_time)))
 
-    def _take_blocks(self, sequence: Sequence) -> None:
-        """Share the cached blocks of the sequence's prefix and allocate the others."""
-        found = self._prefixes.find(sequence)
-        for block in found:
-            self._pool.share(block)
-        num_missing = self._pool.num_blocks_for(sequence.num_tokens) - len(found)
-        sequence.block_table = found + self._pool.allocate(num_missing)
-        sequence.num_published = len(found)
-        sequence.num_computed = len(found) * self._pool.block_size
+    def _count_cached(self, sequence: Sequence) -> None:
+        """Record how much of its prompt was cached when a sequence first started."""
         if sequence.num_cached is None:
             num_prompt = len(sequence.submit.prompt_ids)
             sequence.num_cached = min(sequence.num_computed, num_prompt)
@@ -393,8 +379,7 @@ class Scheduler:
 
     def _num_uncached(self, sequence: Sequence) -> int:
         """The tokens that a waiting sequence would have to compute."""
-        num_found = len(self._prefixes.find(sequence))
-        return sequence.num_tokens - num_found * self._pool.block_size
+        return sequence.num_tokens - self._cache.find(sequence).num_tokens
 
     def _publish(self, plan: StepPlan) -> None:
         """Publish the blocks that this step fills; later steps can find them.
@@ -402,7 +387,7 @@ class Scheduler:
         Blocks filled by decodes are published together with the next block.
         """
         for sequence in plan.prompts:
-            self._prefixes.publish(sequence)
+            self._cache.publish(sequence)
 
     def _retire(self, plan: StepPlan) -> None:
         """Free the slots and blocks of sequences whose last token is in flight."""
@@ -416,63 +401,36 @@ class Scheduler:
     def _has_room(self, sequence: Sequence, leaving: Items[Sequence] = ()) -> bool:
         """Whether a waiting sequence may run once those in ``leaving`` have freed their blocks.
 
-        All of its tokens must fit, with headroom for the others: otherwise a sequence would soon be
-        preempted and its computation lost. For the same reason no sequence is preempted and
-        admitted in one step.
+        No sequence is preempted and admitted in one step, because its computation would be lost.
         """
         num_others = len(self._running) - len(leaving)
         if num_others >= self._limits.max_num_seqs_for(sequence):
             return False
-        num_wanted = self._pool.num_blocks_for(sequence.num_tokens) + HEADROOM_BLOCKS * num_others
-        num_left = Counter(block for other in leaving for block in other.block_table)
-        num_free = self._pool.num_free + sum(
-            self._pool.num_holders(block) == count for block, count in num_left.items()
-        )
-        # Blocks that other sequences keep in use need not be free; this check is slower.
-        return num_wanted <= num_free or num_wanted <= num_free + sum(
-            self._pool.num_holders(block) > num_left[block]
-            for block in self._prefixes.find(sequence)
-        )
+        return self._cache.has_room(sequence, num_others, leaving)
 
     def _has_next_slot(self, sequence: Sequence) -> bool:
-        """Give the sequence a block for its next token; false if it had to be preempted itself."""
-        if sequence.num_computed < len(sequence.block_table) * self._pool.block_size:
-            return True
-        while not self._pool.num_free:
+        """Give the sequence room for its next token; false if it had to be preempted itself."""
+        while not self._cache.extend(sequence, sequence.num_computed + 1):
             last = self._running[-1]
             self._preempt(last)
             if last is sequence:
                 return False
-        self._prefixes.publish(sequence)
-        sequence.block_table += self._pool.allocate(1)
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
         self._running.remove(sequence)
-        self._free_blocks(sequence)
+        self._cache.release(sequence)
         insort(self._waiting, sequence, key=_priority)
         self.num_preemptions += 1
 
-    def _free_blocks(self, sequence: Sequence) -> None:
-        self._prefixes.publish(sequence)
-        # Freed from the end, so that common prefixes are evicted last.
-        for block in reversed(sequence.block_table):
-            self._pool.free(block)
-        sequence.block_table = []
-        sequence.num_published = sequence.num_computed = 0
-
     def check_invariants(self) -> None:
         """Assert that no block is lost or held twice and that the order is kept."""
-        self._pool.check_invariants(sequence.block_table for sequence in self._running)
+        self._cache.check_invariants(self._running)
         for sequences in (self._running, self._waiting):
             assert sequences == sorted(sequences, key=_priority)
         for shares, is_batch in ((self._interactive_shares, False), (self._batch_shares, True)):
             sequences = [*self._running, *self._waiting]
             shares.check_invariants(Counter(s.tenant for s in sequences if s.is_batch == is_batch))
-        for sequence in [*self._running, *self._waiting]:
-            self._prefixes.check_invariants(sequence)
-            num_slots = len(sequence.block_table) * self._pool.block_size
-            assert sequence.num_computed <= num_slots
         assert len(self._running) <= self._limits.max_num_seqs
         assert not any(sequence.is_ended for sequence in [*self._running, *self._waiting])
-        assert not any(sequence.num_computed or sequence.block_table for sequence in self._waiting)
+        assert not any(sequence.num_computed or sequence.held for sequence in self._waiting)

@@ -1,6 +1,10 @@
 """The state of one sequence: its known tokens, computed tokens and pending token."""
 
+from collections.abc import Sequence as Items
+
 from shared.messages import FinishReason
+from worker.engine.cache.state_blocks import StateBlocks
+from worker.engine.cache.token_blocks import TokenBlocks
 from worker.engine.drafts import NO_DRAFT, Drafter, TokenDraft
 from worker.engine.interface import ScheduledSequence, Submit
 from worker.engine.logit_edits import editor
@@ -30,11 +34,12 @@ class Sequence:
         self.max_len = len(submit.prompt_ids) + submit.max_tokens
         self.num_computed = 0
         self.num_pending = 0
-        self.block_table: list[int] = []
+        self.held: Items[TokenBlocks | StateBlocks] = ()
+        """The blocks that it holds in each group of the cache; empty unless it is running."""
+        self.num_covered = 0
+        """The length up to which it needs no more blocks."""
         self.block_names: list[bytes] = []
         """Names of its first full blocks, as far as computed; they are kept across preemption."""
-        self.num_published = 0
-        """Blocks at the front of the table that other sequences may find."""
         self.num_cached: int | None = None
         """Prompt tokens found in the cache when the sequence first started."""
         self.is_ended = False
@@ -128,13 +133,17 @@ class Sequence:
         return TokenDraft(token_ids[: len(edits)], edits)
 
     def take(
-        self, num_tokens: int, row: int, block_size: int, draft: TokenDraft = NO_DRAFT
+        self,
+        num_tokens: int,
+        row: int,
+        block_tables: Items[Items[int]],
+        draft: TokenDraft = NO_DRAFT,
     ) -> ScheduledSequence:
         """The sequence's share of the planned step: the next ``num_tokens`` uncomputed tokens,
         and after the last of all tokens those that are drafted.
 
         ``row`` is its first row in the step's result if the share reaches the sequence's end. The
-        block table must already cover the tokens.
+        block tables must cover the tokens.
         """
         start, end = self.num_computed, self.num_computed + num_tokens
         token_ids = self.token_ids[start:end]
@@ -150,7 +159,7 @@ class Sequence:
             start=start,
             token_ids=token_ids,
             num_drafts=len(draft.token_ids),
-            block_table=self.block_table[: -(-(start + len(token_ids)) // block_size)],
+            block_tables=block_tables,
             is_sampled=is_sampled,
             sampling=self.submit.sampling,
             seed=self.submit.seed,
@@ -178,9 +187,8 @@ class Sequence:
 
     def restart(self) -> None:
         """Discard computed and pending tokens; steps in flight do not count."""
-        self.num_computed = self.num_pending = self.num_published = 0
+        self.num_computed = self.num_pending = self.num_covered = 0
         self.num_scored = self._num_scores_known
-        self.block_table = []
         self._drafts = []
 
     def learn_scores(self, num_tokens: int) -> FinishReason | None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from worker.engine.drafts import NO_DRAFT, TokenDraft
 from worker.engine.interface import ScheduledSequence
 from worker.engine.sequence import Sequence
+from worker.engine.sequence_cache import SequenceCache
 from worker.engine.step_cost import StepWork
 
 MAX_SCORED_TOKENS = 256
@@ -18,7 +19,7 @@ class StepPlan:
     whose."""
 
     num_tokens_left: int
-    block_size: int
+    cache: SequenceCache
     shares: list[ScheduledSequence] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
     """Sequences of which at least one token is drawn."""
@@ -46,11 +47,14 @@ class StepPlan:
 
     def add_prompt(self, sequence: Sequence, max_tokens: int) -> int:
         """Add up to ``max_tokens`` of the sequence; returns how many were added. The last one is
-        left to a later step if its draw is not prepared."""
+        left to a later step if its draw is not prepared, and the tokens behind a snapshot of its
+        state are, too."""
         num_tokens = min(sequence.num_uncomputed - (not sequence.is_prepared), max_tokens)
         if sequence.num_unscored:
             num_tokens = min(num_tokens, self.num_scores_left)
         self.is_cut = self.is_cut or num_tokens < sequence.num_uncomputed
+        if (most := self.cache.num_until_snapshot(sequence.num_computed)) is not None:
+            num_tokens = min(num_tokens, most)
         if num_tokens:
             self.prompts.append(sequence)
             self._add(sequence, num_tokens)
@@ -60,7 +64,8 @@ class StepPlan:
         num_drafts = len(draft.token_ids)
         self.work.add(sequence.num_computed, num_tokens + num_drafts)
         self.num_tokens_left -= num_tokens + num_drafts
-        share = sequence.take(num_tokens, len(self.rows), self.block_size, draft)
+        block_tables = self.cache.tables(sequence, sequence.num_computed + num_tokens + num_drafts)
+        share = sequence.take(num_tokens, len(self.rows), block_tables, draft)
         self.shares.append(share)
         if share.scored_ids:
             self.has_scores = True

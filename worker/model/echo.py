@@ -6,10 +6,11 @@ was freed too early, shared incorrectly or never written changes the following t
 
 import time
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from shared.log import EMPTY_HASH, extend_hash
+from worker.engine.cache.layout import ONE_FULL, CacheGroup, StateCache, TokenCache
 from worker.engine.interface import (
     LogitEdits,
     ScheduledBatch,
@@ -21,6 +22,8 @@ from worker.engine.interface import (
 
 _MASK = (1 << 64) - 1
 _EMPTY = -1
+_STATE = -2
+"""The token id in a slot that holds a part of a state."""
 
 
 def next_token(
@@ -142,8 +145,9 @@ class EchoRunner:
     """A `ModelRunner` whose steps take ``step_s`` each, one after another.
 
     A step reads only the last slot of a context, so its cost depends on the new tokens only. With
-    ``is_thorough`` it reads all of them, as attention does, and raises `ValueError` if a slot does
-    not hold its token, or if two sequences of a step write one slot.
+    ``is_thorough`` it reads all that its layers read, as a model does, and raises `ValueError` if a
+    slot does not hold its token, if groups hold different contexts, or if a step writes a slot
+    twice or reads what another sequence writes.
     """
 
     def __init__(
@@ -151,13 +155,19 @@ class EchoRunner:
         *,
         num_blocks: int,
         block_size: int = 16,
+        groups: Sequence[CacheGroup] = ONE_FULL,
         vocab_size: int = 256,
         max_seq_len: int = 1 << 20,
         step_s: float = 0.0,
         is_thorough: bool = False,
     ) -> None:
+        """The state of a group of states is the hash of the tokens before it.
+
+        At least one group must read the token before each step.
+        """
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.groups = groups
         self.vocab_size = vocab_size
         self.max_seq_len = max_seq_len
         self._step_s = step_s
@@ -167,6 +177,8 @@ class EchoRunner:
         self._done_at = 0.0
 
     def launch(self, batch: ScheduledBatch) -> StepHandle:
+        for sequence in batch.sequences:
+            self._check(sequence)
         if self._is_thorough:
             self._check_writes(batch)
         hashes = [self._write(sequence) for sequence in batch.sequences]
@@ -191,17 +203,34 @@ class EchoRunner:
     def close(self) -> None:
         """Nothing to release."""
 
-    def _write(self, sequence: ScheduledSequence) -> list[int]:
-        """Write the sequence's new slots; returns the hash of its context up to each of them."""
-        end = sequence.start + sequence.num_tokens
+    def _check(self, sequence: ScheduledSequence) -> None:
         if not sequence.token_ids:
             raise ValueError(f"{sequence.sequence_id} has no tokens in this step")
-        if end > self.max_seq_len or len(sequence.block_table) != -(-end // self.block_size):
-            raise ValueError(f"{len(sequence.block_table)} blocks for a context of {end} tokens")
+        end = sequence.start + sequence.num_tokens
+        if end > self.max_seq_len:
+            raise ValueError(f"a context of {end} tokens, at most {self.max_seq_len}")
+        for table, group in zip(sequence.block_tables, self.groups, strict=True):
+            if isinstance(group, StateCache):
+                expected = group.num_blocks * (2 if sequence.start else 1)
+            else:
+                expected = -(-end // self.block_size)
+            if len(table) != expected:
+                raise ValueError(f"{len(table)} blocks for a context of {end} tokens")
+
+    def _write(self, sequence: ScheduledSequence) -> list[int]:
+        """Write the sequence's new slots; returns the hash of its context up to each of them."""
         hashes = [self._read_context(sequence)]
-        for at, token_id in enumerate(self._token_ids(sequence), sequence.start):
+        token_ids = self._token_ids(sequence)
+        for token_id in token_ids:
             hashes.append(extend_hash(hashes[-1], (token_id,)))
-            self._slots.write(self._slot(sequence, at), token_id, hashes[-1])
+        for table, group in zip(sequence.block_tables, self.groups, strict=True):
+            if isinstance(group, StateCache):
+                for slot in self._state_slots(table[-group.num_blocks :]):
+                    self._slots.write(slot, _STATE, hashes[-1])
+            else:
+                for k, token_id in enumerate(token_ids):
+                    slot = self._slot(table, sequence.start + k)
+                    self._slots.write(slot, token_id, hashes[k + 1])
         return hashes[1:]
 
     def _draw(self, sequence: ScheduledSequence, k: int, context_hash: int) -> int:
@@ -231,28 +260,88 @@ class EchoRunner:
         return token_ids
 
     def _read_context(self, sequence: ScheduledSequence) -> int:
-        """The hash of the tokens before ``start``, as stored in the cache."""
-        context_hash = EMPTY_HASH
-        first = 0 if self._is_thorough else max(0, sequence.start - 1)
-        for at in range(first, sequence.start):
-            held = self._slots.read(self._slot(sequence, at))
-            if held is None:
+        """The hash of the tokens before ``start``, as stored in every group of the cache."""
+        if not sequence.start:
+            return EMPTY_HASH
+        hashes = {
+            self._read_state(sequence, table[: group.num_blocks])
+            if isinstance(group, StateCache)
+            else self._read_tokens(sequence, table, group)
+            for table, group in zip(sequence.block_tables, self.groups, strict=True)
+        } - {None}
+        context_hash = hashes.pop()
+        if hashes or context_hash is None:
+            raise ValueError(f"{sequence.sequence_id}: the groups hold different contexts")
+        return context_hash
+
+    def _read_state(self, sequence: ScheduledSequence, blocks: Sequence[int]) -> int:
+        held = {self._slots.read(slot) for slot in self._state_slots(blocks)}
+        marker, context_hash = held.pop() or (_EMPTY, EMPTY_HASH)
+        if held or marker != _STATE:
+            raise ValueError(f"{sequence.sequence_id}: its blocks hold no whole state")
+        return context_hash
+
+    def _read_tokens(
+        self, sequence: ScheduledSequence, table: Sequence[int], group: TokenCache
+    ) -> int | None:
+        """None if the first token of the step reads no token before it."""
+        context_hash = None if group.first_read(sequence.start) else EMPTY_HASH
+        for at in self._read_positions(sequence, group):
+            held = self._slots.read(self._slot(table, at))
+            if held is None or held[0] == _STATE:
                 raise ValueError(f"{sequence.sequence_id}: the slot of token {at} is empty")
             token_id, held_hash = held
-            if self._is_thorough and held_hash != extend_hash(context_hash, (token_id,)):
+            is_next = context_hash is None or held_hash == extend_hash(context_hash, (token_id,))
+            if self._is_thorough and not is_next:
                 raise ValueError(f"{sequence.sequence_id}: the slot of token {at} holds another")
             context_hash = held_hash
         return context_hash
 
-    def _slot(self, sequence: ScheduledSequence, at: int) -> int:
-        block = sequence.block_table[at // self.block_size]
+    def _read_positions(self, sequence: ScheduledSequence, group: TokenCache) -> range:
+        """The tokens before the step that it reads; only the last one without ``is_thorough``."""
+        first = group.first_read(sequence.start)
+        return range(first if self._is_thorough else max(first, sequence.start - 1), sequence.start)
+
+    def _state_slots(self, blocks: Sequence[int]) -> list[int]:
+        """The slots that hold a state: without ``is_thorough`` one of each block."""
+        num_slots = self.block_size if self._is_thorough else 1
+        return [block * self.block_size + k for block in blocks for k in range(num_slots)]
+
+    def _slot(self, table: Sequence[int], at: int) -> int:
+        block = table[at // self.block_size]
+        if block < 0:
+            raise ValueError(f"the block of token {at} has been released")
         return block * self.block_size + at % self.block_size
 
     def _check_writes(self, batch: ScheduledBatch) -> None:
-        slots = [
-            self._slot(sequence, at)
-            for sequence in batch.sequences
-            for at in range(sequence.start, sequence.start + sequence.num_tokens)
-        ]
-        if len(set(slots)) < len(slots):
-            raise ValueError("two tokens of one step were given the same slot")
+        """Check that what a sequence writes is written and read by no other one."""
+        written: dict[int, ScheduledSequence] = {}
+        for sequence in batch.sequences:
+            slots = self._written_slots(sequence)
+            if len(set(slots)) < len(slots) or not written.keys().isdisjoint(slots):
+                raise ValueError("two tokens of one step were given the same slot")
+            written |= dict.fromkeys(slots, sequence)
+        for sequence in batch.sequences:
+            if any(written.get(slot, sequence) is not sequence for slot in self._read(sequence)):
+                raise ValueError("a step reads what another sequence writes")
+
+    def _written_slots(self, sequence: ScheduledSequence) -> list[int]:
+        slots: list[int] = []
+        for table, group in zip(sequence.block_tables, self.groups, strict=True):
+            if isinstance(group, StateCache):
+                slots += self._state_slots(table[-group.num_blocks :])
+            else:
+                end = sequence.start + sequence.num_tokens
+                slots += [self._slot(table, at) for at in range(sequence.start, end)]
+        return slots
+
+    def _read(self, sequence: ScheduledSequence) -> list[int]:
+        slots: list[int] = []
+        for table, group in zip(sequence.block_tables, self.groups, strict=True):
+            if not sequence.start:
+                continue
+            if isinstance(group, StateCache):
+                slots += self._state_slots(table[: group.num_blocks])
+            else:
+                slots += [self._slot(table, at) for at in self._read_positions(sequence, group)]
+        return slots

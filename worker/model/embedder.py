@@ -199,7 +199,7 @@ def _share(
         sequence_id=SequenceId("embedding", 0),
         start=start,
         token_ids=token_ids,
-        block_table=table,
+        block_tables=[table],
         is_sampled=not is_mean and end >= len(prompt),
         sampling=SamplingParams(temperature=0.0),
         seed=0,

@@ -94,7 +94,7 @@ def _tried(
 ) -> tuple[int, int]:
     """The bytes of the last of the steps and of the graphs."""
     *others, largest = batches
-    num_blocks = sum(len(sequence.block_table) for sequence in largest.sequences)
+    num_blocks = sum(len(sequence.block_tables[0]) for sequence in largest.sequences)
     kv_cache = KVCache.allocate(block, num_blocks, decoder.device)
     for batch in others:
         run_step(decoder, ops, kv_cache, batch)
@@ -129,7 +129,7 @@ def largest_step(max_num_seqs: int, max_num_tokens: int, block_size: int) -> Sch
                 sequence_id=SequenceId("largest step", k),
                 start=0,
                 token_ids=[1] * lens[k],
-                block_table=range(firsts[k], firsts[k] + num_blocks[k]),
+                block_tables=[range(firsts[k], firsts[k] + num_blocks[k])],
                 is_sampled=True,
                 sampling=_COSTLIEST,
                 seed=0,

@@ -144,10 +144,10 @@ def _row(sequence: ScheduledSequence, k: int) -> ScheduledSequence:
 
 def _check(sequence: ScheduledSequence, num_tokens: int, block_size: int) -> None:
     end = sequence.start + num_tokens
-    if not num_tokens or len(sequence.block_table) * block_size < end:
+    num_blocks = len(sequence.block_tables[0])
+    if not num_tokens or num_blocks * block_size < end:
         raise ValueError(
-            f"{num_tokens} tokens up to position {end} in {len(sequence.block_table)} "
-            f"blocks of {block_size}"
+            f"{num_tokens} tokens up to position {end} in {num_blocks} blocks of {block_size}"
         )
 
 
@@ -161,7 +161,9 @@ def _token_arrays(
     num_blocks = -(-context_lens // block_size)
     block_tables = np.zeros((len(packed), num_blocks.max()), np.int32)
     # One assignment for all rows: one for each took most of the time of laying out a large step.
-    tables = (s.block_table[:length] for s, length in zip(packed, num_blocks.tolist(), strict=True))
+    tables = (
+        s.block_tables[0][:length] for s, length in zip(packed, num_blocks.tolist(), strict=True)
+    )
     is_used = np.arange(num_blocks.max()) < num_blocks[:, None]
     block_tables[is_used] = _flat(tables, np.int32)
     owner = np.arange(len(packed)).repeat(query_lens)

@@ -1,6 +1,6 @@
 """Runs the steps of a decoder in order, on a thread of its own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.providers import Ops
+from worker.engine.cache.layout import ONE_FULL, CacheGroup
 from worker.engine.interface import ScheduledBatch, StepFailed, StepScores
 from worker.model.forward import Decoder
 from worker.model.graphs import DecodeGraphs
@@ -102,6 +103,10 @@ class TorchRunner:
     @property
     def block_size(self) -> int:
         return self._kv_cache.block_size
+
+    @property
+    def groups(self) -> Sequence[CacheGroup]:
+        return ONE_FULL
 
     @property
     def vocab_size(self) -> int:

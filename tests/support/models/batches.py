@@ -29,7 +29,7 @@ def share(
         sequence_id=SequenceId("request", choice),
         start=start,
         token_ids=token_ids,
-        block_table=blocks,
+        block_tables=[blocks],
         is_sampled=is_sampled,
         sampling=sampling,
         seed=seed,

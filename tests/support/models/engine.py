@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import structs
 
 from shared.messages import FinishReason, JobClass, SamplingParams
+from worker.engine.cache.layout import ONE_FULL, CacheGroup
 from worker.engine.engine import Engine
 from worker.engine.interface import (
     Command,
@@ -32,9 +33,19 @@ VOCAB_SIZE = 64
 class RecordingRunner(EchoRunner):
     """Records the batches that were launched."""
 
-    def __init__(self, num_blocks: int, block_size: int, vocab_size: int = VOCAB_SIZE) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int = VOCAB_SIZE,
+        groups: Sequence[CacheGroup] = ONE_FULL,
+    ) -> None:
         super().__init__(
-            num_blocks=num_blocks, block_size=block_size, vocab_size=vocab_size, is_thorough=True
+            num_blocks=num_blocks,
+            block_size=block_size,
+            groups=groups,
+            vocab_size=vocab_size,
+            is_thorough=True,
         )
         self.batches: list[ScheduledBatch] = []
 
@@ -74,10 +85,11 @@ class SmallEngine(Engine):
         batch_reserve: int = 0,
         prefix_cache: bool = False,
         vocab_size: int = VOCAB_SIZE,
+        groups: Sequence[CacheGroup] = ONE_FULL,
         max_draft_tokens: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.runner = RecordingRunner(num_blocks, block_size, vocab_size)
+        self.runner = RecordingRunner(num_blocks, block_size, vocab_size, groups)
         limits = SchedulerLimits(
             max_num_seqs,
             max_num_batched_tokens,

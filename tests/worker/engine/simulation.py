@@ -1,9 +1,10 @@
 """A device whose steps take the time given by a formula, on a simulated clock."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from worker.engine.cache.layout import ONE_FULL, CacheGroup
 from worker.engine.engine import Engine
 from worker.engine.interface import ScheduledBatch, SequenceId, StepScores, Submit
 from worker.engine.scheduler import SchedulerLimits
@@ -37,6 +38,7 @@ class Device:
     num_blocks: int
     step_s: StepSeconds = two_cores
     block_size: int = 16
+    groups: Sequence[CacheGroup] = ONE_FULL
     vocab_size: int = 1 << 16
     max_seq_len: int = 1 << 20
     now: float = 0.0

@@ -1,5 +1,6 @@
 """For any commands in any order, every sequence yields exactly its undisturbed stream."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from typing import NamedTuple
@@ -11,6 +12,15 @@ from msgspec import structs
 
 from shared.messages import JobClass
 from tests.support.models.engine import VOCAB_SIZE, SmallEngine, expected_outputs, new_submit
+from worker.engine.cache.layout import (
+    ONE_FULL,
+    CacheGroup,
+    ChunkCache,
+    FullCache,
+    LatentCache,
+    StateCache,
+    WindowCache,
+)
 from worker.engine.interface import (
     CancelSequence,
     Command,
@@ -47,6 +57,17 @@ requests = st.lists(
 )
 
 
+def all_groups(block_size: int) -> list[CacheGroup]:
+    return [
+        FullCache(),
+        WindowCache(3),
+        ChunkCache(5),
+        LatentCache(),
+        StateCache(num_blocks=2, every=2 * block_size),
+        WindowCache(9),
+    ]
+
+
 class Service(RuleBasedStateMachine):
     """A client that submits, cancels and waits, and records the tokens that it must receive."""
 
@@ -54,6 +75,8 @@ class Service(RuleBasedStateMachine):
     eos_ids = frozenset(range(4))
     """One token in 16 ends a sequence that does not ignore them."""
     max_draft_tokens = 0
+    layouts: tuple[Callable[[int], list[CacheGroup]], ...] = (lambda block_size: [*ONE_FULL],)
+    """The groups of the cache, for a block size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,6 +95,7 @@ class Service(RuleBasedStateMachine):
         extra_tokens=st.integers(0, 12),
         batch_reserve=st.integers(0, 3),
         prefix_cache=st.booleans(),
+        layout=st.integers(0, 99),
         requests=requests,
     )
     def start(
@@ -82,10 +106,14 @@ class Service(RuleBasedStateMachine):
         extra_tokens: int,
         batch_reserve: int,
         prefix_cache: bool,
+        layout: int,
         requests: list[Request],
     ) -> None:
+        groups = self.layouts[layout % len(self.layouts)](block_size)
+        num_of_states = sum(2 * g.num_blocks for g in groups if isinstance(g, StateCache))
         self.engine = SmallEngine(
-            num_blocks=num_blocks,
+            num_blocks=num_blocks * len(groups) + num_of_states,
+            groups=groups,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + extra_tokens,
@@ -214,7 +242,32 @@ class DraftingService(Service):
     max_draft_tokens = 5
 
 
+class MixedService(Service):
+    """The same with groups of layers that keep unequal parts of a sequence."""
+
+    layouts = (
+        all_groups,
+        lambda block_size: [WindowCache(2), WindowCache(7)],
+        lambda block_size: [ChunkCache(6), FullCache()],
+        lambda block_size: [StateCache(num_blocks=1, every=block_size)],
+        lambda block_size: [StateCache(num_blocks=3, every=4 * block_size), FullCache()],
+    )
+
+
+class DraftingMixedService(DraftingService):
+    """Drafts in groups from which tokens can be taken back."""
+
+    layouts = (
+        lambda block_size: [WindowCache(2), WindowCache(7)],
+        lambda block_size: [ChunkCache(6), FullCache()],
+    )
+
+
 TestService = Service.TestCase
 TestService.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
 TestDraftingService = DraftingService.TestCase
 TestDraftingService.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestMixedService = MixedService.TestCase
+TestMixedService.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestDraftingMixedService = DraftingMixedService.TestCase
+TestDraftingMixedService.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

@@ -59,7 +59,7 @@ class OddRunner(EchoRunner):
         step = super().launch(batch)
         odd = {
             share.sequence_id: any(
-                (self._slots.read(self._slot(share, at)) or [None])[0] == ODD
+                (self._slots.read(self._slot(share.block_tables[0], at)) or [None])[0] == ODD
                 for at in range(share.start + share.num_tokens - share.num_drafts)
             )
             for share in batch.sequences

@@ -11,10 +11,11 @@ from tests.support.models.engine import (
     expected_outputs,
     new_submit,
 )
-from worker.engine.block_pool import BlockPool
+from worker.engine.cache.block_pool import BlockPool
+from worker.engine.cache.layout import ONE_FULL
 from worker.engine.interface import StepOutput, Submit
-from worker.engine.prefix_cache import PrefixCache
 from worker.engine.sequence import Sequence
+from worker.engine.sequence_cache import SequenceCache
 
 BLOCK_SIZE = 4
 PROMPT = [(3 * k * k + k) % VOCAB_SIZE for k in range(24)]
@@ -185,9 +186,10 @@ def test_the_load_counts_what_was_asked_for_and_what_was_found() -> None:
 def names_of(submit: Submit) -> list[bytes]:
     pool = BlockPool(num_blocks=64, block_size=BLOCK_SIZE)
     sequence = Sequence(submit, arrival=0)
-    sequence.block_table = pool.allocate(pool.num_blocks_for(sequence.num_tokens))
+    cache = SequenceCache(pool, ONE_FULL, max_step_tokens=64, has_prefixes=True)
+    cache.begin(sequence)
     sequence.num_computed = sequence.num_tokens
-    PrefixCache(pool, is_on=True).publish(sequence)
+    cache.publish(sequence)
     return sequence.block_names
 
 

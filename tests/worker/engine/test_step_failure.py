@@ -51,7 +51,7 @@ class ScarceRunner(EchoRunner):
                 self._has_failed = True
         for share in batch.sequences:
             for at in range(share.start, share.start + share.num_tokens):
-                self._slots.clear(self._slot(share, at))
+                self._slots.clear(self._slot(share.block_tables[0], at))
         return _FailedStep()
 
 

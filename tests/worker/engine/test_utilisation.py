@@ -4,10 +4,12 @@ import random
 from dataclasses import dataclass
 
 from tests.support.models.engine import new_submit
-from worker.engine.block_pool import BlockPool
+from worker.engine.cache.block_pool import BlockPool
+from worker.engine.cache.layout import ONE_FULL
 from worker.engine.interface import Submit
 from worker.engine.scheduler import Scheduler, SchedulerLimits
 from worker.engine.sequence import Sequence
+from worker.engine.sequence_cache import SequenceCache
 
 BLOCK_SIZE = 16
 
@@ -41,16 +43,16 @@ def run(submits: list[Submit], num_blocks: int) -> Usage:
     """Schedule a whole workload; every drawn token is 0."""
     pool = BlockPool(num_blocks, BLOCK_SIZE)
     limits = SchedulerLimits(max_num_seqs=64, max_num_batched_tokens=512, prefix_cache=False)
-    scheduler = Scheduler(limits, pool)
+    cache = SequenceCache(pool, ONE_FULL, max_step_tokens=512, has_prefixes=False)
+    scheduler = Scheduler(limits, cache)
     sequences = [Sequence(submit, arrival) for arrival, submit in enumerate(submits)]
     for sequence in sequences:
         scheduler.add(sequence)
     usage = Usage()
     while (plan := scheduler.schedule(has_time=lambda: True)).shares:
         usage.num_tokens += sum(share.num_tokens for share in plan.shares)
-        holding = [sequence for sequence in sequences if sequence.block_table]
-        usage.num_slots_held += BLOCK_SIZE * sum(len(s.block_table) for s in holding)
-        usage.num_slots_used += sum(sequence.num_computed for sequence in holding)
+        usage.num_slots_held += BLOCK_SIZE * (pool.num_blocks - pool.num_free)
+        usage.num_slots_used += sum(sequence.num_computed for sequence in sequences)
         for sequence in plan.sampled:
             if sequence.append(0) is not None:
                 scheduler.remove(sequence)

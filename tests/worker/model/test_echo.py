@@ -31,7 +31,7 @@ def share(
         sequence_id=SequenceId("a", choice),
         start=start,
         token_ids=token_ids,
-        block_table=block_table,
+        block_tables=[block_table],
         is_sampled=is_sampled,
         sampling=SamplingParams(),
         seed=seed,

@@ -48,7 +48,7 @@ def test_the_largest_step_has_all_tokens_and_draws_all_it_may(
     assert [len(s.scored_ids) for s in batch.sequences] == [
         s.num_tokens - 1 for s in batch.sequences
     ]
-    blocks = [block for sequence in batch.sequences for block in sequence.block_table]
+    blocks = [block for sequence in batch.sequences for block in sequence.block_tables[0]]
     assert blocks == list(range(len(blocks)))
     assert max(s.num_tokens for s in batch.sequences) <= -(-num_tokens // num_seqs)
 

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from worker.engine.block_pool import BlockPool
+from worker.engine.cache.block_pool import BlockPool
 
 
 def test_allocated_blocks_are_distinct_and_no_longer_free() -> None:

@@ -29,10 +29,6 @@ class BlockPool:
     def num_free(self) -> int:
         return len(self._free) + len(self._free_named)
 
-    @property
-    def num_slots(self) -> int:
-        return self.num_blocks * self.block_size
-
     def num_blocks_for(self, num_tokens: int) -> int:
         """The number of blocks that hold this many tokens."""
         return -(-num_tokens // self.block_size)

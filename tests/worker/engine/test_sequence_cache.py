@@ -1,0 +1,269 @@
+"""Groups of layers that keep unequal parts of a sequence, seen from outside."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.models.engine import (
+    VOCAB_SIZE,
+    SmallEngine,
+    by_sequence,
+    expected_outputs,
+    new_submit,
+)
+from worker.engine.cache.layout import (
+    CacheGroup,
+    ChunkCache,
+    FullCache,
+    LatentCache,
+    StateCache,
+    WindowCache,
+)
+from worker.engine.interface import StepOutput, Submit
+
+BLOCK_SIZE = 4
+EVERY = 8
+STATE = StateCache(num_blocks=2, every=EVERY)
+ALL: list[CacheGroup] = [FullCache(), WindowCache(6), ChunkCache(8), LatentCache(), STATE]
+PROMPT = [(3 * k * k + k) % VOCAB_SIZE for k in range(40)]
+
+
+def new_engine(
+    *groups: CacheGroup,
+    num_blocks: int = 200,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    max_draft_tokens: int = 0,
+    vocab_size: int = VOCAB_SIZE,
+) -> SmallEngine:
+    return SmallEngine(
+        num_blocks=num_blocks,
+        block_size=BLOCK_SIZE,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        prefix_cache=True,
+        groups=groups,
+        max_draft_tokens=max_draft_tokens,
+        vocab_size=vocab_size,
+    )
+
+
+def prompted(name: str, num_prompt: int, *tail: int, max_tokens: int = 2) -> Submit:
+    return new_submit(name, prompt_ids=[*PROMPT[:num_prompt], *tail], max_tokens=max_tokens)
+
+
+def token_ids(outputs: list[StepOutput]) -> list[int]:
+    return [output.token_id for output in outputs]
+
+
+def cached_after(engine: SmallEngine, submit: Submit) -> int:
+    """Run a sequence, check its tokens, and return the number of cached prompt tokens."""
+    outputs = by_sequence(engine.run(submit))[submit.sequence_id]
+    assert token_ids(outputs) == token_ids(expected_outputs(submit))
+    return outputs[0].num_cached_tokens
+
+
+def starts_of(engine: SmallEngine, submit: Submit) -> list[int]:
+    """The first tokens of the sequence's shares."""
+    shares = [share for batch in engine.runner.batches for share in batch.sequences]
+    return [share.start for share in shares if share.sequence_id == submit.sequence_id]
+
+
+@pytest.mark.parametrize(
+    ("groups", "num_blocks"),
+    [([WindowCache(8)], 8), ([ChunkCache(8), WindowCache(2)], 14)],
+    ids=["window", "chunk"],
+)
+def test_blocks_that_no_token_reads_any_more_are_freed_while_a_sequence_runs(
+    groups: list[CacheGroup], num_blocks: int
+) -> None:
+    engine = new_engine(*groups, num_blocks=num_blocks, max_num_batched_tokens=16)
+    submit = new_submit(num_prompt=100, max_tokens=60)
+    outputs = engine.step([submit])
+    num_held = []
+
+    while engine.has_work:
+        outputs += engine.step()
+        num_held.append(engine.load().num_blocks - engine.load().num_free_blocks)
+
+    assert max(num_held) < num_blocks
+    assert max(num_held[-40:]) <= 5
+    assert token_ids(outputs) == token_ids(expected_outputs(submit))
+
+
+def test_a_window_that_is_freed_too_early_is_noticed() -> None:
+    engine = new_engine(WindowCache(5), num_blocks=8, max_num_batched_tokens=8)
+    engine.runner.groups = [WindowCache(12)]
+
+    with pytest.raises(ValueError, match="has been released"):
+        engine.run(new_submit(num_prompt=30))
+
+
+def test_as_many_sequences_run_as_the_blocks_behind_their_windows_allow() -> None:
+    submits = [new_submit(f"s{k}", num_prompt=40, max_tokens=40) for k in range(4)]
+    full = new_engine(FullCache(), num_blocks=40)
+    windows = new_engine(WindowCache(8), num_blocks=40)
+
+    for engine in (full, windows):
+        engine.run(*submits)
+
+    assert full.load().num_preemptions > 0
+    assert windows.load().num_preemptions == 0
+
+
+def test_a_prompt_with_a_state_is_cut_where_snapshots_are_due() -> None:
+    engine = new_engine(FullCache(), STATE)
+    submit = prompted("a", 21)
+
+    engine.run(submit)
+
+    assert starts_of(engine, submit) == [0, 8, 16, 21]
+
+
+def test_a_snapshot_leaves_room_for_another_prompt_in_the_step() -> None:
+    engine = new_engine(STATE)
+
+    engine.step([prompted("a", 20), new_submit("b", num_prompt=5)])
+
+    assert engine.num_tokens_by_step == [[8, 5]]
+
+
+def test_the_next_turn_of_a_chat_starts_at_the_last_snapshot() -> None:
+    engine = new_engine(*ALL)
+    first = prompted("first", 10, max_tokens=12)
+    answer = token_ids(engine.run(first))
+
+    # Of the answer, all but the last token was computed: 21 tokens in all.
+    assert cached_after(engine, prompted("second", 10, *answer, 1, 2)) == 16
+
+
+@pytest.mark.parametrize(
+    ("groups", "num_cached"),
+    [
+        ([FullCache()], 28),
+        ([FullCache(), STATE], 24),
+        ([WindowCache(6)], 28),
+        ([STATE, WindowCache(6)], 24),
+        (ALL, 24),
+    ],
+)
+def test_a_prefix_is_found_as_far_as_all_groups_have_it(
+    groups: list[CacheGroup], num_cached: int
+) -> None:
+    engine = new_engine(*groups)
+    cached_after(engine, prompted("first", 31))
+
+    assert cached_after(engine, prompted("second", 31)) == num_cached
+    assert cached_after(engine, prompted("third", 13, 1, 1, 1)) == min(num_cached, 12) // 8 * 8 + (
+        0 if STATE in groups else 4
+    )
+
+
+def test_evicted_snapshots_are_not_found() -> None:
+    found = []
+    for num_other in (4, 16, 32, 48):
+        engine = new_engine(FullCache(), STATE, num_blocks=24)
+        cached_after(engine, prompted("first", 30))
+        engine.run(new_submit("other", prompt_ids=[1] * num_other, max_tokens=1))
+        found.append(cached_after(engine, prompted("again", 30)))
+
+    assert found == sorted(found, reverse=True)
+    assert (found[0], found[-1]) == (24, 0)
+    assert all(num_cached % EVERY == 0 for num_cached in found)
+
+
+def test_a_preempted_sequence_restarts_at_its_last_snapshot() -> None:
+    engine = new_engine(*ALL, max_num_seqs=1)
+    batch = replace(prompted("batch", 18, max_tokens=9), job_class="batch")
+    outputs = engine.step([batch]) + engine.step() + engine.step() + engine.step()
+
+    outputs += engine.run(new_submit("interactive", num_prompt=6, max_tokens=2))
+
+    assert engine.load().num_preemptions == 1
+    assert starts_of(engine, batch)[:5] == [0, 8, 16, 18, 16]
+    own = by_sequence(outputs)[batch.sequence_id]
+    assert token_ids(own) == token_ids(expected_outputs(batch))
+
+
+def test_a_state_is_computed_in_place_where_no_block_is_left_for_a_snapshot() -> None:
+    engine = new_engine(STATE, num_blocks=4)
+    submit = prompted("a", 30, max_tokens=10)
+
+    assert cached_after(engine, submit) == 0
+
+    assert engine.load().num_preemptions == 0
+
+
+def test_sequences_that_share_a_snapshot_do_not_overwrite_it() -> None:
+    engine = new_engine(*ALL)
+    cached_after(engine, prompted("first", 17))
+    submits = [prompted(name, 17, k, max_tokens=20) for k, name in enumerate("abc")]
+
+    streams = by_sequence(engine.run(*submits))
+
+    for submit in submits:
+        own = streams[submit.sequence_id]
+        assert token_ids(own) == token_ids(expected_outputs(submit))
+        assert own[0].num_cached_tokens == 16
+    assert cached_after(engine, prompted("last", 17)) == 16
+
+
+def test_tenants_share_no_state() -> None:
+    engine = new_engine(STATE)
+    cached_after(engine, replace(prompted("first", 20), tenant="a"))
+
+    assert cached_after(engine, replace(prompted("second", 20), tenant="b")) == 0
+    assert cached_after(engine, replace(prompted("third", 20), tenant="a")) == 16
+
+
+@pytest.mark.parametrize("max_num_batched_tokens", range(1, 42, 5))
+def test_the_chunks_of_a_prompt_change_no_token(max_num_batched_tokens: int) -> None:
+    engine = new_engine(
+        *ALL, max_num_seqs=1, max_num_batched_tokens=max_num_batched_tokens, num_blocks=60
+    )
+
+    for num_prompt in (39, 40, 25):
+        cached_after(engine, prompted(f"p{num_prompt}", num_prompt, max_tokens=20))
+
+
+def test_nothing_is_drafted_where_no_token_can_be_taken_back() -> None:
+    submit = new_submit(prompt_ids=[1, 0] * 8, max_tokens=100)
+    layouts: list[list[CacheGroup]] = [
+        [FullCache()],
+        [FullCache(), WindowCache(5)],
+        [FullCache(), STATE],
+    ]
+    drafted = []
+    for groups in layouts:
+        engine = new_engine(*groups, max_draft_tokens=4, vocab_size=2)
+        engine.run(submit)
+        drafted.append(engine.load().num_drafted_tokens)
+
+    assert [num > 0 for num in drafted] == [True, True, False]
+
+
+def test_the_longest_sequence_is_that_for_which_all_groups_have_blocks() -> None:
+    layouts: list[list[CacheGroup]] = [
+        [FullCache()],
+        [FullCache(), WindowCache(5)],
+        [FullCache(), STATE],
+    ]
+
+    lens = [
+        new_engine(*groups, num_blocks=12, max_num_batched_tokens=8).max_seq_len
+        for groups in layouts
+    ]
+
+    # A window of 5 and a step of 8 tokens lie in 4 blocks at most, and two states take 4.
+    assert lens == [48, 32, 32]
+
+
+def test_snapshots_end_with_a_block() -> None:
+    with pytest.raises(ValueError, match="every 6 tokens, but blocks of 4"):
+        new_engine(StateCache(num_blocks=1, every=6))
+
+
+@pytest.mark.parametrize("kind", [WindowCache, ChunkCache])
+def test_a_group_without_a_token_is_refused(kind: type[WindowCache]) -> None:
+    with pytest.raises(ValueError, match="holds nothing"):
+        kind(0)
