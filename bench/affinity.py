@@ -11,20 +11,17 @@ time by the tokens of it that are not cached. The same conversations are held fo
 - with a favourite for each conversation
 - the same, but one worker is killed in mid-stream
 
-All answers must be the same. All but the last are also simulated on virtual time, and two of them
-with more workers than a machine can run.
+All answers must be the same.
 """
 
 import asyncio
 import json
-import math
 import random
 import statistics
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
-from itertools import pairwise
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any
@@ -44,9 +41,6 @@ from bench.options import RESULTS, Out
 from bench.other_load import OtherLoad
 from bench.report import console, write_json
 from bench.servers import wait_served
-from bench.simulation.conversations import Conversations
-from bench.simulation.conversations import hold as hold_simulated
-from bench.simulation.spec import Prices, Spec
 from cli.terminal import notices
 from tests.support.deployment import processes
 from tests.support.deployment.processes import NO_TLS, WarrenProcess
@@ -57,7 +51,6 @@ _PROMPT_TOKENS = "warren_worker_prefix_cache_queries_total"
 _ANNOUNCED = "warren_fleet_workers"
 _BLOCK_SIZE = 16
 _STARTED_AT_ONCE = 2
-_SIMULATED_WORKERS = 96
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,75 +290,6 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
     ]
 
 
-def simulated(plan: Plan, system: System, talks: Conversations) -> dict[str, float]:
-    """The same figures on virtual time."""
-    spec = Spec(
-        prices=Prices(plan.step_s, 0, 0, 0, 0),
-        max_num_seqs=system.size * plan.num_slots,
-        max_num_batched_tokens=system.size * plan.step_tokens,
-        max_step_s=math.inf,
-        num_blocks=system.size * plan.num_blocks,
-        has_affinity=system.has_affinity,
-    )
-    books = hold_simulated(spec, talks, system.num_workers, seed=1)
-    return {"hit_rate": books.hit_rate, "ttft_p50_ms": 1e3 * books.later_ttft_s(50)}
-
-
-def talks_of(plan: Plan, run: Run) -> Conversations:
-    """The conversations of a run, for the simulation."""
-    first = statistics.mean(one.turns[0].num_prompt_tokens for one in run.conversations)
-    later = statistics.mean(
-        after.num_prompt_tokens - before.num_prompt_tokens
-        for one in run.conversations
-        for before, after in pairwise(one.turns)
-    )
-    return Conversations(
-        count=plan.num_conversations,
-        num_turns=plan.num_turns,
-        pause_s=plan.pause_s,
-        first_tokens=round(first),
-        question_tokens=round(later) - plan.answer_tokens,
-        answer_tokens=plan.answer_tokens,
-    )
-
-
-def simulate(plan: Plan, systems: Sequence[System], talks: Conversations) -> list[dict[str, Any]]:
-    """The systems that are measured, and the shared queue and favourites with more workers."""
-    factor = _SIMULATED_WORKERS // plan.num_workers
-    more = replace(talks, count=talks.count * factor)
-    lasting = [system for system in systems if not system.is_one_killed]
-    cases = [(system, talks) for system in lasting]
-    cases += [
-        (replace(system, num_workers=system.num_workers * factor), more)
-        for system in lasting
-        if system.size == 1
-    ]
-    return [
-        {
-            "system": system.name,
-            "workers": system.num_workers,
-            "conversations": held.count,
-            **simulated(plan, system, held),
-        }
-        for system, held in cases
-    ]
-
-
-def show_simulated(rows: Sequence[dict[str, Any]]) -> None:
-    table = Table("system", title="The same on virtual time")
-    for heading in ("workers", "conversations", "cached", "TTFT ms: p50"):
-        table.add_column(heading, justify="right")
-    for row in rows:
-        table.add_row(
-            row["system"],
-            str(row["workers"]),
-            str(row["conversations"]),
-            f"{row['hit_rate']:.1%}",
-            f"{row['ttft_p50_ms']:.0f}",
-        )
-    console().print(table)
-
-
 def show(rows: Sequence[dict[str, Any]]) -> None:
     columns = [
         ("cached", "hit_rate", "{:.1%}"),
@@ -416,9 +340,7 @@ def main(
     check(runs)
     rows = summary(runs)
     show(rows)
-    on_virtual_time = simulate(plan, systems, talks_of(plan, runs[0]))
-    show_simulated(on_virtual_time)
-    content = {"plan": asdict(plan), "rows": rows, "simulated": on_virtual_time}
+    content = {"plan": asdict(plan), "rows": rows}
     write_json(out / "affinity.json", {**describe([]), **content})
 
 
