@@ -31,6 +31,7 @@ from shared.messages.commands import (
     ReasoningSwitch,
     Release,
     Replaced,
+    SpentBudgets,
     StopWork,
     Withheld,
 )
@@ -166,6 +167,7 @@ __all__ = [
     "Restored",
     "Role",
     "SamplingParams",
+    "SpentBudgets",
     "Started",
     "StopWork",
     "TextPrompt",
