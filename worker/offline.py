@@ -39,9 +39,7 @@ from worker.decode.choices import ChoicePlan, Choices, plan_now
 from worker.decode.embedding import embedder_of, embedding_prompt
 from worker.decode.served_model import ServedModel, load
 from worker.decode.whole_answer import ChoiceEvent, WholeAnswer
-from worker.engine.driver import EngineThread
-from worker.engine.engine import Engine, Output
-from worker.engine.interface import CancelSequence, SequenceFailed, SequenceId
+from worker.engine.interface import CancelSequence, Output, SequenceFailed, SequenceId, TokenEngine
 
 _DEFAULT = SamplingParams()
 _MAX_SEQUENCES = 512
@@ -69,7 +67,7 @@ class LLM:
         self._model = _loaded(model, options)
         self._routes = _Routes(self._model.engine)
         self._planning = Lock()
-        self._close = weakref.finalize(self, self._routes.thread.stop)
+        self._close = weakref.finalize(self, self._routes.engine.stop)
 
     def __enter__(self) -> Self:
         return self
@@ -85,7 +83,7 @@ class LLM:
     def close(self) -> None:
         """Unload the model. Requests that are running end with an error."""
         self._close()
-        self._routes.fail(InternalError("The model has been closed."))
+        self._routes.hear_failure(InternalError("The model has been closed."))
 
     @property
     def name(self) -> str:
@@ -237,13 +235,13 @@ class LLM:
 
 
 class _Routes:
-    """The engine thread, and the call to which it tells the news of each sequence."""
+    """Listens to the engine, and tells each call the news of its sequences."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: TokenEngine) -> None:
+        self.engine = engine
         self._inboxes: dict[SequenceId, SimpleQueue[News]] = {}
         self._failure: BaseException | None = None
-        self.thread = EngineThread(engine, self._tell, self._tell, self.fail)
-        self.thread.start()
+        engine.start(self)
 
     def add(self, sequence_id: SequenceId, inbox: "SimpleQueue[News]") -> None:
         self._inboxes[sequence_id] = inbox
@@ -253,13 +251,22 @@ class _Routes:
     def remove(self, sequence_id: SequenceId) -> None:
         self._inboxes.pop(sequence_id, None)
 
-    def fail(self, error: BaseException) -> None:
+    def hear_outputs(self, outputs: Sequence[Output]) -> None:
+        self._tell(outputs)
+
+    def hear_failed(self, failed: Sequence[SequenceFailed]) -> None:
+        self._tell(failed)
+
+    def hear_ready(self, is_ready: bool) -> None:
+        """Calls wait while the engine is away."""
+
+    def hear_failure(self, error: BaseException) -> None:
         """End all calls, and all later ones."""
         self._failure = self._failure or error
         for inbox in {id(inbox): inbox for inbox in list(self._inboxes.values())}.values():
             inbox.put(self._failure)
 
-    def _tell(self, news: Sequence[Output] | list[SequenceFailed]) -> None:
+    def _tell(self, news: Sequence[Output | SequenceFailed]) -> None:
         for one in news:
             if (inbox := self._inboxes.get(one.sequence_id)) is not None:
                 inbox.put(one)
@@ -324,7 +331,7 @@ class _LocalRuns:
         for submit in run.choices.submits("batch"):
             self._runs[submit.sequence_id] = run
             self._routes.add(submit.sequence_id, self._inbox)
-            self._routes.thread.send(submit)
+            self._routes.engine.send(submit)
         return run
 
     def wait(self) -> int:
@@ -360,7 +367,7 @@ class _LocalRuns:
         """Forget a sequence, and cancel it unless it has ended."""
         if self._runs.pop(sequence_id, None) is not None:
             self._routes.remove(sequence_id)
-            self._routes.thread.send(CancelSequence(sequence_id))
+            self._routes.engine.send(CancelSequence(sequence_id))
 
 
 def _loaded(model: str, options: Mapping[str, Any]) -> ServedModel:
