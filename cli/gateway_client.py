@@ -128,7 +128,7 @@ def error_of(response: "httpx.Response") -> WarrenError | None:
 
 
 def as_error(problem: ServerError | str) -> WarrenError:
-    """The error that a server describes; an `InternalError` if its code is not one of Warren's."""
+    """The error that a server describes; an `InternalError` if Warren does not know its code."""
     if isinstance(problem, str):
         return InternalError(problem)
     code = problem.code if isinstance(problem.code, str) else ""

@@ -100,7 +100,7 @@ def takes_gateway(command: _Command) -> _Command:
 
 
 def chosen_key(api_key: str | None, api_key_file: Path | None) -> str | None:
-    """The API key in the file if one is given, or else ``api_key``, without whitespace around it.
+    """The API key in the file if a file is given, or else ``api_key``, without outer whitespace.
     Raises `StartupError`, which does not contain the key."""
     if api_key_file is None:
         key, source = (api_key or "").strip(), "of --api-key or OPENAI_API_KEY"

@@ -41,7 +41,7 @@ def bus_of(common: CommonSettings) -> "Bus":
 
 
 def broker_of(common: CommonSettings, kind: "type[RabbitBus] | None" = None) -> "Bus":
-    """The connections to the broker, of another kind than usual if one is given."""
+    """The connections to the broker, of another kind than usual if ``kind`` is given."""
     if common.broker is None:
         raise StartupError(
             "no broker: set WARREN_BROKER, or name a file with its URL with --broker-file"

@@ -44,7 +44,7 @@ _MODEL_DECODER = msgspec.json.Decoder(_Line)
 
 
 def model_of(path: Path) -> str | None:
-    """The model of the first line that names one. Raises `OSError`."""
+    """The model of the first line that names a model. Raises `OSError`."""
     with path.open("rb") as file:
         for text in file:
             with suppress(*UNREADABLE):

@@ -66,7 +66,7 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """A line between those of answers. The last one counts."""
+    """A line between the lines of answers. The last such line counts."""
 
     remote: Remote
 

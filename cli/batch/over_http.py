@@ -75,7 +75,7 @@ class RemoteRun:
         self._client = client
         self._on_progress = on_progress
         self._is_answered = False
-        """Whether a gateway has answered this run. Later ones are waited for."""
+        """Whether a gateway has answered this run. Later answers are waited for."""
 
     def collect(self, window: str) -> str:
         """Return once the answers to all lines are in the journal; returns how the batch ended."""

@@ -15,7 +15,7 @@ def unanswered(num_failed: int, num_unexecuted: int, ending: str) -> str:
 class BatchProgress:
     num_lines: int
     num_done: int
-    """Lines with an answer, including failed ones and those of earlier runs."""
+    """Lines with an answer, including failed lines and lines of earlier runs."""
     num_failed: int
     num_tokens: int
     """Tokens generated in this run."""

@@ -80,7 +80,7 @@ def chat(
 
 
 def chosen(server: "ModelServer", model: str | None) -> str:
-    """The model to chat with: ``model``, or the first one that the server lists.
+    """The model to chat with: ``model``, or the first model that the server lists.
 
     Raises `ModelNotFound`, which lists the models, if a gateway lists others only, and
     `StartupError` if there is none.

@@ -184,7 +184,7 @@ async def _permissions(bus: RabbitBus, user: str) -> Finding:
 
 
 async def _side(bus: RabbitBus, user: str) -> str:
-    """The side of an account: its name if it is a shipped one, else the side whose own queue it
+    """The side of an account: its name if the account is shipped, else the side whose own queue it
     may declare."""
     if user in _ATTEMPTS:
         return user

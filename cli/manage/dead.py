@@ -52,7 +52,7 @@ def list_(
     """List the dead letters: their id, reason, queue, tenant and age, and whether `retry` can
     return them.
 
-    The id is the request id of the job. A message without one has its message id, or a hash.
+    The id is the request id of the job. A message without a job has its message id, or a hash.
 
     warren dead list --broker-file gateway.url
     """

@@ -44,7 +44,7 @@ def drain(
 
 
 def found(name: str, workers: list[dict[str, Any]]) -> str:
-    """The id of the worker whose id is ``name``, or the only one whose id begins with it.
+    """The id of the worker whose id is ``name``, or the only worker whose id begins with it.
 
     Raises `InvalidRequest`, which names the workers that there are.
     """

@@ -74,7 +74,7 @@ def size(
 
     Give at least one of --streams, --requests-per-s and --tokens-per-s. What is not given follows
     from the length and the speed of an answer; what is given is not changed. The output says which
-    costs are measured and which are estimated. Loads beyond those that were measured are
+    costs are measured and which are estimated. Loads beyond the measured loads are
     extrapolated.
 
     warren size --streams 10000 --tokens-per-request 500 --worker-tokens-per-s 3000

@@ -20,7 +20,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     num_processes: float
     num_pairs: float = 0.0
     """Pairs of a worker and a process of this kind that receives its announcements, which all
-    workers and all gateways do. The broker delivers those of all pairs."""
+    workers and all gateways do. The broker delivers the announcements of all pairs."""
     requests_per_s: float = 0.0
     events_per_s: float = 0.0
     """Events with tokens. The other events of an answer are part of the cost of its request."""

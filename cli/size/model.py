@@ -55,7 +55,7 @@ class Machines:
     gateway_streams: float
     """WARREN_MAX_REQUESTS."""
     core_speed: float = 1.0
-    """How fast a core is, relative to those with which the costs were measured."""
+    """How fast a core is, relative to the cores with which the costs were measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A deployment, or several equal ones, for a load. Numbers of processes are those of all."""
+    """A deployment, or several equal ones, for a load. Numbers of processes cover all of them."""
 
     num_deployments: int
     num_nodes: int
