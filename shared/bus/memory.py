@@ -215,11 +215,12 @@ class MemoryBus:
     async def wait_connected(self) -> None:
         await self._connected.wait()
 
-    def sever(self) -> None:
-        """Close the connection as a broker would; it reconnects by itself."""
+    def sever(self, for_s: float = _RECONNECT_S) -> None:
+        """Close the connection as a broker would; it reconnects by itself after ``for_s``
+        seconds."""
         self._disconnect()
         loop = asyncio.get_running_loop()
-        self._reconnecting = loop.call_later(_RECONNECT_S, self._reconnect)
+        self._reconnecting = loop.call_later(for_s, self._reconnect)
 
     async def declare(self, *resources: Exchange | Queue) -> None:
         self._require_connection()

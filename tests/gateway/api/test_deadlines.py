@@ -69,7 +69,7 @@ async def test_during_an_outage_of_the_broker_new_requests_are_asked_to_come_bac
 ) -> None:
     async with MemoryBus(broker) as bus, live_gateway(bus) as gateway:
         assert (await gateway.chat()).status_code == 200
-        bus.sever()
+        bus.sever(for_s=2.0)
 
         refused = await gateway.chat()
         await bus.wait_connected()

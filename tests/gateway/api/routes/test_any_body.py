@@ -93,7 +93,11 @@ async def statuses(batch: list[tuple[str, bytes]]) -> list[tuple[int, Any]]:
     return [(response.status_code, response.text) for response in responses]
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.large_base_example])
+@settings(
+    max_examples=10,
+    deadline=None,
+    suppress_health_check=[HealthCheck.large_base_example, HealthCheck.too_slow],
+)
 @given(st.lists(requests, min_size=15, max_size=30))
 def test_no_body_is_the_servers_fault(batch: list[tuple[str, bytes]]) -> None:
     answers = asyncio.run(statuses(batch))
