@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
-from kernels.quantized import BLOCK_BYTES, BLOCK_INPUTS
+from kernels.quantized import BLOCKS
 from worker.model.config import DecoderConfig
 
 _SOURCE = Path(__file__).with_name("peak.cpp")
@@ -72,9 +72,8 @@ def peak_rates(num_threads: int, seconds: float) -> Rates:
 
 def element_bytes(weights: str) -> float:
     """The bytes of a weight in a format: float32, bfloat16 or one of the packed ones."""
-    for name, num_bytes in BLOCK_BYTES.items():
-        if name == weights:
-            return num_bytes / BLOCK_INPUTS
+    if weights in BLOCKS:
+        return BLOCKS[weights].bytes_per_weight
     return float(getattr(torch, weights).itemsize)
 
 

@@ -1,12 +1,13 @@
-"""Matrices quantized like GGUF's: blocks of 32 inputs that share a scale.
+"""Matrices in ggml's blocks, as GGUF files have them: 32 to 256 inputs that share scales.
 
-Layout, rounding and arithmetic are those of ggml's reference (ggml-quants.c: quantize_row_*_ref,
+Layout, rounding and arithmetic follow ggml's reference (ggml-quants.c: quantize_row_*_ref,
 dequantize_row_*). `dequantize` is the specification for multiplication with packed blocks.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from functools import partial
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,8 +16,46 @@ from kernels.shapes import check_shape
 
 QuantFormat = Literal["q8_0", "q4_0", "q4_1"]
 
-BLOCK_INPUTS = 32
-BLOCK_BYTES: dict[QuantFormat, int] = {"q8_0": 34, "q4_0": 18, "q4_1": 20}
+"""The formats that floats can be quantized to."""
+
+
+class BlockSize(NamedTuple):
+    """The size of a block of a format."""
+
+    inputs: int
+    num_bytes: int
+
+    @property
+    def bytes_per_weight(self) -> float:
+        return self.num_bytes / self.inputs
+
+
+BLOCKS: Mapping[str, BlockSize] = {
+    "q4_0": BlockSize(32, 18),
+    "q4_1": BlockSize(32, 20),
+    "q5_0": BlockSize(32, 22),
+    "q5_1": BlockSize(32, 24),
+    "q8_0": BlockSize(32, 34),
+    "q2_k": BlockSize(256, 84),
+    "q3_k": BlockSize(256, 110),
+    "q4_k": BlockSize(256, 144),
+    "q5_k": BlockSize(256, 176),
+    "q6_k": BlockSize(256, 210),
+    "iq4_nl": BlockSize(32, 18),
+    "iq4_xs": BlockSize(256, 136),
+    "mxfp4": BlockSize(32, 17),
+    "iq1_s": BlockSize(256, 50),
+    "iq1_m": BlockSize(256, 56),
+    "iq2_xxs": BlockSize(256, 66),
+    "iq2_xs": BlockSize(256, 74),
+    "iq2_s": BlockSize(256, 82),
+    "iq3_xxs": BlockSize(256, 98),
+    "iq3_s": BlockSize(256, 110),
+    "tq1_0": BlockSize(256, 54),
+    "tq2_0": BlockSize(256, 66),
+    "nvfp4": BlockSize(64, 36),
+}
+"""The formats of ggml, by their names in lower case."""
 
 _CHUNK = 1 << 20
 """Elements converted at a time, so that intermediate results stay in the cache."""
@@ -27,25 +66,26 @@ _HALF = 0.5 - 2**-25
 
 @dataclass(frozen=True, slots=True)
 class QuantizedWeight:
-    """A matrix [outputs, inputs] as uint8 ``blocks`` [outputs, inputs // 32, bytes of a block].
+    """A matrix [outputs, inputs] as uint8 ``blocks`` [outputs, blocks of a row, bytes of a block].
 
-    A block starts with its float16 scale. q8_0: 32 int8. q4_0: 16 bytes, input i in the low nibble
-    of byte i and input i + 16 in the high nibble, each offset by 8. q4_1: the same without offset,
-    after a float16 minimum.
+    For example, a block starts with its float16 scale. q8_0: 32 int8. q4_0: 16 bytes, input i in
+    the low nibble of byte i and input i + 16 in the high nibble, each offset by 8. q4_1: the same
+    without offset, after a float16 minimum.
     """
 
-    format: QuantFormat
+    format: str
+    """A key of `BLOCKS`."""
     blocks: Tensor
 
     def __post_init__(self) -> None:
-        check_shape("blocks", self.blocks, [None, None, BLOCK_BYTES[self.format]])
+        check_shape("blocks", self.blocks, [None, None, BLOCKS[self.format].num_bytes])
         if self.blocks.dtype != torch.uint8:
             raise ValueError(f"blocks are {self.blocks.dtype}, expected {torch.uint8}")
 
     @property
     def shape(self) -> tuple[int, int]:
         """(outputs, inputs)."""
-        return self.blocks.shape[0], self.blocks.shape[1] * BLOCK_INPUTS
+        return self.blocks.shape[0], self.blocks.shape[1] * BLOCKS[self.format].inputs
 
     @property
     def device(self) -> torch.device:
@@ -64,24 +104,25 @@ def quantize(weight: Tensor, quant_format: QuantFormat) -> QuantizedWeight:
     """
     check_shape("weight", weight, [None, None])
     outputs, inputs = weight.shape
-    if inputs % BLOCK_INPUTS:
-        raise ValueError(f"weight has {inputs} inputs, expected a multiple of {BLOCK_INPUTS}")
-    shape = (outputs, inputs // BLOCK_INPUTS, BLOCK_BYTES[quant_format])
+    size = BLOCKS[quant_format]
+    if inputs % size.inputs:
+        raise ValueError(f"weight has {inputs} inputs, expected a multiple of {size.inputs}")
+    shape = (outputs, inputs // size.inputs, size.num_bytes)
     blocks = torch.empty(shape, dtype=torch.uint8, device=weight.device)
     pack = _PACK[quant_format]
     for source, target in _chunks(weight, blocks):
-        pack(source.float().reshape(*target.shape[:2], BLOCK_INPUTS), target)
+        pack(source.float().reshape(*target.shape[:2], size.inputs), target)
     return QuantizedWeight(quant_format, blocks)
 
 
 def dequantize(weight: QuantizedWeight) -> Tensor:
     """Return [outputs, inputs] float32."""
-    outputs, inputs = weight.shape
-    values = torch.empty(outputs, inputs // BLOCK_INPUTS, BLOCK_INPUTS, device=weight.device)
-    unpack = _UNPACK[weight.format]
+    num_inputs = BLOCKS[weight.format].inputs
+    values = torch.empty(*weight.blocks.shape[:2], num_inputs, device=weight.device)
+    unpack = _UNPACK.get(weight.format) or partial(_unpack_by_library, weight.format)
     for source, target in _chunks(weight.blocks, values):
         unpack(source, target)
-    return values.view(outputs, inputs)
+    return values.view(weight.shape)
 
 
 def _chunks(source: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -118,7 +159,7 @@ def _pack_q4_1(values: Tensor, blocks: Tensor) -> None:
 
 
 def _inverse(scale: Tensor) -> Tensor:
-    """The inverse, or 0 if the scale is too small for one: such a block is zero in float16."""
+    """The inverse, or 0 if the scale is too small for it: such a block is zero in float16."""
     inverse = scale.reciprocal()
     return inverse.masked_fill_(inverse.isinf(), 0)
 
@@ -150,6 +191,15 @@ def _unpack_q4_1(blocks: Tensor, values: Tensor) -> None:
     values.mul_(_float16(blocks[..., :2])).add_(_float16(blocks[..., 2:4]))
 
 
+def _unpack_by_library(block_format: str, blocks: Tensor, values: Tensor) -> None:
+    from gguf import GGMLQuantizationType
+    from gguf import dequantize as dequantized
+
+    kind = GGMLQuantizationType[block_format.upper()]
+    rows = blocks.flatten(1).cpu().numpy()
+    values.copy_(torch.from_numpy(dequantized(rows, kind)).view(values.shape))
+
+
 def _unpack_nibbles(packed: Tensor, values: Tensor) -> None:
     low, high = values.chunk(2, dim=-1)
     low.copy_(packed & 15)
@@ -169,7 +219,7 @@ _PACK: dict[QuantFormat, _Convert] = {
     "q4_0": _pack_q4_0,
     "q4_1": _pack_q4_1,
 }
-_UNPACK: dict[QuantFormat, _Convert] = {
+_UNPACK: dict[str, _Convert] = {
     "q8_0": _unpack_q8_0,
     "q4_0": _unpack_q4_0,
     "q4_1": _unpack_q4_1,

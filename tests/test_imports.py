@@ -22,6 +22,7 @@ CORE = [
 OURS = {"kernels", "shared", "worker"}
 ALLOWED = {"msgspec", "numpy", "safetensors", "tokenizers", "torch", "transformers", "triton"}
 BY_NAME = {
+    "kernels/quantized.py": {"gguf"},
     "worker/checkpoints/convert.py": {"gguf"},
     "worker/checkpoints/gguf_file.py": {"gguf"},
     "worker/checkpoints/hub.py": {"huggingface_hub"},

@@ -210,10 +210,10 @@ def _stores(gateway: GatewaySettings) -> Iterator[Finding]:
 def _model(worker: WorkerSettings) -> Iterator[Finding]:
     try:
         from worker.checkpoints import store
-        from worker.checkpoints.checkpoint import Checkpoint
         from worker.checkpoints.conversions import check_gguf
         from worker.model.config import is_native, read_json_config
         from worker.model.loading import device_named, weight_room
+        from worker.model.weights.sources import open_source
     except ModuleNotFoundError as error:
         yield skipped("model", f"{error.name} is not installed: no worker runs here")
         return
@@ -224,10 +224,10 @@ def _model(worker: WorkerSettings) -> Iterator[Finding]:
     try:
         if path.is_file():
             check_gguf(path)
-            yield ok("model", f"{worker.model} is a GGUF file, which a worker converts")
+            yield ok("model", f"{worker.model} is a GGUF file, which a worker reads or converts")
             return
         directory = store.resolve(worker.model)
-        config, checkpoint = read_json_config(directory), Checkpoint(directory)
+        config, source = read_json_config(directory), open_source(directory)
     except (StartupError, OSError) as error:
         yield failure("model", str(error), "correct --model, or run `warren pull`")
         return
@@ -240,7 +240,7 @@ def _model(worker: WorkerSettings) -> Iterator[Finding]:
     }
     try:
         device = device_named(worker.device)
-        needed, free, remedy = weight_room(config, checkpoint, device, **formats)
+        needed, free, remedy = weight_room(config, source, device, **formats)
     except StartupError as error:
         yield failure("memory", str(error), "correct --device, --dtype or --model")
         return

@@ -12,7 +12,7 @@ from docs.site.clients import client_table
 from docs.site.compatibility import tables
 from docs.site.messages import message_tables
 from docs.site.metrics import metric_tables
-from docs.site.models import families, formats, known_models
+from docs.site.models import blocks, families, formats, known_models
 from docs.site.python import reference
 from docs.site.scaling import cost_table, curve_table, size_table
 from shared.settings import CommonSettings, GatewaySettings, WorkerSettings, variable
@@ -34,6 +34,7 @@ _BLOCKS: Mapping[str, Callable[[], str]] = {
     "sizes": size_table,
     "families": families,
     "formats": formats,
+    "blocks": blocks,
     "settings": table,
 }
 """What stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``."""

@@ -6,12 +6,17 @@ from typing import get_args
 
 import torch
 
+from kernels.native.packed import PACKED_BLOCKS
 from kernels.native.paged_attention import CACHE_TYPES
-from kernels.quantized import BLOCK_BYTES, BLOCK_INPUTS, QuantFormat
+from kernels.providers import Provider
+from kernels.quantized import BLOCKS, QuantFormat
 from shared.settings import WorkerSettings, variable
 from worker.checkpoints.catalogue import MODELS
-from worker.model.config import AWQ, FAMILIES
+from worker.model.config import FAMILIES
 from worker.model.provision import provider_on
+from worker.model.weights.formats.blocks import Gguf
+from worker.model.weights.formats.interface import Format
+from worker.model.weights.formats.registry import FORMATS
 
 _CPU, _GPU = torch.device("cpu"), torch.device("cuda")
 _NATIVE = "native C++ kernels"
@@ -56,31 +61,42 @@ def formats() -> str:
         [
             name,
             f"`{variable('weight_format')}={name}`",
-            f"{BLOCK_BYTES[name] / BLOCK_INPUTS:.2f}",
+            f"{BLOCKS[name].bytes_per_weight:.2f}",
             f"{_NATIVE}; {_REFUSED}",
             _EXPANDED,
         ]
         for name in quantized
     ]
-    awq = f"AWQ, {AWQ['bits']} bits, layout `{AWQ['version']}`"
     rows += [
         [
-            awq,
-            "detected",
-            f"{AWQ['bits'] / 8:.2f}, and scales",
-            f"{_EXPANDED}; {_REFUSED}",
-            f"{gpu}; {_REFUSED}",
-        ],
-        [
-            "GGUF",
-            f"`{variable('model')}=FILE.gguf`",
-            "",
-            "converted to safetensors once",
-            "the same",
-        ],
-        ["GPTQ, FP8, bitsandbytes and others", "", "", "refused", "refused"],
+            f"{kind.name}: {kind.kinds}",
+            f"`{variable('model')}=FILE.gguf`" if kind is Gguf else "detected",
+            "those of the file" if kind.packed_for else "those of the data type",
+            _packed(kind, "native", _NATIVE),
+            _packed(kind, "triton", gpu),
+        ]
+        for kind in FORMATS
     ]
+    rows.append(["other quantizations", "", "", "refused", "refused"])
     return _table(["Format", "Setting", "Bytes per weight", "CPU", "GPU"], rows)
+
+
+def blocks() -> str:
+    """The formats of GGUF files."""
+    rows = [
+        [name.upper(), f"{size.bytes_per_weight:.2f}", _in_blocks(name)]
+        for name, size in BLOCKS.items()
+    ]
+    return _table(["Type", "Bytes per weight", "CPU"], rows)
+
+
+def _in_blocks(name: str) -> str:
+    return _NATIVE if name in PACKED_BLOCKS else _EXPANDED
+
+
+def _packed(kind: type[Format], provider: Provider, kernels: str) -> str:
+    others = "converted for transformers" if kind is Gguf else _REFUSED
+    return f"{kernels if provider in kind.packed_for else _EXPANDED}; {others}"
 
 
 def _names(family: str) -> str:

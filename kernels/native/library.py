@@ -18,13 +18,16 @@ from kernels.native.build import BUILT, LibraryUnavailable, best_variant, build
 class WeightView(Structure):
     """`Weight` of src/packed.hpp."""
 
-    _fields_ = (
-        ("panels", c_void_p),
-        ("bias", c_void_p),
-        ("format", c_int32),
-        ("outputs", c_int32),
-        ("inputs", c_int32),
-    )
+
+WeightView._fields_ = (
+    ("panels", c_void_p),
+    ("bias", c_void_p),
+    ("format", c_int32),
+    ("outputs", c_int32),
+    ("inputs", c_int32),
+    ("num_panels", c_int32),
+    ("next", POINTER(WeightView)),
+)
 
 
 class LayerView(Structure):

@@ -8,11 +8,13 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType
 from gguf import quants as ggml
+from gguf.constants import GGML_QUANT_SIZES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.quantized import BLOCK_BYTES, QuantFormat, QuantizedWeight, dequantize, quantize
+from kernels.quantized import BLOCKS, QuantFormat, QuantizedWeight, dequantize, quantize
+from tests.kernels.blocks import random_blocks
 from tests.support.models.numerics import poisoned
 
 FORMATS: tuple[QuantFormat, ...] = get_args(QuantFormat)
@@ -52,6 +54,18 @@ WEIGHTS: dict[str, Callable[[], Tensor]] = {
     "float16's greatest scale": lambda: random(2, 64).clamp(-1, 1) * 65504,
     "below float16": lambda: random(2, 64) * 1e-9,
 }
+
+
+@pytest.mark.parametrize("block_format", BLOCKS)
+def test_every_format_of_ggml_is_dequantized_as_by_ggml(block_format: str) -> None:
+    kind = GGMLQuantizationType[block_format.upper()]
+    packed = random_blocks(block_format, 5, 512)
+
+    expected = ggml.dequantize(packed.blocks.flatten(1).numpy(), kind)
+
+    assert GGML_QUANT_SIZES[kind] == tuple(BLOCKS[block_format])
+    assert packed.shape == (5, 512)
+    assert np.array_equal(dequantize(packed).numpy(), expected, equal_nan=True)
 
 
 @EACH_FORMAT
@@ -120,9 +134,9 @@ def test_shapes_that_do_not_fit_are_refused_with_both() -> None:
     with pytest.raises(ValueError, match=r"weight has shape \[64\], expected \[\*, \*\]"):
         quantize(torch.ones(64), "q8_0")
     with pytest.raises(ValueError, match=r"blocks has shape \[2, 3, 18\], expected \[\*, \*, 20\]"):
-        QuantizedWeight("q4_1", torch.zeros(2, 3, BLOCK_BYTES["q4_0"], dtype=torch.uint8))
+        QuantizedWeight("q4_1", torch.zeros(2, 3, BLOCKS["q4_0"].num_bytes, dtype=torch.uint8))
     with pytest.raises(ValueError, match=r"blocks are torch\.float32, expected torch\.uint8"):
-        QuantizedWeight("q8_0", poisoned(2, 3, BLOCK_BYTES["q8_0"]))
+        QuantizedWeight("q8_0", poisoned(2, 3, BLOCKS["q8_0"].num_bytes))
 
 
 @pytest.mark.parametrize("offset", [0, 2, 3])

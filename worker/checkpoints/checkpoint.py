@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +21,8 @@ class Checkpoint:
 
     Raises `StartupError` if the directory contains no safetensors, or corrupt ones.
     """
+
+    container: ClassVar[str] = "safetensors"
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -82,26 +84,19 @@ class Checkpoint:
     ) -> Tensor:
         """Return the named tensors stacked, [*shape] in total.
 
-        Raises `StartupError` like `parts`.
+        Raises `StartupError` like `check_shape`.
         """
-        parts = self.parts(names, shape)
+        self.check_shape(names, shape)
+        parts = [self.get(name) for name in names]
         stacked = torch.empty(shape, dtype=dtype, device=device)
         num_rows = [len(part) for part in parts]
         for rows, part in zip(torch.split(stacked, num_rows), parts, strict=True):
             rows.copy_(part)
         return stacked
 
-    def parts(self, names: list[str], shape: tuple[int, ...]) -> list[Tensor]:
-        """The named tensors as stored, not yet read from disk; [*shape] if stacked.
-
-        Raises `StartupError` if one is missing or has another shape.
-        """
-        parts = [self.get(name) for name in names]
-        shapes = [tuple(part.shape) for part in parts]
-        have = () if () in shapes else (sum(one[0] for one in shapes), *shapes[0][1:])
-        if have != shape or any(one[1:] != shape[1:] for one in shapes):
-            raise StartupError(f"{names[0]} has shape {have}, config.json says {shape}")
-        return parts
+    def check_shape(self, names: list[str], shape: tuple[int, ...]) -> None:
+        """Raise `StartupError` unless the named tensors are [*shape] if they are stacked."""
+        check_stacked(names, [self.shape(name) for name in names], shape)
 
     def get(self, name: str) -> Tensor:
         """A tensor as stored. Raises `StartupError` if it is missing."""
@@ -122,6 +117,13 @@ class Checkpoint:
 
     def _stored(self, name: str) -> str:
         return name.removeprefix(self._prefix)
+
+
+def check_stacked(names: list[str], shapes: list[tuple[int, ...]], shape: tuple[int, ...]) -> None:
+    """Raise `StartupError` unless tensors of these shapes are [*shape] if they are stacked."""
+    have = () if () in shapes else (sum(one[0] for one in shapes), *shapes[0][1:])
+    if have != shape or any(one[1:] != shape[1:] for one in shapes):
+        raise StartupError(f"{names[0]} has shape {have}, config.json says {shape}")
 
 
 def _open(path: Path) -> Any:

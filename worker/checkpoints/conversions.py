@@ -1,4 +1,5 @@
-"""GGUF files in the cache, each with its conversion beside it, by checksum."""
+"""GGUF files: those whose weights are read directly get a configuration and a tokenizer in the
+cache, and others a whole conversion, beside a copy of the file, by checksum."""
 
 import hashlib
 import os
@@ -19,7 +20,7 @@ from worker.checkpoints.cache import (
     check_owned,
     copy_hashed,
 )
-from worker.checkpoints.gguf_file import end_of, read_header
+from worker.checkpoints.gguf_file import end_of, parts_of, read_header, write_file_list
 
 
 def check_gguf(file: Path) -> None:
@@ -43,7 +44,36 @@ def check_gguf(file: Path) -> None:
         raise StartupError(f"{file} is incomplete: download it again")
 
 
-def converted_file(gguf: Path, progress: Progress) -> Path:
+def imported(gguf: Path, progress: Progress) -> Path:
+    """The directory of a configuration, a tokenizer and the weights of ``gguf``.
+
+    The weights of an architecture that our own decoders run stay in the file, and its header is all
+    that is read. Raises `StartupError`.
+    """
+    check_gguf(gguf)
+    header = read_header(gguf)
+    if not header.is_read_directly:
+        return _converted_file(gguf, progress)
+    files = parts_of(gguf)
+    with gguf.open("rb") as file:
+        digest = hashlib.sha256(file.read(header.start))
+        if (divisors := header.tensors.get("rope_freqs.weight")) is not None:
+            file.seek(divisors.start)
+            digest.update(file.read(end_of(divisors) - divisors.start))
+    digest.update(os.fsencode(gguf.absolute()))
+
+    def describe(partial: Path) -> None:
+        write_file_list(partial, files)
+        _convert(files[0], partial, progress, convert.WITHOUT_WEIGHTS)
+
+    directory = cache_directory() / "described"
+    try:
+        return build_once(directory / f"{digest.hexdigest()}-{convert.VERSION}", describe)
+    except OSError as error:
+        raise StartupError(f"the cache {directory.parent} cannot be used: {error}") from error
+
+
+def _converted_file(gguf: Path, progress: Progress) -> Path:
     """The directory of ``gguf`` and its conversion. Raises `StartupError`."""
 
     def copy(directory: Path) -> Path:
@@ -54,7 +84,6 @@ def converted_file(gguf: Path, progress: Progress) -> Path:
                 raise StartupError(f"{gguf} changed while it was copied: try again")
         return copied
 
-    check_gguf(gguf)
     with gguf.open("rb") as file:
         sha256 = hashlib.file_digest(file, "sha256").hexdigest()
     return converted(sha256, copy, progress)
@@ -91,7 +120,7 @@ def _kept(directory: Path, sha256: str, partial: Path) -> Path | None:
     return None
 
 
-def _convert(gguf: Path, directory: Path, progress: Progress) -> None:
+def _convert(gguf: Path, directory: Path, progress: Progress, *options: str) -> None:
     # -P: the script's directory must not shadow any package.
     command = [
         sys.executable,
@@ -100,6 +129,7 @@ def _convert(gguf: Path, directory: Path, progress: Progress) -> None:
         str(gguf),
         str(directory),
         convert.WITH_PARENT,
+        *options,
     ]
     environment = os.environ | {"TQDM_DISABLE": "1"}
     progress("convert", 0, len(convert.STEPS))

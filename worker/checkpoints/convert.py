@@ -1,10 +1,11 @@
 """Converts GGUF to safetensors in a separate program, so that workers need not load transformers.
 
-    python convert.py MODEL.gguf DIRECTORY [--end-with-stdin]
+    python convert.py MODEL.gguf DIRECTORY [--end-with-stdin] [--without-weights]
 
 It imports nothing of Warren and prints a line for each of its `STEPS`. DIRECTORY is then a Hugging
 Face model directory: config.json, generation_config.json, model.safetensors, tokenizer.json,
-tokenizer_config.json and, if the model has one, chat_template.jinja.
+tokenizer_config.json and, if the model has one, chat_template.jinja. Weights that a worker reads
+from the GGUF file are left out.
 """
 
 import math
@@ -19,6 +20,8 @@ Reader = Any
 
 WITH_PARENT = "--end-with-stdin"
 """The option with which the program ends as soon as its standard input does."""
+WITHOUT_WEIGHTS = "--without-weights"
+"""The option with which only the configuration and the tokenizer are written."""
 STEPS = ("imported", "weights read", "weights written", "tokenizer written")
 VERSION = 4
 """Counts the changes after which files that were converted before have to be converted again."""
@@ -49,15 +52,16 @@ class Unconvertible(Exception):
     """The reason why a file cannot be converted, as the end of a sentence about it."""
 
 
-def convert(gguf: Path, directory: Path) -> None:
+def convert(gguf: Path, directory: Path, *, has_weights: bool = True) -> None:
     """Write ``directory``. Raises `Unconvertible`, and what the libraries raise."""
     from gguf import GGUFReader
 
     reader = GGUFReader(gguf)
-    _refuse_part(reader)
+    if has_weights:
+        _refuse_part(reader)
     _refuse_pre_tokenizer(reader)
     # After the checks, because it takes seconds.
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     _report("imported")
     source: dict[str, Any] = {
@@ -65,6 +69,37 @@ def convert(gguf: Path, directory: Path) -> None:
         "gguf_file": gguf.name,
         "local_files_only": True,
     }
+    write = _write_model if has_weights else _write_config
+    write(source, reader, directory)
+    _report("weights written")
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    _set_tokens(tokenizer, reader)
+    _correct_tokenizer(tokenizer, reader)
+    tokenizer.save_pretrained(directory)
+    _write_templates(reader, directory)
+    _report("tokenizer written")
+
+
+def _write_config(source: dict[str, Any], reader: Reader, directory: Path) -> None:
+    """Write the configuration without reading any weights."""
+    import transformers
+
+    library: Any = transformers
+    config = library.AutoConfig.from_pretrained(**source)
+    _report("weights read")
+    _set_rope(config, reader)
+    kind = library.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    generation = library.GenerationConfig.from_model_config(config)
+    generation.eos_token_id = _end_ids(reader)
+    config.architectures = [kind.__name__]
+    config.save_pretrained(directory)
+    generation.save_pretrained(directory)
+
+
+def _write_model(source: dict[str, Any], reader: Reader, directory: Path) -> None:
+    """Write the weights and the configuration."""
+    from transformers import AutoModelForCausalLM
+
     models: Any = AutoModelForCausalLM
     options = {**source, "dtype": _dtype(reader), "output_loading_info": True}
     try:
@@ -82,14 +117,7 @@ def convert(gguf: Path, directory: Path) -> None:
     _report("weights read")
     _set_rope(model.config, reader)
     model.generation_config.eos_token_id = _end_ids(reader)
-    _write_model(model, directory)
-    _report("weights written")
-    tokenizer = AutoTokenizer.from_pretrained(**source)
-    _set_tokens(tokenizer, reader)
-    _correct_tokenizer(tokenizer, reader)
-    tokenizer.save_pretrained(directory)
-    _write_templates(reader, directory)
-    _report("tokenizer written")
+    _save(model, directory)
 
 
 def _refuse_part(reader: Reader) -> None:
@@ -246,7 +274,7 @@ def _end_ids(reader: Reader) -> list[int]:
     return sorted(ends)
 
 
-def _write_model(model: Any, directory: Path) -> None:
+def _save(model: Any, directory: Path) -> None:
     # `save_pretrained` rejects models that were loaded from a GGUF file.
     from safetensors.torch import save_file
 
@@ -393,6 +421,8 @@ if __name__ == "__main__":
     if WITH_PARENT in sys.argv[3:]:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
-        convert(Path(sys.argv[1]), Path(sys.argv[2]))
+        convert(
+            Path(sys.argv[1]), Path(sys.argv[2]), has_weights=WITHOUT_WEIGHTS not in sys.argv[3:]
+        )
     except Unconvertible as error:
         sys.exit(str(error))

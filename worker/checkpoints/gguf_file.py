@@ -5,17 +5,32 @@ seconds for a vocabulary of 49,000 tokens. This parser skips what is not needed.
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
+import json
 import math
 import mmap
+import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from shared.errors import StartupError
 
 _MAGIC = int.from_bytes(b"GGUF", "little")
+_NAMES = (
+    *("F32", "F16", "q4_0", "q4_1", "-", "-", "q5_0", "q5_1", "q8_0", "-", "q2_k", "q3_k", "q4_k"),
+    *("q5_k", "q6_k", "-", "iq2_xxs", "iq2_xs", "iq3_xxs", "iq1_s", "iq4_nl", "iq3_s", "iq2_s"),
+    *("iq4_xs", "-", "-", "-", "-", "-", "iq1_m", "BF16", "-", "-", "-", "tq1_0", "tq2_0"),
+    *("-", "-", "-", "mxfp4", "nvfp4"),
+)
+KINDS = {number: name for number, name in enumerate(_NAMES) if name != "-"}
+"""The types of tensors that weights have, by their number in ggml's ``enum ggml_type``."""
+_DIRECT = frozenset({"llama", "qwen2", "qwen3"})
+"""The architectures whose tensors are read from the file as they are."""
+_FILES = "gguf-files.json"
 _SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
-_UINT32, _STRING, _ARRAY = 4, 8, 9
+_STRING, _ARRAY = 8, 9
+_INTEGERS = {0: "<B", 2: "<H", 4: "<I"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +48,17 @@ class GgufHeader:
     """The header of a file; ``architecture`` is llama.cpp's name of the model family."""
 
     architecture: str
+    entries: dict[str, int]
+    """The entries that are unsigned integers of 32 bits or less."""
     tensors: dict[str, GgufTensor]
+    start: int
+    """Where the tensors begin in the file."""
+
+    @property
+    def is_read_directly(self) -> bool:
+        """Whether the tensors are read from the file; those of other architectures have to be
+        converted."""
+        return self.architecture in _DIRECT
 
 
 def end_of(tensor: GgufTensor) -> int:
@@ -43,6 +68,44 @@ def end_of(tensor: GgufTensor) -> int:
     sizes = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
     num_weights, num_bytes = sizes.get(tensor.kind, (1, 0))
     return tensor.start + math.prod(tensor.shape) // num_weights * num_bytes
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The files of a model that ``path`` is a part of, the first one first.
+
+    Raises `StartupError` if one is missing, or they are not named as llama.cpp names them.
+    """
+    count = read_header(path).entries.get("split.count", 1)
+    if count < 2:
+        return [path]
+    match = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", path.name)
+    if match is None:
+        raise StartupError(
+            f"{path.name} is a part of {count}, but is not named NAME-00001-of-{count:05}.gguf"
+        )
+    parts = [path.with_name(f"{match[1]}{part:05}{match[2]}") for part in range(1, count + 1)]
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise StartupError(f"{path.name} is incomplete without {', '.join(missing)}")
+    return parts
+
+
+def write_file_list(directory: Path, files: Sequence[Path]) -> None:
+    """Note the files whose weights a directory with a configuration and a tokenizer describes."""
+    (directory / _FILES).write_text(json.dumps([str(path.absolute()) for path in files]))
+
+
+def gguf_files(directory: Path) -> list[Path]:
+    """The GGUF files of a directory: those in it, or those that it lists.
+
+    Raises `StartupError` if a listed one is gone.
+    """
+    listed = directory / _FILES
+    if not listed.exists():
+        return sorted(directory.glob("*.gguf"))
+    files = [Path(name) for name in json.loads(listed.read_text())]
+    if missing := [path for path in files if not path.is_file()]:
+        raise StartupError(f"there is no file {missing[0]}")
+    return files
 
 
 def read_header(path: Path) -> GgufHeader:
@@ -68,7 +131,9 @@ def _read(cursor: "_Cursor") -> GgufHeader:
     start = -(-cursor.position // alignment) * alignment
     return GgufHeader(
         str(entries["general.architecture"]),
+        {name: value for name, value in entries.items() if isinstance(value, int)},
         {name: GgufTensor(t.shape, t.kind, start + t.start) for name, t in tensors.items()},
+        start,
     )
 
 
@@ -94,12 +159,13 @@ class _Cursor:
         return GgufTensor(tuple(reversed(shape)), kind, start)
 
     def value(self) -> str | int | None:
-        """The next value if it is a string or an unsigned integer of 32 bits, otherwise None."""
+        """The next value if it is a string or an unsigned integer of up to 32 bits, otherwise
+        None."""
         (kind,) = self.integers("<I")
         if kind == _STRING:
             return self.string()
-        if kind == _UINT32:
-            return self.integers("<I")[0]
+        if kind in _INTEGERS:
+            return self.integers(_INTEGERS[kind])[0]
         element, count = self.integers("<IQ") if kind == _ARRAY else (kind, 1)
         self._skip(element, count)
         return None

@@ -14,7 +14,8 @@ from shared.messages import ModelName
 from shared.model_files import unreadable
 from worker.checkpoints.cache import Progress, build_once, cache_directory, check_owned, link
 from worker.checkpoints.catalogue import MODELS
-from worker.checkpoints.conversions import converted, converted_file
+from worker.checkpoints.conversions import converted, imported
+from worker.checkpoints.gguf_file import gguf_files
 from worker.checkpoints.hub import snapshot
 from worker.checkpoints.progress import LoggedProgress
 from worker.checkpoints.shards import shard_names
@@ -31,7 +32,8 @@ def resolve(model: str) -> Path:
     """The directory of a pulled name, a directory, a GGUF file or a hub id ``org/name``, with
     or without ``@revision``.
 
-    A GGUF file is converted on first use (seconds to minutes); a hub id is downloaded if it is not
+    A GGUF file gets a configuration and a tokenizer on first use (seconds), or is converted if our
+    own decoders do not run its architecture (minutes); a hub id is downloaded if it is not
     in the hub's cache. Raises `StartupError`, also for a directory that no worker could load, and
     for one in a cache that another user may have changed.
     """
@@ -92,7 +94,7 @@ def _locate(model: str, progress: Progress) -> Path:
     if path.is_dir():
         return path
     if path.is_file():
-        return converted_file(path, progress)
+        return imported(path, progress)
     if path.suffix == ".gguf":
         raise StartupError(f"there is no file {model}")
     if _HUB_ID.fullmatch(model):
@@ -137,7 +139,7 @@ def _pulled_names() -> list[str]:
 def _checked(model: str, directory: Path) -> Path:
     if not (directory / "config.json").is_file():
         raise StartupError(f"{model} has no config.json: not a Hugging Face model directory")
-    if not any(directory.glob("*.safetensors")):
+    if not any(directory.glob("*.safetensors")) and not gguf_files(directory):
         pickles = any(any(directory.glob(pattern)) for pattern in _PICKLES)
         held = "only pickle files, which can run code" if pickles else "no weights"
         raise StartupError(f"{model} contains {held}: safetensors are required")

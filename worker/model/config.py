@@ -10,9 +10,6 @@ from msgspec import Struct
 from shared.errors import StartupError
 from shared.model_files import check_fields, read_json_object
 
-AWQ: Mapping[str, Any] = {"bits": 4, "version": "gemm", "zero_point": True}
-"""The only AWQ layout that is supported."""
-
 HasBias: TypeAlias = bool | Literal["as configured"]
 
 
@@ -131,38 +128,16 @@ class DecoderConfig:
 def read_json_config(directory: Path) -> dict[str, Any]:
     """Read ``config.json``.
 
-    Raises `StartupError` if it is missing or not JSON, if the weights are quantized with another
-    method than AWQ, or if tokens attend to those after them, neither of which is supported.
+    Raises `StartupError` if it is missing or not JSON, or if tokens attend to those after them,
+    which is not supported.
     """
     config = read_json_object(directory / "config.json")
     if config is None:
         raise StartupError("the model's directory has no config.json")
     check_fields(config, _CommonFields, _NAME)
-    if (method := _quantization(config)) and not (_is_awq(config) and is_native(config)):
-        raise StartupError(
-            f"the model's weights are quantized with {method}, which is not supported: use the "
-            "model in its original precision, or as a GGUF file"
-        )
     if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
         raise StartupError("the model's attention is not causal, which is not supported")
     return config
-
-
-def _quantization(config: dict[str, Any]) -> str | None:
-    """The quantization method with its details, such as awq (bits 3) or fp8; None for plain
-    weights."""
-    for holder in (config, config.get("text_config") or {}):
-        found = holder.get("quantization_config") or holder.get("compression_config")
-        if found:
-            # Older versions of bitsandbytes do not name the method.
-            method = str(found.get("quant_method") or "bitsandbytes")
-            odd = [f"{key} {found[key]}" for key in AWQ if found.get(key, AWQ[key]) != AWQ[key]]
-            return f"{method} ({', '.join(odd)})" if method == "awq" and odd else method
-    return None
-
-
-def _is_awq(config: dict[str, Any]) -> bool:
-    return "quantization_config" in config and _quantization(config) == "awq"
 
 
 def is_native(config: dict[str, Any]) -> bool:

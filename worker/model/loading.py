@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +16,11 @@ import torch
 
 from kernels.native.library import library
 from kernels.providers import load_ops
-from kernels.quantized import BLOCK_BYTES, BLOCK_INPUTS, QuantFormat
+from kernels.quantized import BLOCKS, QuantFormat
 from shared.control_groups import usable_cpus
 from shared.errors import StartupError
 from shared.host_memory import free_bytes, readable_size
-from worker.checkpoints.checkpoint import Checkpoint, weight_files
+from worker.checkpoints.gguf_file import gguf_files
 from worker.engine.interface import NO_TOKEN
 from worker.model.config import DecoderConfig, decoder_config, is_native, read_json_config
 from worker.model.decoders import fused
@@ -29,9 +30,12 @@ from worker.model.provision import can_be_native, foreign_ops, provider_on
 from worker.model.runner import TorchRunner, use_device
 from worker.model.start import DEFAULT_LIMITS, RunnerLimits, can_record, start_runner
 from worker.model.warm_up import first_steps
+from worker.model.weights.formats.coded import method_of
+from worker.model.weights.formats.dense import Dense
 from worker.model.weights.formats.interface import Format, Target
 from worker.model.weights.formats.registry import format_of
 from worker.model.weights.layers import WeightReader, read_weights
+from worker.model.weights.sources import TensorSource, open_source, stored_in
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +75,7 @@ def load_runner(
     num_threads = compute_threads or usable_cpus()
     began = time.monotonic()
     # Files that an index names and that do not exist are refused where they are read.
-    num_bytes = sum(path.stat().st_size for path in weight_files(directory) if path.exists())
+    num_bytes = sum(path.stat().st_size for path in stored_in(directory) if path.exists())
     logger.info("reading weights", extra={"bytes": num_bytes, "device": str(chosen)})
     decoder = load_decoder(
         directory,
@@ -130,10 +134,11 @@ def load_decoder(
     for limits that the model cannot have before the weights are read if it is a native one.
     """
     config = read_json_config(directory)
-    checkpoint = Checkpoint(directory)
-    served, packed = _formats(checkpoint, dtype, weight_format)
+    packed = _quant_format(weight_format)
+    source = open_source(directory, packed)
+    served, stored_as = _formats(config, source, device, dtype, packed)
     room = weight_room(
-        config, checkpoint, device, dtype=dtype, weight_format=weight_format, kernels=kernels
+        config, source, device, dtype=dtype, weight_format=weight_format, kernels=kernels
     )
     with room_for_weights(room, device):
         if is_native(config):
@@ -141,15 +146,25 @@ def load_decoder(
             limits.check(native, served)
             return _native_decoder(
                 native,
-                checkpoint,
+                source,
                 _Compute(kernels, is_batch_invariant, device, num_threads),
-                format_of(config, checkpoint, packed, head_dim=native.head_dim),
+                stored_as,
                 served,
                 limits.longest(native.max_seq_len),
             )
         if packed is not None:
             raise StartupError(
                 f"weight_format {weight_format}: only the Llama family has packed weights"
+            )
+        if (method := method_of(config)) is not None:
+            raise StartupError(
+                f"the model's weights are quantized with {method}, which is only supported for "
+                "families with a decoder of our own: use the model in its original precision"
+            )
+        if source.container == "GGUF":
+            raise StartupError(
+                f"{directory.name} is read from a GGUF file, which only our own decoders can do, "
+                f"and they do not know its configuration"
             )
         # transformers takes seconds to import, and native models do not need it.
         from worker.model.decoders import fallback
@@ -188,11 +203,6 @@ def _free_bytes(device: torch.device) -> int:
     return free_bytes() if device.type == "cpu" else torch.cuda.mem_get_info(device)[0]
 
 
-def _packed_bytes(quant_format: QuantFormat) -> float:
-    """The bytes of one weight."""
-    return BLOCK_BYTES[quant_format] / BLOCK_INPUTS
-
-
 class WeightRoom(NamedTuple):
     """The memory that the weights of a model need on a device, and what is free there."""
 
@@ -204,7 +214,7 @@ class WeightRoom(NamedTuple):
 
 def weight_room(
     config: dict[str, Any],
-    checkpoint: Checkpoint,
+    source: TensorSource,
     device: torch.device,
     *,
     dtype: str = "auto",
@@ -212,16 +222,15 @@ def weight_room(
     kernels: str = "auto",
 ) -> WeightRoom:
     """The room for the weights in these formats, before they are read. Raises `StartupError`."""
-    served, packed = _formats(checkpoint, dtype, weight_format)
+    served, stored_as = _formats(config, source, device, dtype, _quant_format(weight_format))
     provider = provider_on(device, kernels)
     is_on_cpu = device.type == "cpu" and kernels in ("auto", "native")
     target = Target(served, device, "native" if is_on_cpu else provider)
-    bytes_per_weight: float = served.itemsize
-    if packed is not None and is_on_cpu:
-        bytes_per_weight = _packed_bytes(packed)
-    can_pack = is_native(config) and "quantization_config" not in config
+    needed = stored_as.num_bytes(source, target)
+    bytes_per_weight = needed / max(1, sum(math.prod(source.shape(name)) for name in source.names))
+    can_pack = is_native(config) and stored_as.name == Dense.name
     return WeightRoom(
-        format_of(config, checkpoint, packed).num_bytes(checkpoint, target),
+        needed,
         _free_bytes(device),
         memory_remedy(device, bytes_per_weight, can_pack=can_pack),
     )
@@ -230,7 +239,7 @@ def weight_room(
 def memory_remedy(device: torch.device, bytes_per_weight: float, *, can_pack: bool) -> str:
     """The options that make weights smaller, and what else helps."""
     remedies = []
-    if can_pack and device.type == "cpu" and bytes_per_weight > _packed_bytes("q4_1"):
+    if can_pack and device.type == "cpu" and bytes_per_weight > BLOCKS["q4_1"].bytes_per_weight:
         remedies.append("--weight-format q4_1")
     if bytes_per_weight > torch.bfloat16.itemsize:
         remedies.append("--dtype bfloat16")
@@ -269,7 +278,7 @@ class _Compute:
 
 def _native_decoder(
     config: DecoderConfig,
-    checkpoint: Checkpoint,
+    source: TensorSource,
     compute: _Compute,
     stored_as: Format,
     dtype: torch.dtype,
@@ -281,7 +290,7 @@ def _native_decoder(
         compute.kernels, partial(fused.why_not, config, dtype, compute.device)
     )
     weights = WeightReader(
-        checkpoint,
+        source,
         config,
         stored_as,
         Target(dtype, compute.device, "native" if is_fused else provider),
@@ -300,16 +309,19 @@ def fingerprint(directory: Path, weight_format: str = "auto") -> str:
     digits.
 
     It covers the weight format, config.json, tokenizer.json, and, of each safetensors file (and of
-    GGUF files if weights are quantized), the size and 64 evenly spaced samples of 4 KiB including
-    the start of the header. Two fine-tunes of one model differ throughout; a few weights changed by
-    hand may go unnoticed. Raises `StartupError` if there are no weights.
+    GGUF files if weights are quantized or there are no others), the size and 64 evenly spaced
+    samples of 4 KiB including the start of the header. Two fine-tunes of one model differ
+    throughout; a few weights changed by hand may go unnoticed. Raises `StartupError` if there are
+    no weights.
     """
     digest = hashlib.sha256(weight_format.encode())
     for name in ("config.json", "tokenizer.json"):
         path = directory / name
         digest.update(hashlib.sha256(path.read_bytes() if path.exists() else b"").digest())
-    packed = sorted(directory.glob("*.gguf")) if weight_format != "auto" else []
-    for path in [*weight_files(directory), *packed]:
+    packed = gguf_files(directory) if weight_format != "auto" else []
+    if packed:  # older workers took norms and biases from the file's conversion
+        digest.update(b"all tensors of the file")
+    for path in dict.fromkeys([*stored_in(directory), *packed]):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
@@ -338,12 +350,15 @@ def refuse_foreign_kernels() -> None:
 
 
 def _formats(
-    checkpoint: Checkpoint, dtype: str, weight_format: str
-) -> tuple[torch.dtype, QuantFormat | None]:
-    """The data type that is served, and the format of packed weights, if any."""
-    packed = _quant_format(weight_format)
-    wanted = checkpoint.dtype if dtype == "auto" else _dtype(dtype)
-    return torch.bfloat16 if packed is not None and dtype == "auto" else wanted, packed
+    config: dict[str, Any],
+    source: TensorSource,
+    device: torch.device,
+    dtype: str,
+    packed: QuantFormat | None,
+) -> tuple[torch.dtype, Format]:
+    """The data type that is served, and the format of the weights."""
+    stored_as = format_of(config, source, packed)
+    return stored_as.dtype(source, device) if dtype == "auto" else _dtype(dtype), stored_as
 
 
 def _quant_format(name: str) -> QuantFormat | None:

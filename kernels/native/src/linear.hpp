@@ -83,7 +83,9 @@ struct DotTile {
 template <int32_t kFormat_>
 struct QuantizedTile {
     static constexpr int32_t kFormat = kFormat_;
-    static constexpr int kMaxRows = kLanes == 16 ? 6 : 5;  // it has integer sums beside the others
+    // It has integer sums beside the others. Rare formats have small tiles, because all of them have to be compiled.
+    static constexpr bool kIsCommon = kFormat <= kQ4_1 || kFormat == kQ4K || kFormat == kQ5K || kFormat == kQ6K;
+    static constexpr int kMaxRows = !kIsCommon ? 3 : kLanes == 16 ? 6 : 5;
 
     template <int kRows, int kPanels>
     static void add(const Operands& o, int row, const uint8_t* panels, Sums<kRows, kPanels>& sums) {
@@ -129,15 +131,15 @@ inline void multiply(const Operands& o, const Task& task) {
     }
 }
 
-inline void multiply_any(const Operands& o, const Task& task) {
-    switch (o.weight.format) {
+inline void multiply_any(const Operands& o, int32_t format, const Task& task) {
+    switch (format) {
         case kFloat32: return multiply<FloatTile<Float32Panels>>(o, task);
         case kBfloat16:
             if (uses_bf16_dot) return multiply<DotTile>(o, task);
             return multiply<FloatTile<Bfloat16Panels>>(o, task);
-        case kQ8_0: return multiply<QuantizedTile<kQ8_0>>(o, task);
-        case kQ4_0: return multiply<QuantizedTile<kQ4_0>>(o, task);
-        default: return multiply<QuantizedTile<kQ4_1>>(o, task);
+        case kFloat16: return multiply<FloatTile<Float16Panels>>(o, task);
+        default:
+            with_format(format, [&](auto kind) { multiply<QuantizedTile<kind>>(o, task); });
     }
 }
 
@@ -177,7 +179,7 @@ inline int count_tasks(int num_panels, int num_units, int num_threads) {
 template <class Finish>
 inline void linear(Team& team, const Rows& x, const Codes& codes, const Weight& weight, const Product& out,
                    const Cut& cut, const Finish& finish) {
-    if (weight.format >= kQ8_0 || (weight.format == kBfloat16 && uses_bf16_dot))
+    if (is_quantized(weight.format) || (weight.format == kBfloat16 && uses_bf16_dot))
         team.share(x.count, [&](int row) { encode_row(x, row, weight.format, weight.inputs, codes); });
     constexpr int kTileRows = FloatTile<Float32Panels>::kMaxRows;
     const int rows_fit = std::max<int64_t>(1, kRowsBytes / (int64_t(weight.inputs) * 4 * kTileRows)) * kTileRows;
@@ -186,8 +188,14 @@ inline void linear(Team& team, const Rows& x, const Codes& codes, const Weight& 
     const int num_units = (num_panels + cut.panels - 1) / cut.panels;
     const int num_parts = count_tasks(num_panels, num_units, team.size());
     const auto compute = [&](const Task& task) {
-        const uint8_t* panels = weight.panels + task.panel * panel_bytes(weight.format, weight.inputs);
-        multiply_any({x, codes, weight, panels, out}, task);
+        int first = 0;
+        for (const Weight* part = &weight; part != nullptr; first += part->num_panels, part = part->next) {
+            const int begin = std::max(task.panel, first);
+            const int end = part->next == nullptr ? task.end : std::min(task.end, first + part->num_panels);
+            if (begin >= end) continue;
+            const uint8_t* panels = part->panels + (begin - first) * panel_bytes(part->format, weight.inputs);
+            multiply_any({x, codes, weight, panels, out}, part->format, {task.first, task.last, begin, end});
+        }
     };
     team.share(num_blocks * num_parts, [&](int index) {
         const int block = index / num_parts, part = index % num_parts;

@@ -1,37 +1,21 @@
-// Packed weights: 16 outputs side by side, so that one vector holds the same inputs of neighbouring outputs.
-// A panel is what 16 outputs need for all inputs, and panels follow one another.
-//
-//   float32    [inputs][16]
-//   bfloat16   [inputs / 2][16][2]
-//   q8_0       for each block of 32 inputs: scales [16] half, codes [16 pairs][16][2] int8
-//   q4_0, q4_1 for each block of 32 inputs: scales [16] half, q4_1: minima [16] half, codes [8 pairs][16][2]: the
-//              low half of a byte belongs to pair i, the high half to pair i + 8
+// Packs matrices into panels, and reads their rows again. See layouts.hpp.
 #pragma once
 
-#include "vector.hpp"
+#include <algorithm>
+
+#include "ggml_blocks.hpp"
 
 namespace warren {
-
-enum Format : int32_t { kFloat32 = 0, kBfloat16 = 1, kQ8_0 = 2, kQ4_0 = 3, kQ4_1 = 4 };
-
-constexpr int kBlock = 32;  // inputs that share a scale; ggml's QK8_0, QK4_0 and QK4_1
 
 struct Weight {
     const uint8_t* panels;
     const float* bias;  // may be null
     int32_t format;
-    int32_t outputs;
-    int32_t inputs;  // even; a multiple of 32 if quantized
+    int32_t outputs;  // of all parts
+    int32_t inputs;   // even; a multiple of the inputs that share a header if quantized
+    int32_t num_panels = 0;        // of this part, if another one follows
+    const Weight* next = nullptr;  // the outputs after these, whose format is another quantized one
 };
-
-constexpr int header_bytes(int32_t format) { return format == kQ4_1 ? 4 : 2; }  // of one output's block
-constexpr int code_bytes(int32_t format) { return format == kQ8_0 ? 32 : 16; }
-constexpr int64_t block_bytes(int32_t format) { return kPanel * (header_bytes(format) + code_bytes(format)); }
-
-constexpr int64_t panel_bytes(int32_t format, int64_t inputs) {
-    if (format <= kBfloat16) return inputs * kPanel * (format == kFloat32 ? 4 : 2);
-    return inputs / kBlock * block_bytes(format);
-}
 
 // Rounds the inputs of a product to bfloat16 if its weights are. Every processor computes with such inputs, whether it
 // has instructions for them or not.
@@ -42,58 +26,145 @@ inline void round_inputs(float* row, int width, int32_t format) {
     for (; d < width; d++) row[d] = from_bf16(to_bf16(row[d]));
 }
 
-// Packs up to 16 rows of a row-major matrix of floats, bfloat16 numbers or ggml's blocks; missing rows become zero.
+inline void set_bits(uint8_t* byte, int code, int shift) { *byte = static_cast<uint8_t>(*byte | code << shift); }
+
+// Writes one output's blocks with a common header into cleared memory.
+template <int32_t kFormat>
+inline void pack_blocks(const GgmlBlocks& from, int output, uint8_t* to) {
+    constexpr Layout kForm = layout(kFormat);
+    std::memcpy(to + output * scale_width(kFormat), &from.scale, scale_width(kFormat));
+    if (kForm.has_minima) std::memcpy(to + kPanel * 2 + output * 2, &from.minimum, 2);
+    to += header_bytes(kFormat);
+    for (int b = 0; b < kForm.blocks; b++, to += block_bytes(kFormat)) {
+        for (int g = 0; kForm.scales != kNone && g < kForm.groups; g++) {
+            const int group = b * kForm.groups + g;
+            to[g * kPanel + output] = from.scales[group];
+            if (kForm.scales == kUnsigned) to[minima_at(kFormat) + g * kPanel + output] = from.minima[group];
+        }
+        const uint8_t* codes = from.codes + b * kBlock;
+        uint8_t *plane4 = to + codes_at(kFormat) + output * 2, *plane2 = to + plane2_at(kFormat) + output * 2,
+                *plane1 = to + plane1_at(kFormat) + output * 2;
+        if (kForm.bits == 8) {
+            for (int p = 0; p < 16; p++) std::memcpy(plane4 + p * kRow, codes + 2 * p, 2);
+            continue;
+        }
+        constexpr int kAbove4 = kForm.bits & 4 ? 4 : 0, kAbove2 = kAbove4 + (kForm.bits & 2);
+        for (int step = 0; step < 8; step++)
+            for (int half = 0; half < 2; half++) {
+                const int pair = low_pair(kFormat, step) + half * pair_span(kFormat);
+                for (int s = 0; s < 2; s++) {
+                    const int code = codes[2 * pair + s];
+                    if (kForm.bits & 4) set_bits(plane4 + step * kRow + s, code & 15, 4 * half);
+                    if (kForm.bits & 2) set_bits(plane2 + pair % 4 * kRow + s, code >> kAbove4 & 3, pair / 4 * 2);
+                    if (kForm.bits & 1) set_bits(plane1 + pair % 2 * kRow + s, code >> kAbove2 & 1, pair / 2);
+                }
+            }
+    }
+}
+
+// The same blocks again.
+template <int32_t kFormat>
+inline void unpack_blocks(const uint8_t* from, int output, GgmlBlocks& to) {
+    constexpr Layout kForm = layout(kFormat);
+    std::memcpy(&to.scale, from + output * scale_width(kFormat), scale_width(kFormat));
+    if (kForm.has_minima) std::memcpy(&to.minimum, from + kPanel * 2 + output * 2, 2);
+    from += header_bytes(kFormat);
+    for (int b = 0; b < kForm.blocks; b++, from += block_bytes(kFormat)) {
+        for (int g = 0; kForm.scales != kNone && g < kForm.groups; g++) {
+            const int group = b * kForm.groups + g;
+            to.scales[group] = from[g * kPanel + output];
+            if (kForm.scales == kUnsigned) to.minima[group] = from[minima_at(kFormat) + g * kPanel + output];
+        }
+        uint8_t* codes = to.codes + b * kBlock;
+        const uint8_t *plane4 = from + codes_at(kFormat) + output * 2, *plane2 = from + plane2_at(kFormat) + output * 2,
+                      *plane1 = from + plane1_at(kFormat) + output * 2;
+        if (kForm.bits == 8) {
+            for (int p = 0; p < 16; p++) std::memcpy(codes + 2 * p, plane4 + p * kRow, 2);
+            continue;
+        }
+        constexpr int kAbove4 = kForm.bits & 4 ? 4 : 0, kAbove2 = kAbove4 + (kForm.bits & 2);
+        for (int step = 0; step < 8; step++)
+            for (int half = 0; half < 2; half++) {
+                const int pair = low_pair(kFormat, step) + half * pair_span(kFormat);
+                for (int s = 0; s < 2; s++) {
+                    int code = 0;
+                    if (kForm.bits & 4) code = plane4[step * kRow + s] >> 4 * half & 15;
+                    if (kForm.bits & 2) code |= (plane2[pair % 4 * kRow + s] >> pair / 4 * 2 & 3) << kAbove4;
+                    if (kForm.bits & 1) code |= (plane1[pair % 2 * kRow + s] >> pair / 2 & 1) << kAbove2;
+                    codes[2 * pair + s] = static_cast<uint8_t>(code);
+                }
+            }
+    }
+}
+
+// The weights of one output's blocks with a common header, with the arithmetic of ggml.
+template <int32_t kFormat>
+inline void dequantize(const GgmlBlocks& blocks, float* to) {
+    constexpr Layout kForm = layout(kFormat);
+    constexpr int kGroupInputs = kBlock / kForm.groups;
+    const float scale = kFormat == kMxfp4 ? exponent_scale(static_cast<uint8_t>(blocks.scale)) : half(blocks.scale);
+    const float minimum = kForm.has_minima ? half(blocks.minimum) : 0;
+    for (int k = 0; k < kForm.blocks * kBlock; k++) {
+        const int group = k / kGroupInputs;
+        float own = scale, least = minimum;
+        if (kForm.scales == kSigned) own = scale * static_cast<int8_t>(blocks.scales[group]);
+        if (kForm.scales == kUnsigned) own = scale * blocks.scales[group], least = -(minimum * blocks.minima[group]);
+        if (kForm.scales == kNibbles) own = scale * (blocks.scales[group] & 15), least = -(minimum * (blocks.scales[group] >> 4));
+        int code = kForm.bits == 8 ? static_cast<int8_t>(blocks.codes[k]) : blocks.codes[k] - kForm.offset;
+        if (kForm.values != nullptr) code = kForm.values[blocks.codes[k]];
+        to[k] = kForm.has_minima ? own * code + least : own * code;
+    }
+}
+
+// Packs up to 16 rows of a row-major matrix of floats or ggml's blocks; missing rows become zero.
 inline void pack_panel(int32_t format, const uint8_t* rows, int num_rows, int inputs, uint8_t* panel) {
     std::memset(panel, 0, panel_bytes(format, inputs));
     for (int row = 0; row < num_rows; row++) {
         if (format == kFloat32) {
             for (int k = 0; k < inputs; k++, rows += 4) std::memcpy(panel + (k * kPanel + row) * 4, rows, 4);
-        } else if (format == kBfloat16) {
+        } else if (!is_quantized(format)) {
             for (int k = 0; k < inputs; k += 2, rows += 4) std::memcpy(panel + (k / 2 * kPanel + row) * 4, rows, 4);
         } else {
-            const int header = header_bytes(format);
-            for (int b = 0; b < inputs / kBlock; b++, rows += header + code_bytes(format)) {
-                uint8_t* block = panel + b * block_bytes(format);
-                for (int i = 0; i < header; i += 2) std::memcpy(block + i * kPanel + row * 2, rows + i, 2);
-                // In ggml's 4-bit blocks, too, input k shares its byte with input k + 16.
-                for (int i = 0; i < code_bytes(format); i += 2)
-                    std::memcpy(block + header * kPanel + (i / 2 * kPanel + row) * 2, rows + header + i, 2);
-            }
-        }
-    }
-}
-
-inline float half(const uint8_t* at) { return _cvtsh_ss(static_cast<uint16_t>(at[0] | at[1] << 8)); }
-
-// The 32 weights of one output in one block.
-inline void unpack_block(int32_t format, const uint8_t* block, int output, float* to) {
-    const float scale = half(block + output * 2);
-    const float least = format == kQ4_1 ? half(block + kPanel * 2 + output * 2) : 0;
-    const uint8_t* codes = block + header_bytes(format) * kPanel + output * 2;
-    for (int k = 0; k < kBlock; k++) {
-        if (format == kQ8_0) {
-            to[k] = scale * static_cast<int8_t>(codes[k / 2 * 2 * kPanel + k % 2]);
-        } else {
-            const int byte = codes[k % 16 / 2 * 2 * kPanel + k % 2];
-            const int code = k < 16 ? byte & 15 : byte >> 4;
-            to[k] = format == kQ4_1 ? scale * code + least : scale * (code - 8);
+            with_format(format, [&](auto kind) {
+                constexpr Layout form = layout(kind);
+                uint8_t* to = panel;
+                for (int k = 0; k < inputs; k += form.blocks * kBlock, rows += form.ggml_bytes, to += headed_bytes(kind)) {
+                    GgmlBlocks blocks;
+                    read_blocks<kind>(rows, blocks);
+                    pack_blocks<kind>(blocks, row, to);
+                }
+            });
         }
     }
 }
 
 // The weights of one output, such as a row of an embedding.
 inline void unpack_row(const Weight& weight, int64_t row, float* to) {
-    const uint8_t* panel = weight.panels + row / kPanel * panel_bytes(weight.format, weight.inputs);
+    int64_t first = 0;
+    const Weight* part = &weight;
+    for (; part->next != nullptr && row / kPanel >= first + part->num_panels; part = part->next) first += part->num_panels;
+    const uint8_t* panel = part->panels + (row / kPanel - first) * panel_bytes(part->format, part->inputs);
     const int output = row % kPanel;
-    if (weight.format == kFloat32) {
-        for (int k = 0; k < weight.inputs; k++) to[k] = reinterpret_cast<const float*>(panel)[k * kPanel + output];
-    } else if (weight.format == kBfloat16) {
-        const auto* pairs = reinterpret_cast<const uint16_t*>(panel);
-        for (int k = 0; k < weight.inputs; k++) to[k] = from_bf16(pairs[(k / 2 * kPanel + output) * 2 + k % 2]);
-    } else {
-        for (int b = 0; b < weight.inputs / kBlock; b++)
-            unpack_block(weight.format, panel + b * block_bytes(weight.format), output, to + b * kBlock);
+    const auto* pairs = reinterpret_cast<const uint16_t*>(panel);
+    const auto pair = [&](int k) { return pairs[(k / 2 * kPanel + output) * 2 + k % 2]; };
+    switch (part->format) {
+        case kFloat32:
+            for (int k = 0; k < weight.inputs; k++) to[k] = reinterpret_cast<const float*>(panel)[k * kPanel + output];
+            return;
+        case kBfloat16:
+            for (int k = 0; k < weight.inputs; k++) to[k] = from_bf16(pair(k));
+            return;
+        case kFloat16:
+            for (int k = 0; k < weight.inputs; k++) to[k] = half(pair(k));
+            return;
     }
+    with_format(part->format, [&](auto kind) {
+        for (int k = 0; k < weight.inputs; k += layout(kind).blocks * kBlock, panel += headed_bytes(kind)) {
+            GgmlBlocks blocks;
+            unpack_blocks<kind>(panel, output, blocks);
+            dequantize<kind>(blocks, to + k);
+        }
+    });
 }
 
 }  // namespace warren

@@ -24,6 +24,17 @@ struct Float32Panels {
     }
 };
 
+struct Float16Panels {
+    static constexpr int32_t kFormat = kFloat16;
+    static constexpr bool kOddFirst = false;
+
+    template <bool is_odd>
+    static void read(const uint8_t* panel, int pair, Floats (&to)[kVectors]) {
+        const auto* at = reinterpret_cast<const uint32_t*>(panel) + pair * kPanel;
+        for (int v = 0; v < kVectors; v++) to[v] = half_of_words(load<Words>(at + v * kLanes), is_odd);
+    }
+};
+
 // In the order of the instruction for bfloat16 products, so that the sums are equal to those of `dot_tile`.
 struct Bfloat16Panels {
     static constexpr int32_t kFormat = kBfloat16;
@@ -173,53 +184,145 @@ inline void add_pairs(const int16_t* x, int64_t stride, const Ints (&weights)[kP
     }
 }
 
-// The integer sums of one block.
+// Steps of a group of a block, for one vector of outputs: the codes of a step's pairs, as 16-bit numbers.
+template <int32_t kFormat>
+struct Pairs {
+    static constexpr Layout kForm = layout(kFormat);
+
+    Ints low, high;
+
+    // The vector's outputs begin `output` outputs after those of the block.
+    Pairs(const uint8_t* block, int step, int output) {
+        const int pair = low_pair(kFormat, step), later = pair + pair_span(kFormat);
+        constexpr int kAbove4 = kForm.bits & 4 ? 4 : 0, kAbove2 = kAbove4 + (kForm.bits & 2);
+        const auto row = [&](int plane, int index) { return to_words(widen<false>(block + plane + index * kRow + output * 2)); };
+        Words first{}, second{};
+        if constexpr ((kForm.bits & 4) != 0) {
+            const Words both = row(codes_at(kFormat), step);
+            first = both & 0x000f000fu, second = (both >> 4) & 0x000f000fu;
+        }
+        if constexpr ((kForm.bits & 2) != 0) {
+            const Words bits = row(plane2_at(kFormat), pair % 4);
+            first |= ((bits >> pair / 4 * 2) & 0x00030003u) << kAbove4;
+            second |= ((bits >> later / 4 * 2) & 0x00030003u) << kAbove4;
+        }
+        if constexpr ((kForm.bits & 1) != 0) {
+            const Words bits = row(plane1_at(kFormat), pair % 2);
+            first |= ((bits >> pair / 2) & 0x00010001u) << kAbove2;
+            second |= ((bits >> later / 2) & 0x00010001u) << kAbove2;
+        }
+        low = value(first), high = value(second);
+    }
+
+   private:
+    static Words to_words(Ints codes) { return reinterpret_cast<Words>(codes); }
+
+    static Ints value(Words codes) {
+        if constexpr (kForm.values != nullptr) return looked_up(kForm.values, codes);
+        // Q4_0's offset is part of its minimum instead.
+        if constexpr (kFormat != kQ4_0 && kForm.offset != 0) {
+            using Shorts = int16_t __attribute__((vector_size(kLanes * 4), may_alias));
+            return reinterpret_cast<Ints>(reinterpret_cast<Shorts>(codes) - int16_t{kForm.offset});
+        }
+        return reinterpret_cast<Ints>(codes);
+    }
+};
+
+// The integer sums of one group of a block.
 template <int32_t kFormat, int kRows, int kPanels>
-inline void count_block(const int16_t* x, int64_t stride, const uint8_t* codes, int64_t bytes,
+inline void count_group(const int16_t* x, int64_t stride, const uint8_t* block, int64_t bytes, int group,
                         Counts<kRows, kPanels>& counts) {
-    constexpr int kSteps = code_bytes(kFormat) / 2;
+    constexpr int kSteps = 8 / layout(kFormat).groups;
+    if constexpr (layout(kFormat).bits == 8) {
 #pragma GCC unroll 2
-    for (int i = 0; i < kSteps; i++) {
-        Ints weights[kPanels][kVectors];
-        for (int p = 0; p < kPanels; p++)
-            for (int v = 0; v < kVectors; v++)
-                weights[p][v] = widen<kFormat == kQ8_0>(codes + p * bytes + (i * kPanel + v * kLanes) * 2);
-        if constexpr (kFormat == kQ8_0) {
+        for (int i = 0; i < 16; i++) {
+            Ints weights[kPanels][kVectors];
+            for (int p = 0; p < kPanels; p++)
+                for (int v = 0; v < kVectors; v++)
+                    weights[p][v] = widen<true>(block + p * bytes + i * kRow + v * kLanes * 2);
             add_pairs<kRows, kPanels>(x + 2 * i, stride, weights, counts);
-        } else {
-            Ints low[kPanels][kVectors];
+        }
+    } else {
+#pragma GCC unroll 2
+        for (int i = 0; i < kSteps; i++) {
+            const int step = group * kSteps + i;
+            Ints low[kPanels][kVectors], high[kPanels][kVectors];
             for (int p = 0; p < kPanels; p++)
                 for (int v = 0; v < kVectors; v++) {
-                    low[p][v] = weights[p][v] & 0x000f000f;
-                    weights[p][v] = reinterpret_cast<Ints>(reinterpret_cast<Words>(weights[p][v]) >> 4) & 0x000f000f;
+                    const Pairs<kFormat> pairs(block + p * bytes, step, v * kLanes);
+                    low[p][v] = pairs.low, high[p][v] = pairs.high;
                 }
-            add_pairs<kRows, kPanels>(x + 2 * i, stride, low, counts);
-            add_pairs<kRows, kPanels>(x + 2 * i + 16, stride, weights, counts);
+            const int16_t* at = x + 2 * low_pair(kFormat, step);
+            add_pairs<kRows, kPanels>(at, stride, low, counts);
+            add_pairs<kRows, kPanels>(at + 2 * pair_span(kFormat), stride, high, counts);
         }
     }
 }
 
+// What codes are multiplied by, and what is added for each unit of the inputs' sum, for one vector of outputs.
+template <int32_t kFormat>
+struct GroupScales {
+    Floats scale, least;
+
+    GroupScales(const uint8_t* header, const uint8_t* block, int group, int output) {
+        constexpr Layout kForm = layout(kFormat);
+        if constexpr (kFormat == kMxfp4) {
+            scale = exponent_scales(header + output);
+        } else {
+            scale = from_half(reinterpret_cast<const uint16_t*>(header) + output);
+        }
+        if constexpr (kForm.has_minima) least = from_half(reinterpret_cast<const uint16_t*>(header) + kPanel + output);
+        if constexpr (kFormat == kQ4_0) least = scale * -8.0f;
+        const uint8_t* own = block + group * kPanel + output;
+        if constexpr (kForm.scales == kSigned) scale = scale * floats_of<true>(own);
+        if constexpr (kForm.scales == kUnsigned) {
+            scale = scale * floats_of<false>(own);
+            least = -(least * floats_of<false>(own + minima_at(kFormat)));
+        }
+        if constexpr (kForm.scales == kNibbles) {
+            const Ints both = ints_of<false>(own);
+            scale = scale * __builtin_convertvector(both & 15, Floats);
+            least = -(least * __builtin_convertvector(both >> 4, Floats));
+        }
+    }
+};
+
+// The scale of a block of inputs times the sum of a group's codes.
+template <int32_t kFormat>
+inline float group_total(const Codes& x, int64_t block, int64_t inputs_at, int group) {
+    if constexpr (layout(kFormat).groups == 1) return x.totals[block];
+    int32_t sum = 0;
+    for (int k = 0; k < kBlock / 2; k++) sum += x.codes[inputs_at + group * kBlock / 2 + k];
+    return x.scales[block] * static_cast<float>(sum);
+}
+
 template <int32_t kFormat, int kRows, int kPanels>
 inline void quantized_tile(const Codes& x, const uint8_t* panels, int inputs, Sums<kRows, kPanels>& sums) {
+    constexpr Layout kForm = layout(kFormat);
+    constexpr bool kHasLeast = kForm.has_minima || kFormat == kQ4_0;
     const int64_t bytes = panel_bytes(kFormat, inputs);
     const int num_blocks = inputs / kBlock;
     for (int b = 0; b < num_blocks; b++) {
-        const uint8_t* block = panels + b * block_bytes(kFormat);
-        Counts<kRows, kPanels> counts = {};
-        count_block<kFormat, kRows, kPanels>(x.codes + b * kBlock, inputs, block + kPanel * header_bytes(kFormat), bytes,
-                                             counts);
-        for (int p = 0; p < kPanels; p++)
-            for (int v = 0; v < kVectors; v++) {
-                const auto* scales = reinterpret_cast<const uint16_t*>(block + p * bytes) + v * kLanes;
-                const Floats scale = from_half(scales);
-                const Floats least = kFormat == kQ4_1 ? from_half(scales + kPanel) : scale * -8.0f;
-                for (int r = 0; r < kRows; r++) {
-                    Floats& sum = sums[r][p][v];
-                    const Floats count = __builtin_convertvector(counts[r][p][v], Floats);
-                    sum = multiply_add(count * x.scales[r * num_blocks + b], scale, sum);
-                    if (kFormat != kQ8_0) sum = multiply_add(broadcast(x.totals[r * num_blocks + b]), least, sum);
+        const uint8_t* header = panels + b / kForm.blocks * headed_bytes(kFormat);
+        const uint8_t* block = header + header_bytes(kFormat) + b % kForm.blocks * block_bytes(kFormat);
+        for (int g = 0; g < kForm.groups; g++) {
+            Counts<kRows, kPanels> counts = {};
+            count_group<kFormat, kRows, kPanels>(x.codes + b * kBlock, inputs, block, bytes, g, counts);
+            for (int p = 0; p < kPanels; p++)
+                for (int v = 0; v < kVectors; v++) {
+                    const GroupScales<kFormat> of(header + p * bytes, block + p * bytes, g, v * kLanes);
+                    for (int r = 0; r < kRows; r++) {
+                        Floats& sum = sums[r][p][v];
+                        const int64_t at = int64_t(r) * num_blocks + b;
+                        const Floats count = __builtin_convertvector(counts[r][p][v], Floats);
+                        sum = multiply_add(count * x.scales[at], of.scale, sum);
+                        if constexpr (kHasLeast) {
+                            const float total = group_total<kFormat>(x, at, at * kBlock, g);
+                            sum = multiply_add(broadcast(total), of.least, sum);
+                        }
+                    }
                 }
-            }
+        }
     }
 }
 

@@ -119,6 +119,50 @@ inline Floats from_half(const uint16_t* from) {
     return result;
 }
 
+// The first or second half-precision number of each word.
+inline Floats half_of_words(Words pairs, bool is_second) {
+    using Halves = uint16_t __attribute__((vector_size(kLanes * 2), may_alias));
+    const Halves halves = __builtin_convertvector(is_second ? pairs >> 16 : pairs & 0xffffu, Halves);
+    return from_half(reinterpret_cast<const uint16_t*>(&halves));
+}
+
+// kLanes integers of 8 bits, signed or not.
+template <bool is_signed>
+inline Ints ints_of(const uint8_t* from) {
+    using Signed = int8_t __attribute__((vector_size(kLanes), may_alias));
+    using Unsigned = uint8_t __attribute__((vector_size(kLanes), may_alias));
+    if constexpr (is_signed) return __builtin_convertvector(load<Signed>(from), Ints);
+    return __builtin_convertvector(load<Unsigned>(from), Ints);
+}
+
+template <bool is_signed>
+inline Floats floats_of(const uint8_t* from) {
+    return __builtin_convertvector(ints_of<is_signed>(from), Floats);
+}
+
+// 2 to the power of exponents, over 128 binary places: ggml's scales of MXFP4.
+inline Floats exponent_scales(const uint8_t* from) {
+    const Ints exponents = ints_of<false>(from);
+    const Ints tiny = (Ints{} + 0x200000) << exponents;
+    return reinterpret_cast<Floats>(exponents < 2 ? tiny : (exponents - 1) << 23);
+}
+
+// The values of codes below 16 in 16-bit lanes.
+inline Ints looked_up(const int8_t* values, Words codes) {
+    using Shorts = int16_t __attribute__((vector_size(kLanes * 4), may_alias));
+    const Words indices = codes | 0x80008000u;  // the upper byte of each lane becomes zero
+    const __m128i table = load<__m128i>(values);
+    Words found;
+#if WARREN_LANES == 16 && defined(__AVX512BW__)
+    found = reinterpret_cast<Words>(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)indices));
+#else
+    for (int i = 0; i < kLanes / 8; i++)
+        reinterpret_cast<__m256i*>(&found)[i] =
+            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), reinterpret_cast<const __m256i*>(&indices)[i]);
+#endif
+    return reinterpret_cast<Ints>(reinterpret_cast<Shorts>(found) << 8 >> 8);
+}
+
 // The sum of kPanel numbers, in a fixed order of additions.
 inline float sum(const Floats (&values)[kVectors]) {
     const auto* at = reinterpret_cast<const char*>(values);

@@ -137,7 +137,7 @@ def test_a_gguf_file_is_looked_at_and_not_converted(
     _, refused = run(f"--model={tmp_path / 'no.gguf'}", "--device=cpu")
 
     assert found["model"]["status"] == "ok"
-    assert "m.gguf is a GGUF file, which a worker converts" in found["model"]["detail"]
+    assert "m.gguf is a GGUF file, which a worker reads or converts" in found["model"]["detail"]
     assert refused["model"]["status"] == "failure"
     assert not (tmp_path / "cache" / "warren" / "converted").exists()
 

@@ -7,16 +7,26 @@ import torch
 from torch import Tensor
 
 from kernels.native.library import Library, pointer
-from kernels.native.packed import PackedWeight, Rows, pack
-from kernels.quantized import QuantizedWeight, dequantize, quantize
+from kernels.native.packed import PACKED_BLOCKS, PackedWeight, Rows, pack
+from kernels.quantized import BLOCKS, QuantizedWeight, dequantize, quantize
+from tests.kernels.blocks import random_blocks
 from tests.support.models.numerics import assert_close
 
-FORMATS = ["float32", "bfloat16", "q8_0", "q4_0", "q4_1"]
+FORMATS = ["float32", "bfloat16", "float16", *sorted(PACKED_BLOCKS)]
 ROUNDED_CODES = 2.0**-14
 """Inputs of quantized weights are rounded to 16 bits."""
 ROUNDED_INPUTS = 4e-3
 """Inputs of bfloat16 weights are bfloat16, too."""
-SIZES = [(1, 32), (37, 64), (160, 96)]
+WIDTHS = {name: BLOCKS[name].inputs if name in BLOCKS else 32 for name in FORMATS}
+"""Inputs of one block."""
+FEWEST = dict.fromkeys(("float32", "bfloat16", "q8_0", "q4_0", "q4_1"), 1)
+"""Outputs of the smallest matrix. One output of random blocks may be a small difference of large
+numbers, which has no small relative error."""
+SIZES = [
+    (name, outputs, num_blocks * WIDTHS[name])
+    for name in FORMATS
+    for outputs, num_blocks in ((FEWEST.get(name, 17), 1), (37, 2), (160, 3))
+]
 NUM_ROWS = [1, 2, 3, 5, 6, 7, 8, 9, 12, 13, 25, 100]
 
 
@@ -24,19 +34,16 @@ def matrix(name: str, outputs: int, inputs: int) -> Rows:
     torch.manual_seed(outputs)
     weight = torch.randn(outputs, inputs)
     match name:
-        case "float32":
-            return Rows.of_floats(weight)
-        case "bfloat16":
-            return Rows.of_floats(weight.bfloat16())
         case "q8_0" | "q4_0" | "q4_1":
             return Rows.of_blocks(quantize(weight, name))
-    raise AssertionError(name)
+    if name in BLOCKS:
+        return Rows.of_blocks(random_blocks(name, outputs, inputs))
+    return Rows.of_floats(weight.to(getattr(torch, name)))
 
 
 def dense(weight: Rows) -> Tensor:
-    match weight.format:
-        case "q8_0" | "q4_0" | "q4_1":
-            return dequantize(QuantizedWeight(weight.format, weight.data)).double()
+    if weight.format in BLOCKS:
+        return dequantize(QuantizedWeight(weight.format, weight.data)).double()
     return weight.data.double()
 
 
@@ -65,55 +72,56 @@ def unpack_rows(library: Library, weight: PackedWeight, rows: Tensor) -> Tensor:
 
 
 def tolerance(name: str) -> float:
-    return {"float32": 1e-6, "bfloat16": ROUNDED_INPUTS}.get(name, ROUNDED_CODES)
+    return {"float32": 1e-6, "float16": 1e-6, "bfloat16": ROUNDED_INPUTS}.get(name, ROUNDED_CODES)
 
 
 def rows(count: int, inputs: int) -> Tensor:
     return torch.randn(100, inputs, generator=torch.Generator().manual_seed(1))[:count].contiguous()
 
 
-@pytest.mark.parametrize("size", SIZES, ids=str)
-@pytest.mark.parametrize("name", FORMATS)
-def test_agrees_with_float64(native: Library, name: str, size: tuple[int, int]) -> None:
-    weight, bias = matrix(name, *size), torch.randn(size[0])
-    packed = pack(native, weight, bias)
+@pytest.mark.parametrize(("name", "outputs", "inputs"), SIZES)
+def test_agrees_with_float64(native: Library, name: str, outputs: int, inputs: int) -> None:
+    weight, bias = matrix(name, outputs, inputs), torch.randn(outputs)
+    packed = pack(native, [weight], bias)
     for num_rows in NUM_ROWS:
-        hidden = rows(num_rows, size[1])
+        hidden = rows(num_rows, inputs)
         expected = hidden.double() @ dense(weight).T + bias.double()
         actual = linear(native, hidden, packed, num_threads=2)
         assert_close(actual, expected, tolerance(name))
 
 
-@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
 def test_inputs_need_no_whole_blocks(native: Library, name: str) -> None:
     weight = matrix(name, 17, 34)
     hidden = rows(9, 34)
-    actual = linear(native, hidden, pack(native, weight))
+    actual = linear(native, hidden, pack(native, [weight]))
     assert_close(actual, hidden.double() @ dense(weight).T, tolerance(name))
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_row_does_not_depend_on_the_others_to_the_last_bit(native: Library, name: str) -> None:
-    packed = pack(native, matrix(name, 160, 96))
-    alone = linear(native, rows(1, 96), packed)
+    packed = pack(native, [matrix(name, 160, 3 * WIDTHS[name])])
+    alone = linear(native, rows(1, packed.inputs), packed)
     for num_rows in NUM_ROWS:
-        assert torch.equal(linear(native, rows(num_rows, 96), packed, num_threads=2)[:1], alone)
+        assert torch.equal(
+            linear(native, rows(num_rows, packed.inputs), packed, num_threads=2)[:1], alone
+        )
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_packed_rows_are_the_weights_exactly(native: Library, name: str) -> None:
-    weight = matrix(name, 37, 64)
+    weight = matrix(name, 37, 2 * WIDTHS[name])
     index = torch.tensor([0, 36, 15, 16])
-    rows = unpack_rows(native, pack(native, weight), index)
+    rows = unpack_rows(native, pack(native, [weight]), index)
     assert torch.equal(rows.double(), dense(weight)[index])
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_weight_in_the_wrong_place_is_caught(native: Library, name: str) -> None:
-    weight = matrix(name, 37, 64)
-    packed = pack(native, weight)
-    fault = PackedWeight(packed.panels.roll(64), None, packed.format, 37, 64)
-    hidden = rows(3, 64)
+    weight = matrix(name, 37, 2 * WIDTHS[name])
+    packed = pack(native, [weight])
+    fault = PackedWeight(packed.panels.roll(64), None, packed.format, 37, packed.inputs)
+    hidden = rows(3, packed.inputs)
     with pytest.raises(AssertionError, match="relative error"):
         assert_close(
             linear(native, hidden, fault), hidden.double() @ dense(weight).T, ROUNDED_INPUTS
@@ -122,6 +130,25 @@ def test_a_weight_in_the_wrong_place_is_caught(native: Library, name: str) -> No
 
 def test_odd_inputs_and_other_types_are_refused(native: Library) -> None:
     with pytest.raises(ValueError, match="33 inputs"):
-        pack(native, Rows.of_floats(torch.zeros(4, 33)))
-    with pytest.raises(ValueError, match="float16 cannot be packed"):
-        pack(native, Rows.of_floats(torch.zeros(4, 32, dtype=torch.float16)))
+        pack(native, [Rows.of_floats(torch.zeros(4, 33))])
+    with pytest.raises(ValueError, match="float64 cannot be packed"):
+        pack(native, [Rows.of_floats(torch.zeros(4, 32, dtype=torch.float64))])
+
+
+def test_outputs_of_several_formats_are_one_product(native: Library) -> None:
+    names = ("q4_k", "q6_k", "q8_0")
+    parts = [matrix(name, 32, 512) for name in names]
+    bias, hidden = torch.randn(96), rows(7, 512)
+
+    packed = pack(native, parts, bias)
+
+    alone = [linear(native, hidden, pack(native, [part])) for part in parts]
+    assert torch.equal(linear(native, hidden, packed, num_threads=2), torch.cat(alone, 1) + bias)
+    index = torch.tensor([0, 31, 32, 95])
+    expected = torch.cat([dense(part) for part in parts])[index]
+    assert torch.equal(unpack_rows(native, packed, index).double(), expected)
+
+
+def test_outputs_that_do_not_fill_panels_are_not_stacked(native: Library) -> None:
+    with pytest.raises(ValueError, match="outputs of q4_k, q6_k in one matrix"):
+        pack(native, [matrix("q4_k", 24, 256), matrix("q6_k", 24, 256)])

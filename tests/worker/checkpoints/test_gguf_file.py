@@ -8,9 +8,9 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from numpy import zeros
 
 from shared.errors import StartupError
-from tests.worker.checkpoints.gguf_files import write_tiny_gguf
+from tests.worker.checkpoints.gguf_files import HEADS, write_tiny_gguf
 from worker.checkpoints.gguf_file import GgufTensor, read_header
-from worker.model.weights.gguf import GgufWeights
+from worker.model.weights.gguf import GgufSource
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,8 @@ def test_every_tensor_lies_where_the_gguf_package_finds_it(tiny: Path) -> None:
     header = read_header(tiny)
     assert header.architecture == "llama"
     assert header.tensors == as_gguf_reads(tiny)
+    assert header.entries["llama.attention.head_count"] == HEADS
+    assert header.start == min(tensor.start for tensor in header.tensors.values())
 
 
 def test_the_files_own_alignment_counts(tmp_path: Path) -> None:
@@ -68,7 +70,7 @@ def test_a_file_that_is_cut_off_is_refused(tiny: Path, tmp_path: Path, share: fl
     path.write_bytes(tiny.read_bytes())
     os.truncate(path, int(share * path.stat().st_size))
     with pytest.raises(StartupError, match=r"short\.gguf is (truncated|not a readable GGUF file)"):
-        GgufWeights(path, head_dim=32)
+        GgufSource(tmp_path, [path])
 
 
 @pytest.mark.parametrize(

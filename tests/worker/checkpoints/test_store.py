@@ -3,13 +3,13 @@
 import hashlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from gguf import GGUFWriter
 
 from shared.errors import StartupError
 from tests.worker.checkpoints.gguf_files import write_tiny_gguf
@@ -17,6 +17,7 @@ from tests.worker.checkpoints.hub import COMMIT, serve_hub
 from worker.checkpoints import conversions, convert, store
 from worker.checkpoints.cache import build_once, link
 from worker.checkpoints.conversions import converted
+from worker.checkpoints.gguf_file import gguf_files
 
 FILES = {
     "config.json": b"{}",
@@ -83,18 +84,52 @@ def test_pulling_again_does_nothing(smollm2: Path) -> None:
     assert (directory, steps) == (smollm2, [])
 
 
-def test_a_pulled_name_and_its_gguf_file_anywhere_resolve_to_the_same_directory(
-    smollm2: Path, tmp_path: Path
+def test_a_gguf_file_of_a_native_architecture_is_described_and_neither_copied_nor_converted(
+    cache: Path, tmp_path: Path
 ) -> None:
-    (gguf,) = smollm2.glob("*.gguf")
-    renamed = shutil.copyfile(gguf, tmp_path / "renamed.gguf")
+    gguf = write_tiny_gguf(tmp_path / "tiny.gguf")
 
-    assert store.resolve("smollm2") == smollm2
-    assert store.resolve(str(renamed)) == smollm2
+    directory = store.resolve(str(gguf))
+
+    names = {path.name for path in directory.iterdir()}
+    assert names == {
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+        "gguf-files.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert gguf_files(directory) == [gguf]
+    assert store.resolve(str(gguf)) == directory
+    config = json.loads((directory / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_a_described_file_that_is_gone_is_named(cache: Path, tmp_path: Path) -> None:
+    gguf = write_tiny_gguf(tmp_path / "tiny.gguf")
+    directory = store.resolve(str(gguf))
+    gguf.unlink()
+
+    with pytest.raises(StartupError, match=r"there is no file .*tiny\.gguf"):
+        store.resolve(str(directory))
+
+
+def test_a_part_of_a_model_is_refused_without_the_others(cache: Path, tmp_path: Path) -> None:
+    def add_count(writer: GGUFWriter) -> None:
+        writer.add_uint16("split.count", 2)
+
+    odd = write_tiny_gguf(tmp_path / "odd.gguf", add=add_count)
+    first = write_tiny_gguf(tmp_path / "m-00001-of-00002.gguf", add=add_count)
+
+    with pytest.raises(StartupError, match="a part of 2, but is not named NAME-00001-of-00002"):
+        store.resolve(str(odd))
+    with pytest.raises(StartupError, match=r"incomplete without m-00002-of-00002\.gguf"):
+        store.resolve(str(first))
 
 
 def test_two_processes_that_pull_at_once_convert_once(cache: Path, tmp_path: Path) -> None:
-    gguf = write_tiny_gguf(tmp_path / "tiny.gguf")
+    gguf = write_tiny_gguf(tmp_path / "tiny.gguf", architecture="gemma3")
 
     processes = [start_pull(str(gguf)) for _ in range(2)]
     results = [json.loads(process.communicate()[0]) for process in processes]
@@ -334,7 +369,9 @@ def test_a_file_that_is_no_gguf_is_refused(cache: Path, tmp_path: Path) -> None:
 def test_a_gguf_file_that_cannot_be_converted_is_refused_and_leaves_nothing(
     cache: Path, tmp_path: Path
 ) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", without="blk.1.ffn_down.weight")
+    path = write_tiny_gguf(
+        tmp_path / "tiny.gguf", architecture="gemma3", without="blk.1.ffn_down.weight"
+    )
 
     with pytest.raises(StartupError, match=r"tiny\.gguf cannot be converted: it lacks weights"):
         store.resolve(str(path))
@@ -345,7 +382,7 @@ def test_a_gguf_file_that_cannot_be_converted_is_refused_and_leaves_nothing(
 def test_a_gguf_file_that_is_replaced_while_it_is_imported_is_refused_and_leaves_nothing(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf")
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", architecture="gemma3")
 
     def replaced(directory: Path, build: Callable[[Path], None]) -> Path:
         path.write_bytes(path.read_bytes() + b"other")
@@ -363,7 +400,9 @@ def test_the_reason_why_a_file_cannot_be_converted_is_that_of_the_program(
     cache: Path, tmp_path: Path
 ) -> None:
     path = write_tiny_gguf(
-        tmp_path / "tiny.gguf", add=lambda writer: writer.add_uint16("split.count", 3)
+        tmp_path / "tiny.gguf",
+        architecture="gemma3",
+        add=lambda writer: writer.add_uint16("split.count", 3),
     )
 
     with pytest.raises(StartupError) as refusal:

@@ -142,5 +142,4 @@ class _Packing:
         return self._pack(linear.weight, linear.bias)
 
     def _pack(self, weight: Weight, bias: Tensor | None = None) -> PackedWeight:
-        (rows,) = weight.native_rows()
-        return pack(self._library, rows, bias, num_threads=self._num_threads)
+        return pack(self._library, weight.native_rows(), bias, num_threads=self._num_threads)

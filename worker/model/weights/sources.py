@@ -6,12 +6,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from worker.checkpoints.checkpoint import Checkpoint, weight_files
+from worker.checkpoints.gguf_file import gguf_files, read_header
+from worker.model.weights.gguf import GgufSource
+
 
 class TensorSource(Protocol):
     """Named tensors on disk, by the names that they have in Hugging Face's checkpoints.
 
     Methods raise `StartupError` if a tensor is missing or has another shape.
     """
+
+    @property
+    def container(self) -> str:
+        """safetensors or GGUF."""
+        ...
 
     @property
     def directory(self) -> Path: ...
@@ -46,8 +55,8 @@ class TensorSource(Protocol):
         """A tensor as stored."""
         ...
 
-    def parts(self, names: list[str], shape: tuple[int, ...]) -> list[Tensor]:
-        """The named tensors as stored, not yet read from disk; [*shape] if stacked."""
+    def check_shape(self, names: list[str], shape: tuple[int, ...]) -> None:
+        """Raise `StartupError` unless the named tensors are [*shape] if they are stacked."""
         ...
 
     def read(
@@ -55,3 +64,27 @@ class TensorSource(Protocol):
     ) -> Tensor:
         """The named tensors stacked, [*shape] in total."""
         ...
+
+
+def stored_in(directory: Path) -> list[Path]:
+    """The files of a model's weights. Raises `StartupError` if there are none."""
+    is_gguf_only = not any(directory.glob("*.safetensors"))
+    return (is_gguf_only and gguf_files(directory)) or weight_files(directory)
+
+
+def open_source(directory: Path, quant_format: str | None = None) -> TensorSource:
+    """The weights of a model's directory: its safetensors, or the GGUF file that it lists.
+
+    A GGUF file beside safetensors, which these were converted from, is preferred if weights are to
+    be in ``quant_format`` and most of its matrices are. Raises `StartupError`.
+    """
+    files = gguf_files(directory)
+    if not files:
+        return Checkpoint(directory)
+    if not any(directory.glob("*.safetensors")):
+        return GgufSource(directory, files)
+    if quant_format is not None and read_header(files[0]).is_read_directly:
+        source = GgufSource(directory, files)
+        if source.main_kind == quant_format:
+            return source
+    return Checkpoint(directory)

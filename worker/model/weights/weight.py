@@ -19,8 +19,10 @@ class Weight(Protocol):
     uses it.
     """
 
-    providers: ClassVar[frozenset[Provider]]
-    """The providers that multiply by the weight as it is."""
+    @property
+    def providers(self) -> frozenset[Provider]:
+        """The providers that multiply by the weight as it is."""
+        ...
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -45,8 +47,7 @@ class Weight(Protocol):
         ...
 
     def native_rows(self) -> Sequence[Rows]:
-        """The outputs in the order of the matrix, for the native library. Raises
-        `NotImplementedError` if it has no kernel for them."""
+        """The outputs in their order, for the native library. Only if it is a provider."""
         ...
 
 
@@ -77,3 +78,36 @@ class DenseWeight:
 
     def native_rows(self) -> Sequence[Rows]:
         return [Rows.of_floats(self.tensor)]
+
+
+@dataclass(frozen=True, slots=True)
+class StackedWeight:
+    """A `Weight` whose outputs are stored in several ways."""
+
+    parts: tuple[Weight, ...]
+    """Of equal numbers of inputs."""
+
+    @property
+    def providers(self) -> frozenset[Provider]:
+        return frozenset.intersection(*(part.providers for part in self.parts))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return sum(part.shape[0] for part in self.parts), self.parts[0].shape[1]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.num_bytes for part in self.parts)
+
+    def linear(self, hidden: Tensor, bias: Tensor | None, ops: Ops) -> Tensor:
+        product = torch.cat([part.linear(hidden, None, ops) for part in self.parts], dim=-1)
+        return product if bias is None else product + bias
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.dense(torch.float32)[ids]
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return torch.cat([part.dense(dtype) for part in self.parts])
+
+    def native_rows(self) -> Sequence[Rows]:
+        return [rows for part in self.parts for rows in part.native_rows()]

@@ -21,11 +21,13 @@ from worker.model.config import DecoderConfig, decoder_config, read_json_config
 from worker.model.decoders.native import NativeDecoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import BlockShape, KVCache
+from worker.model.loading import load_decoder
 from worker.model.weights.formats.blocks import BlockWeight
 from worker.model.weights.formats.dense import Dense
 from worker.model.weights.formats.interface import Target
 from worker.model.weights.formats.registry import format_of
 from worker.model.weights.layers import DecoderWeights, WeightReader, read_weights
+from worker.model.weights.sources import open_source
 from worker.model.weights.weight import DenseWeight, Weight
 
 CPU = torch.device("cpu")
@@ -46,8 +48,8 @@ def reader_of(
     provider: Provider = "native",
     vector_dtype: torch.dtype | None = None,
 ) -> WeightReader:
-    source, config = Checkpoint(directory), config_of(directory)
-    stored_as = format_of({}, source, weight_format, head_dim=config.head_dim)
+    source, config = open_source(directory, weight_format), config_of(directory)
+    stored_as = format_of({}, source, weight_format)
     target = Target(dtype, CPU, provider)
     return WeightReader(source, config, stored_as, target, vector_dtype=vector_dtype)
 
@@ -189,17 +191,26 @@ def test_smollm2_keeps_the_blocks_of_its_gguf_file(smollm2: Path) -> None:
 @pytest.mark.parametrize(
     ("declared", "method"),
     [
-        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "gptq"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, r"gptq \(bits 3, .*\)"),
         ({"quantization_config": {"quant_method": "awq", "bits": 3}}, r"awq \(bits 3\)"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
-        ({"quantization_config": {"load_in_8bit": True}}, "bitsandbytes"),
+        ({"quantization_config": {"load_in_8bit": True}}, r"bitsandbytes \(8 bits\)"),
         ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
         ({"text_config": {"quantization_config": {"quant_method": "mxfp4"}}}, "mxfp4"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "hqq"),
     ],
 )
 def test_a_checkpoint_in_a_layout_of_another_kind_is_refused_by_its_method(
     tmp_path: Path, declared: dict[str, Any], method: str
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **declared}))
-    with pytest.raises(StartupError, match=f"are quantized with {method}, which is not supported"):
-        read_json_config(tmp_path)
+    write_tiny_model(tmp_path, "llama", **SIZES)
+    with pytest.raises(StartupError, match=f"are quantized with {method}.*, which is not support"):
+        format_of(declared, open_source(tmp_path))
+
+
+def test_a_quantized_checkpoint_that_runs_through_transformers_is_refused(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, "phi")
+    path = tmp_path / "config.json"
+    declared = {"quantization_config": {"quant_method": "fp8"}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | declared))
+    with pytest.raises(StartupError, match="quantized with fp8, which is only supported for"):
+        load_decoder(tmp_path, device=CPU)

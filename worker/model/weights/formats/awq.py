@@ -13,10 +13,14 @@ from kernels.awq_layout import CHUNK_INPUTS, NIBBLES, dequantize_awq, repack_awq
 from kernels.native.packed import Rows
 from kernels.providers import Ops, Provider
 from shared.errors import StartupError
+from worker.model.weights.formats.coded import declared, method_of
 from worker.model.weights.formats.dense import Dense
 from worker.model.weights.formats.interface import Format, Target
 from worker.model.weights.sources import TensorSource
 from worker.model.weights.weight import Weight
+
+LAYOUT: Mapping[str, Any] = {"bits": 4, "version": "gemm", "zero_point": True}
+"""The only layout that is supported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +65,21 @@ class Awq(Format):
     """Matrices that are packed, and matrices that the checkpoint stores as floats."""
 
     name: ClassVar[str] = "AWQ"
+    kinds: ClassVar[str] = "4 bits, layout `gemm`"
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"triton"})
 
     @classmethod
     def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self | None:
-        declared = config.get("quantization_config") or {}
-        return cls() if declared.get("quant_method") == "awq" else None
+        if method_of(config) != "awq":
+            return None
+        described = declared(config) or {}
+        odd = [f"{k} {described[k]}" for k in LAYOUT if described.get(k, LAYOUT[k]) != LAYOUT[k]]
+        if odd:
+            raise StartupError(
+                f"the model's weights are quantized with awq ({', '.join(odd)}), which is not "
+                "supported: use the model in its original precision, or as a GGUF file"
+            )
+        return cls()
 
     def read(
         self, source: TensorSource, names: list[str], shape: tuple[int, int], target: Target

@@ -1,29 +1,21 @@
-"""Matrices in ggml's blocks, whose inputs share scales."""
+"""Matrices in ggml's blocks: those of a GGUF file, and floats that are quantized as they are
+read."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from kernels.native.packed import Rows
+from kernels.native.packed import PACKED_BLOCKS, Rows, can_be_stacked
 from kernels.providers import Ops, Provider
-from kernels.quantized import (
-    BLOCK_BYTES,
-    BLOCK_INPUTS,
-    QuantFormat,
-    QuantizedWeight,
-    dequantize,
-    quantize,
-)
+from kernels.quantized import BLOCKS, QuantFormat, QuantizedWeight, dequantize, quantize
 from shared.errors import StartupError
-from worker.model.weights.formats.dense import num_elements
 from worker.model.weights.formats.interface import Format, Target
-from worker.model.weights.gguf import GgufWeights
 from worker.model.weights.sources import TensorSource
+from worker.model.weights.weight import DenseWeight, StackedWeight, Weight
 
 _TABLE_FORMAT: QuantFormat = "q8_0"
 
@@ -32,8 +24,11 @@ _TABLE_FORMAT: QuantFormat = "q8_0"
 class BlockWeight:
     """A `Weight` in blocks of one format."""
 
-    providers: ClassVar[frozenset[Provider]] = frozenset({"native"})
     packed: QuantizedWeight
+
+    @property
+    def providers(self) -> frozenset[Provider]:
+        return frozenset({"native"}) if self.packed.format in PACKED_BLOCKS else frozenset()
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -56,92 +51,118 @@ class BlockWeight:
         return [Rows.of_blocks(self.packed)]
 
 
+class Gguf(Format):
+    """The matrices of a GGUF file, each in its own format, as they are in the file."""
+
+    name: ClassVar[str] = "GGUF"
+    kinds: ClassVar[str] = "see below"
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native"})
+
+    @classmethod
+    def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self | None:
+        return cls() if source.container == "GGUF" else None
+
+    def dtype(self, source: TensorSource, device: torch.device) -> torch.dtype:
+        """On the CPU, activations are float32 in any case, and no kernel has a cache of
+        float16."""
+        is_half = device.type == "cpu" and source.dtype == torch.float16
+        return torch.bfloat16 if is_half else source.dtype
+
+    def read(
+        self, source: TensorSource, names: list[str], shape: tuple[int, int], target: Target
+    ) -> Weight:
+        source.check_shape(names, shape)
+        parts = [_stored(source, name, target) for name in names]
+        if len(parts) == 1:
+            return parts[0]
+        rows = [row for part in parts for row in part.native_rows()]
+        if target.provider == "native" and can_be_stacked(rows):
+            return StackedWeight(tuple(parts))
+        return DenseWeight(torch.cat([part.dense(target.dtype) for part in parts]))
+
+    def num_bytes(self, source: TensorSource, target: Target) -> int:
+        def bytes_per_weight(kind: str) -> float:
+            if target.provider == "native" and kind in PACKED_BLOCKS:
+                return BLOCKS[kind].bytes_per_weight
+            return target.dtype.itemsize
+
+        return math.ceil(
+            sum(
+                math.prod(source.shape(name)) * bytes_per_weight(source.kind(name))
+                for name in source.names
+            )
+        )
+
+
 class Quantized(Format):
     """Floats that are quantized as they are read; embedding and output projection to q8_0.
 
-    These two affect quality most, and a token reads only one row of the embedding. If a GGUF file
-    beside the checkpoint is mostly in this format, for example the one that the checkpoint was
-    converted from, its blocks are used unchanged, each matrix in its own format.
+    These two affect quality most, and a token reads only one row of the embedding. Matrices that
+    are stored in blocks stay as they are.
     """
 
     name: ClassVar[str] = "quantized"
+    kinds: ClassVar[str] = "q8_0, q4_0 and q4_1"
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native"})
 
-    def __init__(self, quant_format: QuantFormat, directory: Path, head_dim: int) -> None:
+    def __init__(self, quant_format: QuantFormat) -> None:
         self._format = quant_format
-        files = [GgufWeights(path, head_dim) for path in directory.glob("*.gguf")]
-        self._files = [file for file in files if file.main_format == quant_format]
 
     @classmethod
     def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self | None:
         return None  # a user asks for it
 
+    def dtype(self, source: TensorSource, device: torch.device) -> torch.dtype:
+        return torch.bfloat16
+
     def read(
         self, source: TensorSource, names: list[str], shape: tuple[int, int], target: Target
-    ) -> BlockWeight:
-        return self._read(source, names, shape, target.device, self._format)
+    ) -> Weight:
+        return self._read(source, names, shape, target, self._format)
 
     def read_table(
         self, source: TensorSource, name: str, shape: tuple[int, int], target: Target
-    ) -> BlockWeight:
-        return self._read(source, [name], shape, target.device, _TABLE_FORMAT)
+    ) -> Weight:
+        return self._read(source, [name], shape, target, _TABLE_FORMAT)
 
     def num_bytes(self, source: TensorSource, target: Target) -> int:
-        if target.provider not in BlockWeight.providers:
-            return num_elements(source) * target.dtype.itemsize
-        return math.ceil(num_elements(source) * BLOCK_BYTES[self._format] / BLOCK_INPUTS)
+        size = BLOCKS[self._format].bytes_per_weight
+        if target.provider != "native":
+            size = target.dtype.itemsize
+        return math.ceil(sum(math.prod(source.shape(name)) for name in source.names) * size)
 
     def _read(
         self,
         source: TensorSource,
         names: list[str],
         shape: tuple[int, int],
-        device: torch.device,
+        target: Target,
         quant_format: QuantFormat,
-    ) -> BlockWeight:
-        if shape[1] % BLOCK_INPUTS:
+    ) -> Weight:
+        if all(source.kind(name) in BLOCKS for name in names):
+            return Gguf().read(source, names, shape, target)
+        size = BLOCKS[quant_format]
+        if shape[1] % size.inputs:
             raise StartupError(
                 f"{names[0]} has {shape[1]} inputs, {self._format} needs a multiple of "
-                f"{BLOCK_INPUTS}: use another weight format"
+                f"{size.inputs}: use another weight format"
             )
-        stored = source.parts(names, shape)
-        parts = [
-            self._found(name, part) or _quantized(name, part, quant_format)
-            for name, part in zip(names, stored, strict=True)
-        ]
-        return BlockWeight(_stacked(parts, quant_format, device))
-
-    def _found(self, name: str, stored: Tensor) -> QuantizedWeight | None:
-        for file in self._files:
-            packed = file.get(name, tuple(stored.shape))
-            if packed is not None and _is_same(packed, stored):
-                return packed
-        return None
+        source.check_shape(names, shape)
+        parts = [_quantized(source, name, quant_format).blocks for name in names]
+        return BlockWeight(QuantizedWeight(quant_format, torch.cat(parts).to(target.device)))
 
 
-def _is_same(packed: QuantizedWeight, stored: Tensor) -> bool:
-    """Whether a checkpoint holds these values, rounded to its type; checked on eight rows.
-
-    The file may be unrelated to the checkpoint, or order its rows differently.
-    """
-    rows = torch.linspace(0, len(stored) - 1, 8).long()
-    return torch.equal(dequantize(packed.rows(rows)).to(stored.dtype), stored[rows])
+def _stored(source: TensorSource, name: str, target: Target) -> Weight:
+    held, kind = source.get(name).to(target.device), source.kind(name)
+    if kind not in BLOCKS:
+        return DenseWeight(held if target.provider == "native" else held.to(target.dtype))
+    return BlockWeight(QuantizedWeight(kind, held))
 
 
-def _quantized(name: str, stored: Tensor, quant_format: QuantFormat) -> QuantizedWeight:
+def _quantized(source: TensorSource, name: str, quant_format: QuantFormat) -> QuantizedWeight:
+    held, kind = source.get(name), source.kind(name)
+    floats = dequantize(QuantizedWeight(kind, held)) if kind in BLOCKS else held
     try:
-        return quantize(stored, quant_format)
+        return quantize(floats, quant_format)
     except ValueError as error:
         raise StartupError(f"{name} cannot be packed as {quant_format}: {error}") from None
-
-
-def _stacked(
-    parts: list[QuantizedWeight], quant_format: QuantFormat, device: torch.device
-) -> QuantizedWeight:
-    """Stack the parts; ``quant_format`` is used if their formats differ."""
-    if len({part.format for part in parts}) > 1:
-        parts = [
-            part if part.format == quant_format else quantize(dequantize(part), quant_format)
-            for part in parts
-        ]
-    blocks = torch.cat([part.blocks for part in parts]).to(device)
-    return QuantizedWeight(parts[0].format, blocks)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
+from kernels.providers import Provider
 from worker.model.weights.formats.interface import Format, Target
 from worker.model.weights.sources import TensorSource
 from worker.model.weights.weight import DenseWeight
@@ -13,6 +14,8 @@ class Dense(Format):
     """Floats of 16 or 32 bits, read as one data type."""
 
     name: ClassVar[str] = "floats"
+    kinds: ClassVar[str] = "of 16 and 32 bits"
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"reference", "native", "triton"})
 
     @classmethod
     def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self:

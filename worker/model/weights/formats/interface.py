@@ -26,6 +26,10 @@ class Format(ABC):
     """How a checkpoint stores its matrices."""
 
     name: ClassVar[str]
+    kinds: ClassVar[str]
+    """The variants that are read, for the documentation."""
+    packed_for: ClassVar[frozenset[Provider]] = frozenset()
+    """The providers that multiply matrices as they are stored; for others they are expanded."""
 
     @classmethod
     @abstractmethod
@@ -34,6 +38,11 @@ class Format(ABC):
 
         Raises `StartupError` for a variant that is not supported.
         """
+
+    def dtype(self, source: TensorSource, device: torch.device) -> torch.dtype:
+        """The data type in which the model is served unless another one is asked for. Raises
+        `StartupError` if there is none."""
+        return source.dtype
 
     @abstractmethod
     def read(

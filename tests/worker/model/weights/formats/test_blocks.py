@@ -1,6 +1,7 @@
-"""The blocks of a packed matrix: those of the GGUF file beside it, or quantized ones."""
+"""The matrices of GGUF files, and floats that are quantized as they are read."""
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -10,16 +11,18 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kernels.quantized import QuantFormat, QuantizedWeight, dequantize, quantize
+from kernels.native.packed import PACKED_BLOCKS
+from kernels.quantized import BLOCKS, QuantFormat, QuantizedWeight, quantize
 from shared.errors import StartupError
-from tests.support.models.numerics import assert_close
-from worker.checkpoints.checkpoint import Checkpoint
-from worker.model.weights.formats.blocks import Quantized
+from tests.kernels.blocks import random_blocks
+from worker.model.weights.formats.blocks import BlockWeight, Gguf, Quantized
 from worker.model.weights.formats.interface import Target
+from worker.model.weights.sources import open_source
+from worker.model.weights.weight import Weight
 
 CPU = torch.device("cpu")
 TARGET = Target(torch.bfloat16, CPU, "native")
-HEAD_DIM, INPUTS = 8, 64
+HEADS, INPUTS = 4, 256
 LAYER = "model.layers.0."
 NAMES = {
     "token_embd": "model.embed_tokens",
@@ -34,29 +37,27 @@ NAMES = {
 }
 NUM_ROWS = {"blk.0.attn_q": 32, "blk.0.attn_k": 16, "blk.0.attn_v": 16}
 QKV = [f"{LAYER}self_attn.{name}_proj.weight" for name in "qkv"]
-DOWN, EMBEDDING = f"{LAYER}mlp.down_proj.weight", "model.embed_tokens.weight"
-
-
-def weights() -> dict[str, Tensor]:
-    """By their names in a GGUF file."""
-    generator = torch.Generator().manual_seed(0)
-    return {
-        name: torch.randn(NUM_ROWS.get(name, 24), INPUTS, generator=generator) for name in NAMES
-    }
+DOWN, EMBEDDING, HEAD = (
+    f"{LAYER}mlp.down_proj.weight",
+    "model.embed_tokens.weight",
+    "lm_head.weight",
+)
 
 
 def write_model(
     directory: Path, kinds: dict[str, Kind], main: Kind, architecture: str = "llama"
 ) -> dict[str, Tensor]:
-    """Write a GGUF file and its conversion; returns what the file holds, by Hugging Face's names.
+    """Write a GGUF file; returns what it holds, by Hugging Face's names.
 
     ``kinds`` are those of matrices that are not of the ``main`` kind.
     """
     writer = gguf.GGUFWriter(directory / "model.gguf", architecture)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS // 2)
     held = {}
-    for name, weight in weights().items():
-        kind = kinds.get(name, main)
-        packed = gguf.quantize(weight.numpy(), kind)
+    for seed, name in enumerate(NAMES):
+        kind, num_rows = kinds.get(name, main), NUM_ROWS.get(name, 24)
+        packed = stored(kind, num_rows, seed)
         held[f"{NAMES[name]}.weight"] = torch.tensor(gguf.dequantize(packed, kind))
         if architecture == "llama" and name in ("blk.0.attn_q", "blk.0.attn_k"):
             packed = interleaved(packed)
@@ -65,120 +66,165 @@ def write_model(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    save_file({name: w.bfloat16() for name, w in held.items()}, directory / "model.safetensors")
     return held
 
 
-def interleaved(rows: np.ndarray) -> np.ndarray:
-    """As llama.cpp's ``convert_hf_to_gguf.py`` permutes queries and keys."""
-    heads = rows.reshape(-1, 2, HEAD_DIM // 2, rows.shape[-1])
+def stored(kind: Kind, num_rows: int, seed: int) -> np.ndarray[Any, Any]:
+    if kind.name.lower() in BLOCKS:
+        return random_blocks(kind.name.lower(), num_rows, INPUTS, seed).blocks.flatten(1).numpy()
+    weight = torch.randn(num_rows, INPUTS, generator=torch.Generator().manual_seed(seed))
+    return np.asarray(gguf.quantize(weight.numpy(), kind))
+
+
+def interleaved(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """As llama.cpp's ``convert_hf_to_gguf.py`` permutes queries and keys, of heads of 8."""
+    heads = rows.reshape(-1, 2, 4, rows.shape[-1])
     return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(rows.shape)
 
 
-def read(directory: Path, weight_format: QuantFormat, *names: str) -> QuantizedWeight:
-    shape = (sum(len(stored(directory, name)) for name in names), INPUTS)
-    is_table = names[0] in (EMBEDDING, "lm_head.weight")
-    quantized, source = Quantized(weight_format, directory, HEAD_DIM), Checkpoint(directory)
-    if is_table:
-        return quantized.read_table(source, names[0], shape, TARGET).packed
-    return quantized.read(source, [*names], shape, TARGET).packed
+def read(directory: Path, *names: str, target: Target = TARGET) -> Weight:
+    source = open_source(directory)
+    num_rows = sum(source.shape(name)[0] for name in names)
+    return Gguf().read(source, [*names], (num_rows, INPUTS), target)
 
 
-def stored(directory: Path, name: str) -> Tensor:
-    size = NUM_ROWS.get(next(key for key, value in NAMES.items() if f"{value}.weight" == name), 24)
-    return Checkpoint(directory).read([name], (size, INPUTS), torch.float32, CPU)
-
-
-def assert_equal(packed: QuantizedWeight, expected: QuantizedWeight) -> None:
-    assert packed.format == expected.format
-    assert torch.equal(packed.blocks, expected.blocks)
+def formats(weight: Weight) -> list[str]:
+    return [rows.format for rows in weight.native_rows()]
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3"])
-@pytest.mark.parametrize("quant_format", ["q8_0", "q4_0", "q4_1"])
-def test_blocks_of_a_gguf_file_are_kept(
-    tmp_path: Path, quant_format: QuantFormat, architecture: str
-) -> None:
-    held = write_model(tmp_path, {}, Kind[quant_format.upper()], architecture)
-    for names in (QKV, [DOWN], [EMBEDDING], ["lm_head.weight"]):
-        packed = read(tmp_path, quant_format, *names)
-        assert packed.format == quant_format
-        assert torch.equal(dequantize(packed), torch.cat([held[name] for name in names]))
+@pytest.mark.parametrize("kind", [*sorted(PACKED_BLOCKS), "f32", "f16", "bf16"])
+def test_a_file_is_read_as_it_is(tmp_path: Path, kind: str, architecture: str) -> None:
+    held = write_model(tmp_path, {}, Kind[kind.upper()], architecture)
+    floats = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+    for names in (QKV, [DOWN], [EMBEDDING], [HEAD]):
+        weight = read(tmp_path, *names)
+        assert set(formats(weight)) == {floats.get(kind, kind)}
+        assert torch.equal(weight.dense(torch.float32), torch.cat([held[name] for name in names]))
 
 
-def test_a_matrix_of_another_known_kind_is_kept_in_it(tmp_path: Path) -> None:
-    kinds = {"blk.0.ffn_down": Kind.Q4_0, "token_embd": Kind.Q8_0}
-    held = write_model(tmp_path, kinds, Kind.Q4_1)
-    for name, kept in ((DOWN, "q4_0"), (EMBEDDING, "q8_0")):
-        packed = read(tmp_path, "q4_1", name)
-        assert packed.format == kept
-        assert torch.equal(dequantize(packed), held[name])
+def test_each_matrix_of_a_mixed_file_keeps_its_own_format(tmp_path: Path) -> None:
+    kinds = {"blk.0.attn_v": Kind.Q6_K, "token_embd": Kind.Q5_K, "output": Kind.Q8_0}
+    held = write_model(tmp_path, kinds, Kind.Q4_K)
+    for names, expected in (
+        (QKV, ["q4_k", "q4_k", "q6_k"]),
+        ([EMBEDDING], ["q5_k"]),
+        ([HEAD], ["q8_0"]),
+    ):
+        weight = read(tmp_path, *names)
+        values = torch.cat([held[name] for name in names])
+        assert formats(weight) == expected
+        assert torch.equal(weight.dense(torch.float32), values)
+        assert torch.equal(weight.rows(torch.tensor([0, 23])), values[[0, 23]])
 
 
-def test_in_a_stack_of_two_kinds_the_other_one_gives_way(tmp_path: Path) -> None:
-    held = write_model(tmp_path, {"blk.0.attn_v": Kind.Q8_0}, Kind.Q4_1)
-    query, key, value = (held[name] for name in QKV)
-    packed = read(tmp_path, "q4_1", *QKV)
-    assert packed.format == "q4_1"
-    assert torch.equal(dequantize(packed)[:48], torch.cat([query, key]))
-    assert_equal(packed.rows(torch.arange(48, 64)), quantize(value, "q4_1"))
-
-
-@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q5_0])
-def test_a_matrix_of_no_known_kind_is_quantized_from_the_checkpoint(
-    tmp_path: Path, kind: Kind
-) -> None:
-    write_model(tmp_path, {"blk.0.ffn_down": kind, "token_embd": kind}, Kind.Q4_1)
-    assert_equal(read(tmp_path, "q4_1", DOWN), quantize(stored(tmp_path, DOWN), "q4_1"))
-    assert_equal(read(tmp_path, "q4_1", EMBEDDING), quantize(stored(tmp_path, EMBEDDING), "q8_0"))
-
-
-@pytest.mark.parametrize("quant_format", ["q8_0", "q4_0"])
-def test_another_format_than_the_files_is_quantized_from_the_checkpoint(
-    tmp_path: Path, quant_format: QuantFormat
-) -> None:
-    write_model(tmp_path, {}, Kind.Q4_1)
-    expected = torch.cat([stored(tmp_path, name) for name in QKV])
-    assert_equal(read(tmp_path, quant_format, *QKV), quantize(expected, quant_format))
-    assert_equal(
-        read(tmp_path, quant_format, EMBEDDING), quantize(stored(tmp_path, EMBEDDING), "q8_0")
+def test_floats_beside_blocks_in_one_product_are_expanded(tmp_path: Path) -> None:
+    held = write_model(tmp_path, {"blk.0.attn_k": Kind.F16}, Kind.Q4_K)
+    weight = read(tmp_path, *QKV)
+    assert formats(weight) == ["bfloat16"]
+    assert torch.equal(
+        weight.dense(torch.bfloat16), torch.cat([held[name] for name in QKV]).bfloat16()
     )
 
 
-def test_a_gguf_file_of_another_model_is_not_used(tmp_path: Path) -> None:
-    held = write_model(tmp_path, {}, Kind.Q4_1)
-    other = {name: weight.neg().bfloat16() for name, weight in held.items()}
-    save_file(other, tmp_path / "model.safetensors")
-    assert_equal(read(tmp_path, "q4_1", DOWN), quantize(other[DOWN], "q4_1"))
+def test_what_no_kernel_multiplies_is_expanded_and_counted_so(tmp_path: Path) -> None:
+    write_model(tmp_path, {"blk.0.ffn_down": Kind.IQ2_XS}, Kind.Q4_K)
+    source = open_source(tmp_path)
+    down = read(tmp_path, DOWN)
+    num_weights = {name: 24 * INPUTS for name in source.names if name not in QKV}
+    others = (sum(num_weights.values()) - 24 * INPUTS + 64 * INPUTS) * 144 / 256
+    assert not down.providers
+    assert Gguf().num_bytes(source, TARGET) == others + 24 * INPUTS * 2
+    on_gpu = Target(torch.bfloat16, CPU, "triton")
+    assert Gguf().num_bytes(source, on_gpu) == (sum(num_weights.values()) + 64 * INPUTS) * 2
 
 
-def test_a_gguf_file_of_another_size_is_not_used(tmp_path: Path) -> None:
-    held = write_model(tmp_path, {}, Kind.Q4_1)
-    wider = {name: torch.cat([w, w]).bfloat16() for name, w in held.items()}
-    save_file(wider, tmp_path / "model.safetensors")
-    reader, source = Quantized("q4_1", tmp_path, 3 * HEAD_DIM), Checkpoint(tmp_path)
-    for name in (DOWN, QKV[0]):
-        weight = reader.read(source, [name], (len(wider[name]), INPUTS), TARGET)
-        assert_equal(weight.packed, quantize(wider[name], "q4_1"))
+def test_a_matrix_in_blocks_is_not_copied(tmp_path: Path) -> None:
+    write_model(tmp_path, {}, Kind.Q4_K)
+    source = open_source(tmp_path)
+    weight = Gguf().read(source, [DOWN], (24, INPUTS), TARGET)
+    assert isinstance(weight, BlockWeight)
+    mapped = source.get(DOWN)
+    assert weight.packed.blocks.data_ptr() == mapped.data_ptr()
 
 
-def test_without_a_gguf_file_the_checkpoint_is_quantized(tmp_path: Path) -> None:
-    held = write_model(tmp_path, {}, Kind.F32)
-    (tmp_path / "model.gguf").unlink()
-    packed = read(tmp_path, "q4_0", *QKV)
-    assert packed.format == "q4_0"
-    assert_close(dequantize(packed), torch.cat([held[name] for name in QKV]), 0.1)
+def test_parts_of_a_model_are_one_source(tmp_path: Path) -> None:
+    held = write_model(tmp_path, {}, Kind.Q8_0)
+    whole = (tmp_path / "model.gguf").rename(tmp_path / "model-00001-of-00002.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "model-00002-of-00002.gguf", "llama")
+    writer.add_tensor("blk.1.ffn_up.weight", np.ones((24, INPUTS), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    source = open_source(tmp_path)
+
+    assert whole.exists()
+    assert source.has("model.layers.1.mlp.up_proj.weight")
+    assert torch.equal(read(tmp_path, DOWN).dense(torch.float32), held[DOWN])
+
+
+def test_another_shape_is_refused_by_name(tmp_path: Path) -> None:
+    write_model(tmp_path, {}, Kind.Q8_0)
+    with pytest.raises(StartupError, match=r"down_proj\.weight has shape \(24, 256\), config.json"):
+        Gguf().read(open_source(tmp_path), [DOWN], (24, 512), TARGET)
+
+
+def test_heads_that_do_not_divide_the_outputs_are_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    writer.add_head_count(3)
+    writer.add_tensor("blk.0.attn_q.weight", np.ones((32, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(StartupError, match=r"attn_q\.weight has 32 outputs in 3 heads"):
+        open_source(tmp_path).get(QKV[0])
+
+
+def quantized(directory: Path, quant_format: QuantFormat, *names: str) -> Weight:
+    source = open_source(directory, quant_format)
+    num_rows = sum(source.shape(name)[0] for name in names)
+    return Quantized(quant_format).read(source, [*names], (num_rows, INPUTS), TARGET)
+
+
+def assert_equal(weight: Weight, expected: QuantizedWeight) -> None:
+    assert isinstance(weight, BlockWeight)
+    assert weight.packed.format == expected.format
+    assert torch.equal(weight.packed.blocks, expected.blocks)
+
+
+def test_a_file_beside_its_conversion_is_preferred_if_it_is_in_the_format(tmp_path: Path) -> None:
+    held = write_model(tmp_path, {"blk.0.ffn_down": Kind.Q4_0}, Kind.Q4_1)
+    save_file({name: w.bfloat16() for name, w in held.items()}, tmp_path / "model.safetensors")
+    assert formats(quantized(tmp_path, "q4_1", *QKV)) == ["q4_1"] * 3
+    assert formats(quantized(tmp_path, "q4_1", DOWN)) == ["q4_0"]
+    rounded = torch.cat([held[name] for name in QKV]).bfloat16()
+    assert_equal(quantized(tmp_path, "q8_0", *QKV), quantize(rounded, "q8_0"))
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.F32])
+def test_floats_are_quantized(tmp_path: Path, kind: Kind) -> None:
+    held = write_model(tmp_path, {"blk.0.ffn_down": kind, "token_embd": kind}, Kind.Q4_1)
+    assert_equal(quantized(tmp_path, "q4_0", DOWN), quantize(held[DOWN], "q4_0"))
+    table = Quantized("q4_0").read_table(open_source(tmp_path), EMBEDDING, (24, INPUTS), TARGET)
+    assert_equal(table, quantize(held[EMBEDDING], "q8_0"))
+
+
+def test_in_a_stack_of_floats_and_blocks_all_are_quantized(tmp_path: Path) -> None:
+    held = write_model(tmp_path, {"blk.0.attn_v": Kind.F32}, Kind.Q4_1)
+    expected = quantize(torch.cat([held[name] for name in QKV]), "q4_1")
+    assert_equal(quantized(tmp_path, "q4_1", *QKV), expected)
 
 
 def test_inputs_that_do_not_fill_blocks_are_refused(tmp_path: Path) -> None:
     save_file({DOWN: torch.ones(8, 48)}, tmp_path / "model.safetensors")
-    reader, source = Quantized("q4_1", tmp_path, HEAD_DIM), Checkpoint(tmp_path)
     with pytest.raises(StartupError, match=r"down_proj.* has 48 inputs, q4_1 needs a multiple of"):
-        reader.read(source, [DOWN], (8, 48), TARGET)
+        Quantized("q4_1").read(open_source(tmp_path), [DOWN], (8, 48), TARGET)
 
 
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
     save_file({DOWN: torch.full((8, 64), torch.nan)}, tmp_path / "model.safetensors")
-    reader, source = Quantized("q4_0", tmp_path, HEAD_DIM), Checkpoint(tmp_path)
     with pytest.raises(StartupError, match=r"down_proj\.weight cannot be packed as q4_0: .* NaN"):
-        reader.read(source, [DOWN], (8, 64), TARGET)
+        Quantized("q4_0").read(open_source(tmp_path), [DOWN], (8, 64), TARGET)

@@ -1,0 +1,111 @@
+// The layouts of packed weights: 16 outputs side by side, so that one vector holds the same inputs of neighbouring
+// outputs. A panel is what 16 outputs need for all inputs, and panels follow one another.
+//
+//   float32            [inputs][16]
+//   float16, bfloat16  [inputs / 2][16][2]
+//   ggml's blocks      for each group of blocks that share a header: the header, then the blocks
+//     header           scales [16] half (MXFP4: exponents [16]), then minima [16] half if the format has them
+//     a block          of 32 inputs: further scales, further minima, codes
+//
+// Codes are divided into planes of 4, 2 and 1 bits. Inputs 2 i and 2 i + 1 are pair i, and adjacent in memory for each
+// output. A byte of the plane of 4 bits holds a pair in its low half, and the one `span` pairs later in its high half.
+// The planes of 2 and 1 bits have 4 and 2 rows of 16 pairs; pair p is in row p % 4 and p % 2.
+#pragma once
+
+#include "vector.hpp"
+
+namespace warren {
+
+enum Format : int32_t {
+    kFloat32,
+    kBfloat16,
+    kFloat16,
+    kQ8_0,
+    kQ4_0,
+    kQ4_1,
+    kQ5_0,
+    kQ5_1,
+    kQ2K,
+    kQ3K,
+    kQ4K,
+    kQ5K,
+    kQ6K,
+    kIq4Nl,
+    kIq4Xs,
+    kMxfp4,
+};
+
+constexpr int kBlock = 32;  // inputs that share a scale of the activations
+constexpr int kMaxHeaderBlocks = 8;
+
+constexpr bool is_quantized(int32_t format) { return format >= kQ8_0; }
+
+// What multiplies the scale of a header, in each block.
+enum Scales { kNone, kUnsigned, kSigned, kNibbles };  // kNibbles: the scale in the low half, the minimum in the high
+
+struct Layout {
+    int bits;
+    int blocks = 1;           // that share a header
+    Scales scales = kNone;
+    bool has_minima = false;  // in the header; with kUnsigned also in each block
+    int groups = 1;           // of a block, with scales of their own
+    int offset = 0;           // subtracted from codes
+    const int8_t* values = nullptr;  // of codes
+    int ggml_bytes = 0;       // of one output's blocks in a file
+};
+
+constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t kMxfp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
+constexpr Layout layout(int32_t format) {
+    switch (format) {
+        case kQ8_0: return {.bits = 8, .ggml_bytes = 34};
+        case kQ4_0: return {.bits = 4, .offset = 8, .ggml_bytes = 18};
+        case kQ4_1: return {.bits = 4, .has_minima = true, .ggml_bytes = 20};
+        case kQ5_0: return {.bits = 5, .offset = 16, .ggml_bytes = 22};
+        case kQ5_1: return {.bits = 5, .has_minima = true, .ggml_bytes = 24};
+        case kQ2K: return {.bits = 2, .blocks = 8, .scales = kNibbles, .has_minima = true, .groups = 2, .ggml_bytes = 84};
+        case kQ3K: return {.bits = 3, .blocks = 8, .scales = kSigned, .groups = 2, .offset = 4, .ggml_bytes = 110};
+        case kQ4K: return {.bits = 4, .blocks = 8, .scales = kUnsigned, .has_minima = true, .ggml_bytes = 144};
+        case kQ5K: return {.bits = 5, .blocks = 8, .scales = kUnsigned, .has_minima = true, .ggml_bytes = 176};
+        case kQ6K: return {.bits = 6, .blocks = 8, .scales = kSigned, .groups = 2, .offset = 32, .ggml_bytes = 210};
+        case kIq4Nl: return {.bits = 4, .values = kIq4Values, .ggml_bytes = 18};
+        case kIq4Xs: return {.bits = 4, .blocks = 8, .scales = kSigned, .values = kIq4Values, .ggml_bytes = 136};
+        default: return {.bits = 4, .values = kMxfp4Values, .ggml_bytes = 17};
+    }
+}
+
+constexpr int kRow = 2 * kPanel;  // the bytes of one pair of all outputs
+
+constexpr int scale_width(int32_t format) { return format == kMxfp4 ? 1 : 2; }
+constexpr int header_bytes(int32_t format) {
+    return kPanel * (scale_width(format) + (layout(format).has_minima ? 2 : 0));
+}
+constexpr int minima_at(int32_t format) {  // of a block, after its scales
+    return kPanel * layout(format).groups;
+}
+constexpr int codes_at(int32_t format) {
+    const Layout form = layout(format);
+    return form.scales == kNone ? 0 : minima_at(format) * (form.scales == kUnsigned ? 2 : 1);
+}
+constexpr int plane2_at(int32_t format) { return codes_at(format) + (layout(format).bits & 4 ? 8 * kRow : 0); }
+constexpr int plane1_at(int32_t format) { return plane2_at(format) + (layout(format).bits & 2 ? 4 * kRow : 0); }
+constexpr int block_bytes(int32_t format) { return codes_at(format) + layout(format).bits * 4 * kPanel; }
+constexpr int headed_bytes(int32_t format) {
+    return header_bytes(format) + layout(format).blocks * block_bytes(format);
+}
+
+constexpr int64_t panel_bytes(int32_t format, int64_t inputs) {
+    if (!is_quantized(format)) return inputs * kPanel * (format == kFloat32 ? 4 : 2);
+    return inputs / (kBlock * layout(format).blocks) * headed_bytes(format);
+}
+
+// The pairs of step j of 8: the one in the low halves, and the distance to the one in the high halves. A step stays within
+// a group.
+constexpr int pair_span(int32_t format) { return layout(format).groups == 2 ? 4 : 8; }
+constexpr int low_pair(int32_t format, int step) {
+    const int span = pair_span(format);
+    return step / span * 2 * span + step % span;
+}
+
+}  // namespace warren

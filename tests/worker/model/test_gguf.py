@@ -1,0 +1,79 @@
+"""A GGUF file served from itself computes what transformers computes from it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from gguf import GGMLQuantizationType as Kind
+
+from kernels.native.build import user_directory
+from shared.errors import StartupError
+from tests.support.models.batches import batch, share
+from tests.support.models.numerics import assert_close
+from tests.worker.checkpoints.gguf_files import write_tiny_gguf
+from worker.checkpoints import store
+from worker.model.forward import Decoder
+from worker.model.inputs import build_inputs
+from worker.model.kv_cache import BlockShape, KVCache
+from worker.model.loading import fingerprint, load_decoder
+
+CPU = torch.device("cpu")
+PROMPT = [(7 * i) % 131 for i in range(20)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of its own, but for the compiled kernels."""
+    directory = tmp_path / "cache" / "warren"
+    directory.mkdir(parents=True)
+    (directory / "native").symlink_to(user_directory())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def logits_of(decoder: Decoder) -> torch.Tensor:
+    """The logits of the prompt's last token."""
+    block = BlockShape(decoder.num_layers, 8, decoder.num_kv_heads, decoder.head_dim, decoder.dtype)
+    inputs = build_inputs(batch(share(PROMPT, range(3))), 8, decoder.device).forward
+    with torch.inference_mode():
+        return decoder.forward(inputs, KVCache.allocate(block, 3, decoder.device)).clone()
+
+
+def expected_logits(path: Path) -> torch.Tensor:
+    models: Any = transformers.AutoModelForCausalLM
+    model = models.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.tensor([PROMPT])).logits[0, -1:]
+    return logits
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q5_1, Kind.Q4_0])
+def test_it_computes_what_transformers_does(tmp_path: Path, kind: Kind, kernels: str) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", kind)
+    directory = store.resolve(str(path))
+    decoder = load_decoder(directory, dtype="float32", device=CPU, kernels=kernels)
+    assert_close(logits_of(decoder), expected_logits(path), 1e-2 if kind == Kind.BF16 else 1e-4)
+
+
+def test_float16_matrices_run_on_the_native_kernels(tmp_path: Path) -> None:
+    directory = store.resolve(str(write_tiny_gguf(tmp_path / "tiny.gguf", Kind.F16)))
+    decoder = load_decoder(directory, device=CPU)
+    assert (decoder.dtype, decoder.provider) == (torch.bfloat16, "native")
+
+
+def test_the_fingerprint_is_that_of_the_file_wherever_it_lies(tmp_path: Path) -> None:
+    digests = []
+    for folder, seed in (("a", 0), ("b", 0), ("c", 1)):
+        (tmp_path / folder).mkdir()
+        path = write_tiny_gguf(tmp_path / folder / "tiny.gguf", Kind.Q8_0, seed)
+        digests.append(fingerprint(store.resolve(str(path))))
+    assert digests[0] == digests[1] != digests[2]
+
+
+@pytest.mark.parametrize("without", ["blk.1.ffn_down.weight", "blk.0.attn_norm.weight"])
+def test_a_file_without_a_tensor_is_refused_by_its_name(tmp_path: Path, without: str) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", without=without)
+    with pytest.raises(StartupError, match=r"the checkpoint has no tensor model\.layers\.\d\."):
+        load_decoder(store.resolve(str(path)), device=CPU)

@@ -1,0 +1,66 @@
+"""Matrices of 8-bit floats, with one scale or one for each block of 128 times 128, as DeepSeek and
+Qwen publish them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+from worker.model.weights.formats.coded import (
+    Coded,
+    check_finite,
+    check_grid,
+    declared,
+    method_of,
+    scaled,
+)
+from worker.model.weights.sources import TensorSource
+
+FLOAT8 = frozenset({"F8_E4M3", "F8_E5M2"})
+
+
+class Fp8(Coded):
+    """``weight`` times ``weight_scale_inv`` (blocks) or ``weight_scale`` (one for all)."""
+
+    name: ClassVar[str] = "FP8"
+    kinds: ClassVar[str] = "one scale for a matrix or for each block"
+    suffixes: ClassVar[frozenset[str]] = frozenset(
+        {"weight", "weight_scale_inv", "weight_scale", "input_scale", "activation_scale"}
+    )
+
+    def __init__(self, block: tuple[int, int] | None) -> None:
+        self._block = block
+
+    @classmethod
+    def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self | None:
+        if method_of(config) not in ("fp8", "fbgemm_fp8"):
+            return None
+        block = (declared(config) or {}).get("weight_block_size")
+        return cls(None if block is None else (int(block[0]), int(block[1])))
+
+    def is_coded(self, source: TensorSource, stem: str) -> bool:
+        name = f"{stem}weight"
+        return source.has(name) and source.kind(name) in FLOAT8
+
+    def shape(self, source: TensorSource, stem: str) -> tuple[int, int]:
+        outputs, inputs = source.shape(f"{stem}weight")
+        return outputs, inputs
+
+    def decoder(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int]
+    ) -> Callable[[], Tensor]:
+        scales = tensors.get("weight_scale_inv", tensors.get("weight_scale"))
+        if scales is None:
+            raise ValueError("it has no scale")
+        check_finite(scales)
+        if self._block is not None and scales.numel() > 1:
+            expected = tuple(-(-n // size) for n, size in zip(shape, self._block, strict=True))
+            if tuple(scales.shape) != expected:
+                raise ValueError(f"scales have the shape {tuple(scales.shape)}, not {expected}")
+            rows, columns = self._block
+            grid = scales.repeat_interleave(rows, 0)[: shape[0]]
+            wide = grid.repeat_interleave(columns, 1)[:, : shape[1]]
+            return lambda: tensors["weight"].float() * wide.float()
+        grid = scales.view(-1, 1) if scales.ndim == 1 else scales
+        check_grid(shape, grid)
+        return lambda: scaled(tensors["weight"], grid)
