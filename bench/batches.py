@@ -56,7 +56,7 @@ from tests.support.gateway.lone_gateway import lone_gateway, peak_memory_bytes
 from tests.support.workers import scripted_worker
 from worker.checkpoints import store
 from worker.decode import served_model
-from worker.decode.bridge import EventPacing, Generations
+from worker.decode.bridge import Generations
 from worker.decode.served_model import ServedModel
 from worker.engine.interface import SequenceId, Submit
 from worker.text import Tokenizer
@@ -247,7 +247,7 @@ async def _alone(work: Work) -> float:
         )
         for k, content in enumerate(work.contents)
     ]
-    async with Generations(served.engine, EventPacing(math.inf, 0.0)) as generations:
+    async with Generations(served.engine, math.inf) as generations:
         await _run(generations, submits[:2])
         began = time.perf_counter()
         num_outputs = await _run(generations, submits)
@@ -259,15 +259,16 @@ async def _alone(work: Work) -> float:
 
 async def _run(generations: Generations, submits: Sequence[Submit]) -> int:
     """Run the sequences to their end; returns the number of their tokens."""
-    news = asyncio.Event()
-    generation = generations.open(submits, news.set)
+    has_news = asyncio.Event()
+    generation = generations.open(submits, has_news.set)
     num_outputs = num_ended = 0
     while num_ended < len(submits):
-        await news.wait()
-        news.clear()
-        outputs = generation.take()
-        num_outputs += len(outputs)
-        num_ended += sum(output.finish_reason is not None for output in outputs)
+        await has_news.wait()
+        has_news.clear()
+        news = generation.take()
+        if news is not None:
+            num_outputs += len(news.outputs)
+            num_ended += sum(output.finish_reason is not None for output in news.outputs)
     generation.close()
     return num_outputs
 

@@ -13,7 +13,7 @@ from shared.bus.base import Message
 from shared.bus.rabbit import RabbitBus
 from shared.messages import SamplingParams
 from shared.settings import WorkerSettings
-from worker.decode.bridge import EventPacing, Generations
+from worker.decode.bridge import Generations
 from worker.engine.interface import SequenceId, Submit
 
 PROMPT_IDS = list(range(100, 228))
@@ -37,7 +37,7 @@ async def _sample(measure: Measure, num_requests: int) -> list[float]:
 
 async def bare_engine(num_requests: int) -> list[float]:
     model = echo_model(settings.load(WorkerSettings), STEP_S)
-    async with Generations(model.engine, EventPacing(math.inf, 0.0)) as generations:
+    async with Generations(model.engine, math.inf) as generations:
 
         async def measure(k: int) -> float:
             submit = Submit(

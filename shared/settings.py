@@ -709,18 +709,12 @@ class WorkerSettings(CommonSettings, ModelSettings):
         "detached. Raise it if readers take longer to reconnect; lower it to free their slots "
         "sooner.",
     )
-    event_cpu_share: Annotated[float, Field(gt=0)] = Field(
-        0.02,
-        description="Share of a core that the worker's event loop may use before the tokens of a "
-        "stream are gathered into fewer, larger events. Events cost the broker and the gateway "
-        "about twice as much CPU. Raise it if there are cores to spare and every token is to be "
-        "sent at once.",
-    )
-    max_event_delay_s: Annotated[float, Field(ge=0)] = Field(
-        0.05,
-        description="Longest time in seconds that a token of an interactive stream waits to be "
-        "sent with the next ones. The first one never waits. Raise it if fewer, larger events are "
-        "welcome; 0 sends every token at once.",
+    stream_events_per_s: Annotated[float, Field(gt=0)] = Field(
+        10,
+        description="Most events per second of an interactive stream, after its first ten tokens; "
+        "the tokens between two events are sent together. An event costs worker, broker and "
+        "gateway about as much with one token as with ten. A request with "
+        "`stream_options.each_token` is sent every token at once.",
     )
     job_timeout_s: Seconds = Field(
         600,

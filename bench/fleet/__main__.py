@@ -64,7 +64,7 @@ def main(
     streams: Annotated[int, _positive("Slow streams at once.")] = 10_000,
     stream_gateways: Annotated[int, _positive("Gateways of these streams.")] = 4,
     stream_workers: Annotated[int, _positive("Workers of these streams.")] = 16,
-    token_every_s: Annotated[float, _positive("Seconds between the tokens of each.", 0.1)] = 10.0,
+    token_every_s: Annotated[float, _positive("Seconds between the tokens of each.", 0.01)] = 10.0,
     hold_s: Annotated[float, _positive("Seconds for which all of them are measured.")] = 40.0,
     queues: Annotated[
         list[int], typer.Option(min=0, help="Other queues that are present, rising. Repeatable.")

@@ -68,9 +68,9 @@ class Deployment:
             "WARREN_MAX_NUM_BATCHED_TOKENS": str(max(512, 4 * num_slots)),
             "WARREN_STALL_TIMEOUT_S": "300",
             "WARREN_DRAIN_GRACE_S": "5",
-            # The costs are those of events with one token each.
-            "WARREN_MAX_EVENT_DELAY_S": "0",
         }
+        if not is_clock:  # the costs are those of events with one token each
+            variables["WARREN_STREAM_EVENTS_PER_S"] = "1e6"
         options = (f"--step-ms={1e3 * step_s}", *(["--clock"] if is_clock else []))
         while num_workers:
             group: list[WarrenProcess] = []

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from cli.size.costs import Costs
 from cli.size.costs import load as load_costs
-from cli.size.model import UTILIZATION, Load, Machines, Size
+from cli.size.model import UTILIZATION, Load, Machines, Size, paced_tokens_per_event
 from cli.size.model import size as computed
 from cli.tables import Cell, Column, FittedTable, print_tables
 from cli.terminal import number_of, print_json
@@ -51,8 +51,9 @@ def size(
         float, typer.Option(min=0.001, help="Output tokens per second of one stream.")
     ] = 20,
     tokens_per_event: Annotated[
-        float, typer.Option(min=1, help="Tokens in one event; more than 1 under load.")
-    ] = 1,
+        float | None,
+        typer.Option(min=1, help="Tokens in one event. Unset: as workers pace a stream."),
+    ] = None,
     worker_tokens_per_s: Annotated[
         float, typer.Option(min=1, help="Output tokens per second of one worker, all streams.")
     ] = 1000,
@@ -92,7 +93,9 @@ def size(
         if requests_per_s is None
         else requests_per_s,
         tokens_per_s=tokens_per_s,
-        tokens_per_event=tokens_per_event,
+        tokens_per_event=paced_tokens_per_event(tokens_per_request, stream_tokens_per_s)
+        if tokens_per_event is None
+        else tokens_per_event,
     )
     machines = Machines(
         worker_tokens_per_s=worker_tokens_per_s,

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cli.size.costs import Cost, Costs, Demand, Role, num_pairs
+from shared.settings import WorkerSettings
 
 UTILIZATION = 0.7
 """The share of a core up to which a process is loaded. Beyond it, queues and delays grow."""
@@ -23,6 +24,10 @@ ANNOUNCEMENT_SHARE = 0.1
 CHANNELS_PER_CONNECTION = 1500
 """The channels of one connection of a gateway to the broker. Each stream has its own channel, and
 one more connection is opened when they are used up."""
+EVENTS_PER_S: float = WorkerSettings.model_fields["stream_events_per_s"].default
+"""The most events of a stream in a second, after the first tokens."""
+TOKENS_AT_ONCE = 10
+"""The first tokens of an answer, which have an event each: see `worker.decode.bridge`."""
 _MIN_GATEWAYS = 2
 _SPARE_WORKERS = 1
 
@@ -89,6 +94,14 @@ class Size:
     """The connections of all gateways to the broker."""
     limits: Sequence[Limit]
     """The limits of one deployment, the most used first."""
+
+
+def paced_tokens_per_event(tokens_per_request: float, stream_tokens_per_s: float) -> float:
+    """The tokens in an event of an interactive stream on average, at a low load."""
+    num_at_once = min(TOKENS_AT_ONCE, tokens_per_request)
+    tokens_of_others = max(1.0, stream_tokens_per_s / EVENTS_PER_S)
+    num_others = (tokens_per_request - num_at_once) / tokens_of_others
+    return tokens_per_request / (num_at_once + num_others)
 
 
 def size(load: Load, machines: Machines, costs: Costs) -> Size:

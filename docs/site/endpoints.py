@@ -206,7 +206,7 @@ NOTES: Mapping[str, str] = {
     "store": "True by default. See [Stored responses](responses.md#what-is-stored)",
     "stream": "",
     "stream_options": "`include_usage`, `continuous_usage_stats`, `include_obfuscation`, which is "
-    "off by default. Only with `stream`",
+    "off by default, and `each_token`, which sends every token at once. Only with `stream`",
     "structured_outputs": "One of `json`, `regex`, `choice`, `grammar`",
     "temperature": "",
     "text": "`format`, `verbosity`",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from bench.fleet.results import Results, of_curve, of_linear
 from bench.options import RESULTS
 from cli.size.costs import ROLES, load
-from cli.size.model import Load, Machines, size
+from cli.size.model import Load, Machines, paced_tokens_per_event, size
 
 _MIB = 1 << 20
 _SIZES = (1000, 10_000, 100_000, 1_000_000)
@@ -73,6 +73,7 @@ def _sizes() -> Iterator[Sequence[str]]:
             num_streams=num_streams,
             requests_per_s=tokens_per_s / _TOKENS_PER_REQUEST,
             tokens_per_s=tokens_per_s,
+            tokens_per_event=paced_tokens_per_event(_TOKENS_PER_REQUEST, _TOKENS_PER_S),
         )
         found = size(users, machines, costs)
         numbers = (found.num_deployments, found.num_nodes, found.num_gateways, found.num_workers)

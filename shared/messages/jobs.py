@@ -51,6 +51,9 @@ class GenerationJob(Wire, frozen=True, kw_only=True):
     """The id of the API key of the request, for its usage record; empty without one."""
     is_detached: bool = False
     """The client may be disconnected: a reply queue without a reader does not cancel the job."""
+    each_token: bool = False
+    """Send every token in an event of its own. Otherwise a worker gathers tokens, so that a stream
+    has about ten events a second."""
     is_counted: bool = False
     """The job counts against the limits of its API key until a worker reports its end: `Ended`."""
     max_total_tokens: Count | None = None

@@ -1,11 +1,12 @@
 """The event loop's interface to the engine: submits sequences and collects their tokens.
 
-`EventPacing` decides how many of them gather for an event.
+`EventPace` decides how many of them gather for an event.
 """
 
 import asyncio
-import time
+import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Self
 
 from shared.errors import WarrenError
@@ -16,75 +17,66 @@ from worker.engine.interface import (
     Promote,
     SequenceFailed,
     SequenceId,
+    StepOutput,
     Submit,
     TokenEngine,
 )
 from worker.engine.step_times import StepTimes
 
-_LOOK_INTERVAL_S = 0.5
-_IDLE_S = 2.0
-_MAX_CHANGE = 2.0
-_GATHERED_S = 0.5
-"""Seconds for which the tokens of a batch job are gathered, because no user watches them
-arrive."""
+_BATCH_EVENTS_PER_S = 2.0
+"""No user watches the tokens of a batch job arrive."""
+NUM_AT_ONCE = 10
+"""The first tokens of an interactive sequence, which a user waits for."""
+_TOLERANCE = 0.25
+"""The part of an interval by which an event may be early, so that it leaves with the tokens of a
+step rather than wait for the next step, or late, so that it has the tokens of the next step."""
 
 
-class EventPacing:
-    """Raises the number of tokens for an event until the event loop's thread keeps to its share of
-    a core. No token waits longer than ``max_delay_s`` for the others.
+class EventPace:
+    """When the next event of a stream is due: at most ``events_per_s`` in the long run, after the
+    first ``num_at_once`` tokens.
 
-    An event costs the worker, the broker and the reader a fraction of a millisecond, whether it has
-    one token or ten. On a machine that computes on its CPU, or whose engine shares Python's lock
-    with the event loop, that time is missing for tokens.
+    An event costs the worker, the broker and the gateway about a millisecond of CPU together,
+    whether it has one token or ten, and nobody sees more than ten updates of a text in a second.
     """
 
-    def __init__(
-        self,
-        cpu_share: float,
-        max_delay_s: float,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        cpu_clock: Callable[[], float] = time.thread_time,
-    ) -> None:
-        """To be created and called in the thread of the event loop, whose CPU time ``cpu_clock``
-        returns."""
-        self.num_gathered = 1
-        """How many tokens of each sequence gather."""
-        self.max_delay_s = max_delay_s
-        self._cpu_share = cpu_share
-        self._clock = clock
-        self._cpu_clock = cpu_clock
-        self._factor = 1.0
-        self._num_steps = 0
-        self._looked_at = clock()
-        self._cpu_s = cpu_clock()
+    def __init__(self, events_per_s: float, num_at_once: int) -> None:
+        self._interval_s = 1 / events_per_s
+        self._num_at_once = num_at_once
+        self._due_at = -math.inf
 
-    def step(self) -> None:
-        """Take note of a step of the engine, from which each running sequence has a token."""
-        self._num_steps += 1
-        elapsed_s = self._clock() - self._looked_at
-        if elapsed_s < _LOOK_INTERVAL_S:
-            return
-        if elapsed_s < _IDLE_S:
-            self._adjust(elapsed_s)
-        self._num_steps = 0
-        self._looked_at, self._cpu_s = self._clock(), self._cpu_clock()
+    @property
+    def due_at_latest(self) -> float:
+        """When tokens that wait are due even if no others arrive."""
+        return self._due_at + _TOLERANCE * self._interval_s
 
-    def _adjust(self, elapsed_s: float) -> None:
-        share = (self._cpu_clock() - self._cpu_s) / elapsed_s
-        change = min(max(share / self._cpu_share, 1 / _MAX_CHANGE), _MAX_CHANGE)
-        step_s = elapsed_s / self._num_steps
-        most = 1 + self.max_delay_s / step_s
-        self._factor = min(max(self._factor * change, 1.0), most)
-        self.num_gathered = int(self._factor)
+    def arrived(self, now: float) -> bool:
+        """Take note of a token; returns whether an event with it is due at once."""
+        self._num_at_once -= 1
+        return self._num_at_once >= 0 or now >= self._due_at - _TOLERANCE * self._interval_s
+
+    def sent(self, now: float) -> None:
+        """Take note of an event."""
+        # An event that was early does not bring the next one forward.
+        since = now if self._num_at_once >= 0 else max(now, self._due_at)
+        self._due_at = since + self._interval_s
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What has arrived for a job."""
+
+    outputs: Sequence[Output]
+    is_due: bool
+    """Whether the text of all tokens so far is to be published now."""
 
 
 class Generation:
     """The tokens of one request's sequences, in batches of all that have arrived.
 
     When the consumer is slow, because the broker is, batches become fewer and larger; the engine
-    never blocks. The first tokens, the last ones of each sequence and errors are news at once;
-    others gather, those of an interactive job as its pacing says.
+    never blocks. The first tokens, the last ones of each sequence and errors are due at once;
+    others gather, as the pace says.
     """
 
     def __init__(
@@ -93,22 +85,26 @@ class Generation:
         routes: dict[SequenceId, "Generation"],
         sequence_ids: Iterable[SequenceId],
         on_news: Callable[[], object],
-        pacing: EventPacing,
+        pace: EventPace,
         *,
-        is_interactive: bool,
+        interactive_pace: Callable[[], EventPace],
+        reads_each: bool = False,
     ) -> None:
-        """``routes`` says to which generation the engine's outputs go."""
+        """``routes`` says to which generation the engine's outputs go. ``interactive_pace`` is that
+        of a batch job that was promoted. ``reads_each``: all tokens are news at once, because the
+        text may end the answer; those that are not due are published later."""
         self._engine = engine
         self._routes = routes
         self._sequence_ids = tuple(sequence_ids)
         self._open = set(self._sequence_ids)
         routes.update(dict.fromkeys(self._sequence_ids, self))
         self._on_news = on_news
-        self._pacing = pacing
-        self._is_interactive = is_interactive
-        self._has_begun = False
+        self._pace = pace
+        self._interactive_pace = interactive_pace
+        self._reads_each = reads_each
         self._is_due = False
-        self._gathering: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._alarm: asyncio.TimerHandle | None = None
         self._outputs: list[Output] = []
         self._error: WarrenError | None = None
 
@@ -119,11 +115,14 @@ class Generation:
         is_last = output.finish_reason is not None
         if is_last:
             self._open.discard(output.sequence_id)
-        if is_last or not self._has_begun:
-            self._has_begun = True
+        is_token = isinstance(output, StepOutput)
+        if not is_token or self._pace.arrived(self._loop.time()) or is_last:
             self._announce()
-        else:
-            self._gather()
+            return
+        if self._alarm is None and not self._is_due:
+            self._alarm = self._loop.call_at(self._pace.due_at_latest, self._announce)
+        if self._reads_each:
+            self._on_news()
 
     def fail(self, failed: SequenceFailed) -> None:
         """Fail the request because one of its sequences failed."""
@@ -132,16 +131,22 @@ class Generation:
             self._error = failed.error
             self._announce()
 
-    def take(self) -> list[Output]:
-        """The tokens that have arrived since the last call, if they are news. Raises the error of a
+    def take(self) -> News | None:
+        """The tokens that have arrived since the last call, if there is news. Raises the error of a
         failed sequence, after the tokens that precede it."""
-        if not self._is_due:
-            return []
-        if not self._outputs and self._error is not None:
+        if not self._is_due and not (self._reads_each and self._outputs):
+            return None
+        if not (self._outputs or self._reads_each) and self._error is not None:
             raise self._error
-        self._is_due = self._error is not None
-        outputs, self._outputs = self._outputs, []
-        return outputs
+        news = News(self._outputs, self._is_due)
+        self._outputs = []
+        if self._is_due:
+            self._is_due = False
+            self._pace.sent(self._loop.time())
+            self._stop_alarm()
+        if self._error is not None:
+            self._is_due, self._reads_each = True, False
+        return news
 
     def cancel(self, sequence_id: SequenceId) -> None:
         """Cancel one sequence early, because a stop string was matched."""
@@ -151,7 +156,7 @@ class Generation:
 
     def promote(self) -> None:
         """Promote the sequences of a batch job to interactive priority."""
-        self._is_interactive = True
+        self._pace = self._interactive_pace()
         for sequence_id in self._open:
             self._engine.send(Promote(sequence_id))
 
@@ -160,34 +165,25 @@ class Generation:
         for sequence_id in self._sequence_ids:
             self.cancel(sequence_id)
             self._routes.pop(sequence_id, None)
-        self._stop_gathering()
-
-    def _gather(self) -> None:
-        num_each = self._pacing.num_gathered
-        is_enough = num_each == 1 or len(self._outputs) >= num_each * len(self._open)
-        if self._is_interactive and is_enough:
-            self._announce()
-        elif self._gathering is None:
-            delay_s = self._pacing.max_delay_s if self._is_interactive else _GATHERED_S
-            loop = asyncio.get_running_loop()
-            self._gathering = loop.call_later(delay_s, self._announce)
+        self._stop_alarm()
 
     def _announce(self) -> None:
         self._is_due = True
-        self._stop_gathering()
+        self._stop_alarm()
         self._on_news()
 
-    def _stop_gathering(self) -> None:
-        if self._gathering is not None:
-            self._gathering.cancel()
-            self._gathering = None
+    def _stop_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
 
 
 class Generations:
     """Runs the engine, and passes each of its outputs to the generation."""
 
-    def __init__(self, engine: TokenEngine, pacing: EventPacing) -> None:
-        self._pacing = pacing
+    def __init__(self, engine: TokenEngine, events_per_s: float) -> None:
+        """``events_per_s``: the most events of an interactive stream in a second."""
+        self._events_per_s = events_per_s
         self._engine = engine
         self._loop = asyncio.get_running_loop()
         self._generations: dict[SequenceId, Generation] = {}
@@ -221,17 +217,32 @@ class Generations:
         """Raise the error that ended the engine, when it ends."""
         await self._failure
 
-    def open(self, submits: Sequence[Submit], on_news: Callable[[], object]) -> Generation:
+    def open(
+        self,
+        submits: Sequence[Submit],
+        on_news: Callable[[], object],
+        *,
+        each_token: bool = False,
+        reads_each: bool = False,
+    ) -> Generation:
         """Run these sequences until they end or the generation is closed. ``on_news`` is called
-        when there is something to take. Raises what `Engine.check` raises."""
+        when there is something to take. With ``each_token`` every token is due at once; for
+        ``reads_each`` see `Generation`. Raises what `Engine.check` raises."""
         sequence_ids = [submit.sequence_id for submit in submits]
+        events_per_s = math.inf if each_token else self._events_per_s
+
+        def interactive() -> EventPace:
+            return EventPace(events_per_s, NUM_AT_ONCE * len(sequence_ids))
+
+        is_paced = each_token or any(submit.job_class == "interactive" for submit in submits)
         generation = Generation(
             self._engine,
             self._generations,
             sequence_ids,
             on_news,
-            self._pacing,
-            is_interactive=any(submit.job_class == "interactive" for submit in submits),
+            interactive() if is_paced else EventPace(_BATCH_EVENTS_PER_S, 1),
+            interactive_pace=interactive,
+            reads_each=reads_each,
         )
         try:
             for submit in submits:
@@ -254,7 +265,6 @@ class Generations:
         self._loop.call_soon_threadsafe(self._mark_ready, is_ready)
 
     def _dispatch(self, outputs: Sequence[Output]) -> None:
-        self._pacing.step()
         for output in outputs:
             generation = self._generations.get(output.sequence_id)
             if generation is not None:

@@ -269,6 +269,10 @@ class ChoiceWriter:
         self._end_ids = eos_ids.union(sampling.stop_token_ids)
         self._num_cached_tokens = 0
         self._num_predicted_tokens = 0
+        self._token_ids: list[int] = []
+        """The tokens that no event has yet, whose texts and log probabilities follow."""
+        self._texts: list[str] = []
+        self._logprobs: list[TokenLogprobs] = []
         self._text = tokenizer.text_stream(
             sampling.stop,
             includes_stop=sampling.include_stop_in_output,
@@ -289,32 +293,35 @@ class ChoiceWriter:
         if self.is_finished:
             return []
         if self._text.stop_reason is not None:
-            return [self._finish([], [], [], "stop")]
+            return [self._finish("stop")]
         if token_ids and token_ids[-1] in self._end_ids:
-            return [self._finish([], [], [], "stop", self._stop_id(token_ids[-1]))]
+            return [self._finish("stop", self._stop_id(token_ids[-1]))]
         if len(token_ids) >= self._max_tokens:
-            return [self._finish([], [], [], "length")]
+            return [self._finish("length")]
         return []
 
-    def advance(self, outputs: Sequence[StepOutput]) -> TokenDelta | Finished:
-        """The event for the next tokens; tokens after the end of the choice are dropped."""
-        token_ids: list[int] = []
-        texts: list[str] = []
-        logprobs: list[TokenLogprobs] = []
+    def advance(
+        self, outputs: Sequence[StepOutput], *, is_due: bool = True
+    ) -> TokenDelta | Finished | None:
+        """The event for all tokens that no event has yet; tokens after the end of the choice are
+        dropped. If no event is due, there is one only at the end of the choice."""
         for output in outputs:
             token_id = output.token_id
             self._num_cached_tokens = output.num_cached_tokens
             self._num_predicted_tokens += output.is_predicted
-            token_ids.append(token_id)
-            texts.append(self._push(token_id))
+            self._token_ids.append(token_id)
+            self._texts.append(self._push(token_id))
             if output.score is not None:
                 num_chars = 0 if self._is_hidden_end(token_id) else self._text.num_completed
-                logprobs.append(token_logprobs(token_id, output.score, self._tokenizer, num_chars))
+                logprobs = token_logprobs(token_id, output.score, self._tokenizer, num_chars)
+                self._logprobs.append(logprobs)
             if self._text.stop_reason is not None:
-                return self._finish(token_ids, texts, logprobs, "stop")
+                return self._finish("stop")
             if output.finish_reason is not None:
-                stop_id = self._stop_id(token_id)
-                return self._finish(token_ids, texts, logprobs, output.finish_reason, stop_id)
+                return self._finish(output.finish_reason, self._stop_id(token_id))
+        if not (is_due and self._token_ids):
+            return None
+        token_ids, texts, logprobs = self._take()
         return self._log.delta(
             self._choice,
             token_ids,
@@ -322,6 +329,11 @@ class ChoiceWriter:
             num_chars=[len(text) for text in texts[:-1]],
             logprobs=logprobs,
         )
+
+    def _take(self) -> tuple[list[int], list[str], list[TokenLogprobs]]:
+        taken = self._token_ids, self._texts, self._logprobs
+        self._token_ids, self._texts, self._logprobs = [], [], []
+        return taken
 
     @property
     def _chain(self) -> TokenChain:
@@ -337,14 +349,8 @@ class ChoiceWriter:
     def _stop_id(self, token_id: int) -> int | None:
         return token_id if token_id in self._sampling.stop_token_ids else None
 
-    def _finish(
-        self,
-        token_ids: list[int],
-        texts: list[str],
-        logprobs: list[TokenLogprobs],
-        reason: FinishReason,
-        stop_id: int | None = None,
-    ) -> Finished:
+    def _finish(self, reason: FinishReason, stop_id: int | None = None) -> Finished:
+        token_ids, texts, logprobs = self._take()
         # The held-back text may complete a stop string; after a match nothing is held back.
         text = "".join(texts) + self._text.flush()
         stop = self._text.stop_reason
@@ -395,18 +401,27 @@ class Choices:
                 yield from writer.close()
 
     def advance(
-        self, outputs: list[Output], on_end: Callable[[SequenceId], object]
+        self,
+        outputs: Sequence[Output],
+        on_end: Callable[[SequenceId], object],
+        *,
+        is_due: bool = True,
     ) -> Iterator[ChoiceEvent]:
-        """The events for the next outputs, each as soon as it is the next one of the log.
-        ``on_end`` is called with the sequence of each choice that has ended, which may still be
-        running."""
+        """The events for the next outputs, each as soon as it is the next one of the log; if none
+        is due, only those of choices that end. ``on_end`` is called with the sequence of each
+        choice that has ended, which may still be running."""
         by_sequence: defaultdict[SequenceId, list[Output]] = defaultdict(list)
         for output in outputs:
             by_sequence[output.sequence_id].append(output)
-        for sequence_id, news in by_sequence.items():
-            yield from self._advance_one(sequence_id.choice, news)
+        for sequence_id, of_choice in by_sequence.items():
+            yield from self._advance_one(sequence_id.choice, of_choice, is_due=is_due)
             if self._writers[sequence_id.choice].is_finished:
                 on_end(sequence_id)
+        if is_due:
+            for writer in self._writers:
+                # Its latest tokens may have come when no event was due.
+                if not writer.is_finished and (event := writer.advance(())) is not None:
+                    yield event
 
     def submits(self, job_class: JobClass) -> list[Submit]:
         """The sequences for all unfinished choices; the first one of each prompt is the others'
@@ -431,7 +446,9 @@ class Choices:
                 )
         return submits
 
-    def _advance_one(self, choice: int, outputs: list[Output]) -> Iterator[ChoiceEvent]:
+    def _advance_one(
+        self, choice: int, outputs: list[Output], *, is_due: bool
+    ) -> Iterator[ChoiceEvent]:
         tokens = [output for output in outputs if isinstance(output, StepOutput)]
         for output in outputs:
             if isinstance(output, PromptScored):
@@ -440,8 +457,13 @@ class Choices:
         if not tokens and self._scorers[choice].is_complete:
             yield from writer.close()
         for start in range(0, len(tokens), _MAX_EVENT_TOKENS):
+            next_tokens = tokens[start : start + _MAX_EVENT_TOKENS]
+            is_full = len(next_tokens) == _MAX_EVENT_TOKENS
+            event = None
             if not writer.is_finished:
-                yield writer.advance(tokens[start : start + _MAX_EVENT_TOKENS])
+                event = writer.advance(next_tokens, is_due=is_due or is_full)
+            if event is not None:
+                yield event
 
     def _new_scorers(self) -> dict[int, PromptScorer]:
         """A scorer for each prompt none of whose choices has begun, by its first choice."""

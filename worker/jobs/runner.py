@@ -273,13 +273,16 @@ class JobRunner:
         """Decode the tokens that have arrived; False if there are none."""
         if self._generation is None or self._choices is None:
             return False
-        outputs = self._generation.take()
-        if outputs:
-            self._observation.count_tokens(sum(isinstance(o, StepOutput) for o in outputs))
+        news = self._generation.take()
+        if news is None:
+            return False
+        if news.outputs:
+            self._observation.count_tokens(sum(isinstance(o, StepOutput) for o in news.outputs))
             self._on_tokens()
-            for event in self._choices.advance(outputs, self._generation.cancel):
-                self._apply(Decoded([event]))  # even if an error follows
-        return bool(outputs)
+        cancel = self._generation.cancel
+        for event in self._choices.advance(news.outputs, cancel, is_due=news.is_due):
+            self._apply(Decoded([event]))  # even if an error follows
+        return True
 
     def _apply(self, event: Event, *, is_settled: bool = True) -> None:
         """Apply an event and perform the actions. An error fails the run, a second one ends it."""
@@ -419,5 +422,10 @@ class JobRunner:
             self._run.changed_numerics,
         )
         self._choices = choices
-        self._generation = self._workplace.generations.open(submits, self._news.set)
+        self._generation = self._workplace.generations.open(
+            submits,
+            self._news.set,
+            each_token=self._job.each_token and self._job.mode == "stream",
+            reads_each=bool(self._job.sampling.stop),
+        )
         self._apply(Decoded(first_events))

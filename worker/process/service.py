@@ -31,7 +31,7 @@ from shared.telemetry import floods, incidents
 from shared.telemetry.metrics import VERSION
 from shared.topology import Lane, Publishers
 from worker.decode import served_model
-from worker.decode.bridge import EventPacing, Generations
+from worker.decode.bridge import Generations
 from worker.decode.served_model import ServedModel
 from worker.jobs.consumer import HeldJobs, JobConsumer
 from worker.jobs.delivery import Ledger, SpentTenants
@@ -106,8 +106,7 @@ async def _run_worker(
     finally:
         hearing.cancel()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    pacing = EventPacing(settings.event_cpu_share, settings.max_event_delay_s)
-    generations = Generations(model.engine, pacing)
+    generations = Generations(model.engine, settings.stream_events_per_s)
     with Watchdog(lambda: generations.stalled_s, settings.stall_timeout_s, on_stall):
         async with generations:
             worker = Worker(worker_id, settings, bus, model, generations, stop)

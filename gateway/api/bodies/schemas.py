@@ -104,6 +104,9 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
     """Whether all chunks contain the usage."""
     include_obfuscation: bool | None = None
     """Whether chunks are padded, so that their sizes do not reveal their texts. Off by default."""
+    each_token: bool | None = None
+    """Whether every token is sent at once. By default, the tokens of a tenth of a second are sent
+    together after the first ones. An extension of Warren."""
 
 
 class GenerationRequest(Body, frozen=True, kw_only=True):
@@ -209,6 +212,10 @@ class GenerationRequest(Body, frozen=True, kw_only=True):
     @property
     def include_obfuscation(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_obfuscation)
+
+    @property
+    def each_token(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.each_token)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -189,6 +189,7 @@ def submission(
         created_at=created_at,
         deadline=deadline,
         is_detached=is_detached,
+        each_token=request.each_token,
         wants_prompt_text=request.echo,
         context=context,
         trace=dict(trace),

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli.size import model
 from cli.size.costs import Cost, Costs, Demand, Measured
-from cli.size.model import MAX_NODES, Load, Machines, Size, size
+from cli.size.model import MAX_NODES, Load, Machines, Size, paced_tokens_per_event, size
+from worker.decode import bridge
 
 COST = Cost(per_process=0.01, per_pair=0.0002, per_request=0.003, per_event=0.0003)
 COSTS = Costs(
@@ -135,3 +137,19 @@ def test_the_cores_are_those_of_the_costs() -> None:
     work = Demand(num_processes=2, num_pairs=4, requests_per_s=1, events_per_s=200)
     assert found.gateway_cores == pytest.approx(COST.cores(work))
     assert COST.cores(work) == pytest.approx(0.02 + 0.0008 + 0.003 + 0.06)
+
+
+@pytest.mark.parametrize(
+    ("tokens_per_request", "tokens_per_s", "num_events"),
+    [(300, 20, 155), (300, 10, 300), (300, 5, 300), (300, 100, 39), (8, 100, 8)],
+)
+def test_a_stream_has_the_events_of_its_pace(
+    tokens_per_request: float, tokens_per_s: float, num_events: float
+) -> None:
+    tokens_per_event = paced_tokens_per_event(tokens_per_request, tokens_per_s)
+
+    assert tokens_per_request / tokens_per_event == pytest.approx(num_events)
+
+
+def test_an_answer_begins_with_as_many_events_as_the_worker_sends_at_once() -> None:
+    assert model.TOKENS_AT_ONCE == bridge.NUM_AT_ONCE

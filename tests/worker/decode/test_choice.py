@@ -11,7 +11,7 @@ from shared.messages import Finished, PromptScores, SamplingParams, Started, Tok
 from shared.settings import WorkerSettings
 from tests.support.workers.jobs import new_job
 from worker.decode.choices import ChoicePlan, Choices, ChoiceWriter, Vocabulary
-from worker.engine.interface import Output, SequenceId, StepOutput
+from worker.engine.interface import Output, SequenceId, StepOutput, TokenScore
 from worker.text import Tokenizer
 
 
@@ -26,9 +26,11 @@ def test_an_event_divides_its_text_by_tokens(tokenizer: Tokenizer) -> None:
         )
 
     by_token = writer()
-    texts = [by_token.advance([output]).text for output in outputs]
+    by_one = [by_token.advance([output]) for output in outputs]
+    texts = [event.text for event in by_one if event is not None]
     event = writer().advance(outputs)
 
+    assert event is not None
     ends = [*itertools.accumulate(event.num_chars), len(event.text)]
     divided = [event.text[start:end] for start, end in itertools.pairwise([0, *ends])]
     assert divided == texts
@@ -55,6 +57,29 @@ def test_the_end_of_a_choice_counts_what_drafts_predicted(tokenizer: Tokenizer) 
     assert isinstance(end, Finished)
     assert len(end.token_ids) == 4  # what follows the stop string is dropped
     assert end.num_predicted_tokens == 3
+
+
+def test_tokens_wait_for_an_event_that_is_due(tokenizer: Tokenizer) -> None:
+    sampling = SamplingParams(stop=("d",), logprobs=0)
+    log = LogWriter(1, 1)
+    writer = ChoiceWriter(0, log, tokenizer, sampling, max_tokens=99, eos_ids=frozenset())
+    token_ids = [token_id for text in "abcd" for token_id in tokenizer.encode_text(text)]
+    a, b, c, d = (
+        [StepOutput(SequenceId("r", 0), token_id, score=TokenScore(-1.0, [], []))]
+        for token_id in token_ids
+    )
+
+    early = [writer.advance(a, is_due=False), writer.advance(b, is_due=False)]
+    event = writer.advance(())
+    late = writer.advance(c, is_due=False)
+    end = writer.advance(d, is_due=False)
+
+    assert [*early, late] == [None, None, None]
+    assert isinstance(event, TokenDelta)
+    assert (event.index, event.text, event.num_chars, len(event.logprobs)) == (0, "ab", (1,), 2)
+    assert isinstance(end, Finished)
+    assert (end.index, end.text, len(end.token_ids), len(end.logprobs)) == (2, "c", 2, 2)
+    assert log.is_ended
 
 
 def advance(sampling: SamplingParams, token_ids: Sequence[int]) -> list[TokenDelta | Finished]:

@@ -85,10 +85,12 @@ async def test_an_error_in_one_choice_fails_a_stream_behind_the_tokens_of_anothe
 ) -> None:
     advance = ChoiceWriter.advance
 
-    def fail_second(self: ChoiceWriter, outputs: Sequence[StepOutput]) -> TokenDelta | Finished:
-        if outputs[0].sequence_id.choice == 1:
+    def fail_second(
+        self: ChoiceWriter, outputs: Sequence[StepOutput], *, is_due: bool = True
+    ) -> TokenDelta | Finished | None:
+        if outputs and outputs[0].sequence_id.choice == 1:
             raise ZeroDivisionError("planted")
-        return advance(self, outputs)
+        return advance(self, outputs, is_due=is_due)
 
     monkeypatch.setattr(ChoiceWriter, "advance", fail_second)
     async with asyncio.timeout(30):

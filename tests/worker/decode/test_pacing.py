@@ -1,69 +1,72 @@
-"""How events keep to their share of a core."""
+"""When the events of a stream are due."""
+
+import math
 
 import pytest
 
-from worker.decode.bridge import EventPacing
+from worker.decode.bridge import EventPace
 
 
-class Machine:
-    """An engine with steps of ``step_s``, each token event of which takes ``event_s`` of CPU."""
-
-    def __init__(self, *, step_s: float, event_s: float, max_delay_s: float = 0.1) -> None:
-        self.now_s = self.cpu_s = 0.0
-        self._step_s = step_s
-        self._event_s = event_s
-        self.pacing = EventPacing(
-            0.05, max_delay_s, clock=lambda: self.now_s, cpu_clock=lambda: self.cpu_s
-        )
-
-    def run(self, num_streams: int, for_s: float = 10.0) -> float:
-        """The share of a core that events take in the end."""
-        until_s, share = self.now_s + for_s, 0.0
-        while self.now_s < until_s:
-            share = num_streams * self._event_s / self.pacing.num_gathered / self._step_s
-            self.now_s += self._step_s
-            self.cpu_s += share * self._step_s
-            self.pacing.step()
-        return share
+def event_times(pace: EventPace, token_times: list[float]) -> list[float]:
+    """When events leave, the last one with the token that arrived last."""
+    times: list[float] = []
+    waits_since: float | None = None
+    for at in [*token_times, math.inf]:
+        if waits_since is not None and pace.due_at_latest <= at:
+            times.append(pace.due_at_latest)
+            pace.sent(times[-1])
+            waits_since = None
+        if at == math.inf:
+            break
+        if pace.arrived(at):
+            times.append(at)
+            pace.sent(at)
+            waits_since = None
+        elif waits_since is None:
+            waits_since = at
+    return times
 
 
-def test_tokens_do_not_wait_while_their_events_take_little() -> None:
-    machine = Machine(step_s=0.02, event_s=0.0004)
-
-    machine.run(num_streams=2)
-
-    assert machine.pacing.num_gathered == 1
+def every(step_s: float, num_tokens: int) -> list[float]:
+    return [k * step_s for k in range(num_tokens)]
 
 
-@pytest.mark.parametrize("num_streams", [4, 8, 12])
-def test_events_keep_to_their_share(num_streams: int) -> None:
-    machine = Machine(step_s=0.02, event_s=0.0004)
+def test_the_first_tokens_leave_at_once() -> None:
+    token_times = every(0.005, 30)
 
-    share = machine.run(num_streams)
+    times = event_times(EventPace(10, num_at_once=10), token_times)
 
-    assert 0.02 < share <= 0.08
-
-
-def test_no_token_waits_for_longer_than_the_longest_delay() -> None:
-    machine = Machine(step_s=0.03, event_s=0.01)
-
-    machine.run(num_streams=100)
-
-    assert machine.pacing.num_gathered == 4
+    assert times[:10] == token_times[:10]
+    assert len(times) == 12
 
 
-def test_slow_steps_are_not_gathered() -> None:
-    machine = Machine(step_s=0.2, event_s=0.01)
+@pytest.mark.parametrize("step_s", [0.001, 0.01, 0.03, 0.05, 0.06, 0.08, 0.095])
+def test_a_fast_stream_keeps_to_its_events_per_second(step_s: float) -> None:
+    token_times = every(step_s, int(20 / step_s))
 
-    machine.run(num_streams=100)
+    times = event_times(EventPace(10, num_at_once=1), token_times)
 
-    assert machine.pacing.num_gathered == 1
+    assert 130 <= len(times) <= 202
 
 
-def test_tokens_are_sent_one_by_one_again_when_the_load_is_gone() -> None:
-    machine = Machine(step_s=0.02, event_s=0.0004)
-    machine.run(num_streams=12)
+@pytest.mark.parametrize("step_s", [0.001, 0.01, 0.03, 0.05, 0.06, 0.08, 0.095])
+def test_no_token_waits_much_longer_than_an_interval(step_s: float) -> None:
+    token_times = every(step_s, int(20 / step_s))
 
-    machine.run(num_streams=1)
+    times = event_times(EventPace(10, num_at_once=1), token_times)
 
-    assert machine.pacing.num_gathered == 1
+    waits = [min(time for time in times if time >= at) - at for at in token_times]
+    assert max(waits) <= 0.151
+    assert sorted(waits)[len(waits) // 2] <= 0.1
+
+
+def test_each_token_of_a_slow_stream_leaves_at_once() -> None:
+    token_times = every(0.1, 100)
+
+    assert event_times(EventPace(10, num_at_once=1), token_times) == token_times
+
+
+def test_a_pace_without_a_limit_lets_each_token_leave_at_once() -> None:
+    token_times = every(0.001, 100)
+
+    assert event_times(EventPace(math.inf, num_at_once=1), token_times) == token_times

@@ -95,6 +95,13 @@ def test_a_bare_request_has_the_structs_defaults() -> None:
     assert job.prompts == (ChatPrompt(messages=(ChatMessage(role="user", content="x"),)),)
 
 
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_a_stream_may_have_each_token_at_once(*, is_wanted: bool) -> None:
+    job = chat_job(stream=True, stream_options={"each_token": is_wanted})
+
+    assert job.each_token is is_wanted
+
+
 def test_a_job_survives_the_wire() -> None:
     job = chat_job(temperature=0.5, stop="a", max_tokens=3)
 
@@ -286,6 +293,10 @@ def test_an_assistant_may_have_said_nothing() -> None:
         (
             {"stream": True, "stream_options": {"continuous_usage_stats": 1}},
             "stream_options.continuous_usage_stats",
+        ),
+        (
+            {"stream": True, "stream_options": {"each_token": 1}},
+            "stream_options.each_token",
         ),
         ({"min_p": 1.5}, "min_p"),
         ({"presence_penalty": 2.5}, "presence_penalty"),
