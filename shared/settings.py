@@ -779,7 +779,8 @@ def load(settings: type[_Settings], **options: Any) -> _Settings:
     try:
         return settings(**given)
     except InvalidSetting as error:
-        raise StartupError(f"{place(error.name)}: {error}") from None
+        where = option(error.name) if error.name in given else variable(error.name)
+        raise StartupError(f"{where}: {error}") from None
     except ValidationError as error:
         raise refusal(error, place) from None
 

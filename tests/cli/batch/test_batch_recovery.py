@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from cli.batch import replies as replies_module
 from cli.batch.input_file import BatchFile
 from cli.batch.journal import Header, Journal
 from cli.batch.pipeline import BatchRun, run_batch
 from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.client import replies as replies_module
 from shared.client.replies import REPLIES_EXPIRE_S, Replies
 from shared.errors import BusUnavailable, QueueBusy
 from tests.support.gateway.http import eventually
