@@ -35,10 +35,9 @@ class KeyDirectory:
     key, has none of the database either.
     """
 
-    def __init__(self, store: Store, keys: Keys, interval_s: float = _LOOK_INTERVAL_S) -> None:
+    def __init__(self, store: Store, keys: Keys) -> None:
         self._store = store
         self._keys = keys
-        self._interval_s = interval_s
         self._version: tuple[KeysVersion, LimitsVersion] | None = None
         self._reading = asyncio.Lock()
         if keys.are_needed and store.is_in_use:
@@ -63,7 +62,7 @@ class KeyDirectory:
         while True:
             with suppress(Unavailable):  # which the outage of the database reports
                 await self.refresh()
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(_LOOK_INTERVAL_S)
 
     async def refresh(self) -> None:
         """Read keys and limits if any have changed. Raises `Unavailable`."""

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _LOOK_INTERVAL_S = 1.0
 _MAX_REVOKED = 10_000
-STORED_VALID_S = 3600.0
+_STORED_VALID_S = 3600.0
 """Seconds for which keys of the database stay valid while it cannot be read: a revocation may be
 missed for so long, but requests that need no database go on."""
 _NO_DIGEST = "0" * 64
@@ -49,18 +49,24 @@ class Keys:
 
     Keys of the database are valid, too. `gateway.tenants.key_directory` reads them, and the limits
     of tenants, which keys of the file have as well. While it cannot, the keys that it has read stay
-    valid for `STORED_VALID_S`.
+    valid for an hour.
 
     If the file becomes invalid, the current keys stay in force. Those whose lines are gone are
     still revoked if other lines are valid.
     """
 
     def __init__(
-        self, path: Path | None, *, are_metrics_open: bool = True, is_open_to_all: bool = False
+        self,
+        path: Path | None,
+        *,
+        are_metrics_open: bool = True,
+        is_open_to_all: bool = False,
+        stored_valid_s: float = _STORED_VALID_S,
     ) -> None:
         """Without a path no key is required, and everyone has all scopes. With ``is_open_to_all``
         nobody has the scope ``operator``, because other machines may reach the gateway. Raises
         `StartupError`."""
+        self._stored_valid_s = stored_valid_s
         self._path = path
         self._version = self._look()
         self._keys = read_keys(path) if path is not None else {}
@@ -128,7 +134,7 @@ class Keys:
 
     def confirm_stored(self) -> None:
         """What was read of the database is still up to date."""
-        self._stored_until = time.monotonic() + STORED_VALID_S
+        self._stored_until = time.monotonic() + self._stored_valid_s
 
     @property
     def is_broken(self) -> bool:

@@ -10,7 +10,6 @@ import pytest
 from gateway.intake.keys.api_key import id_of
 from gateway.intake.keys.key_file import KeyFile
 from gateway.store.tenants.keys import StoredKeys
-from gateway.tenants import key_directory
 from shared.bus.memory import MemoryBroker
 from tests.support.gateway.http import LiveGateway, eventually, two_gateways
 
@@ -51,10 +50,7 @@ async def is_answered(gateway: LiveGateway, key: str, status: int) -> None:
 
 
 @pytest.fixture
-async def pair(
-    broker: MemoryBroker, migrated_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Pair]:
-    monkeypatch.setattr(key_directory, "_LOOK_INTERVAL_S", 0.1)
+async def pair(broker: MemoryBroker, migrated_file: Path, tmp_path: Path) -> AsyncIterator[Pair]:
     shutil.copy(migrated_file, tmp_path)
     file = KeyFile(tmp_path / "keys")
     operator = file.add("ops", scopes=("operator",))
