@@ -211,8 +211,8 @@ def _model(worker: WorkerSettings) -> Iterator[Finding]:
     try:
         from worker.checkpoints import store
         from worker.checkpoints.conversions import check_gguf
-        from worker.model.config import is_native, read_json_config
-        from worker.model.loading import device_named, weight_room
+        from worker.model.config import read_json_config
+        from worker.model.loading import device_named, rehearse, weight_room
         from worker.model.weights.sources import open_source
     except ModuleNotFoundError as error:
         yield skipped("model", f"{error.name} is not installed: no worker runs here")
@@ -231,8 +231,11 @@ def _model(worker: WorkerSettings) -> Iterator[Finding]:
     except (StartupError, OSError) as error:
         yield failure("model", str(error), "correct --model, or run `warren pull`")
         return
-    kind = "natively" if is_native(config) else "through transformers"
-    yield ok("model", f"{worker.model} in {directory} runs {kind}")
+    try:
+        how = rehearse(directory, worker.weight_format)
+        yield ok("model", f"{worker.model} in {directory} runs {how}")
+    except StartupError as error:
+        yield failure("model", str(error), "choose another --model: docs/models.md lists some")
     formats = {
         "dtype": worker.dtype,
         "weight_format": worker.weight_format,

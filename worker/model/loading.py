@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
+_MAX_REHEARSED_BYTES = 512 << 20
+"""A rehearsal reads and runs models of transformers up to this size."""
 
 
 def load_runner(
@@ -74,9 +76,8 @@ def load_runner(
         )
     num_threads = compute_threads or usable_cpus()
     began = time.monotonic()
-    # Files that an index names and that do not exist are refused where they are read.
-    num_bytes = sum(path.stat().st_size for path in stored_in(directory) if path.exists())
-    logger.info("reading weights", extra={"bytes": num_bytes, "device": str(chosen)})
+    facts = {"bytes": _num_bytes(directory), "device": str(chosen)}
+    logger.info("reading weights", extra=facts)
     decoder = load_decoder(
         directory,
         dtype=dtype,
@@ -152,20 +153,7 @@ def load_decoder(
                 served,
                 limits.longest(native.max_seq_len),
             )
-        if packed is not None:
-            raise StartupError(
-                f"weight_format {weight_format}: only the Llama family has packed weights"
-            )
-        if (method := method_of(config)) is not None:
-            raise StartupError(
-                f"the model's weights are quantized with {method}, which is only supported for "
-                "families with a decoder of our own: use the model in its original precision"
-            )
-        if source.container == "GGUF":
-            raise StartupError(
-                f"{directory.name} is read from a GGUF file, which only our own decoders can do, "
-                f"and they do not know its configuration"
-            )
+        _refuse_foreign(directory.name, config, source, packed)
         # transformers takes seconds to import, and native models do not need it.
         from worker.model.decoders import fallback
 
@@ -181,6 +169,51 @@ def load_decoder(
             dtype=served,
             device=device,
             ops=lambda shape: choose(shape.dtype, head_dim=shape.head_dim),
+        )
+
+
+def rehearse(directory: Path, weight_format: str = "auto") -> str:
+    """How a worker runs the model, as the end of a sentence.
+
+    Raises the `StartupError` with which `load_decoder` would refuse it, as far as large weights
+    need not be read for that.
+    """
+    config = read_json_config(directory)
+    if is_native(config):
+        decoder_config(config)
+        return "natively"
+    packed = _quant_format(weight_format)
+    _refuse_foreign(directory.name, config, open_source(directory, packed), packed)
+    from worker.model.decoders import fallback
+
+    is_small = _num_bytes(directory) <= _MAX_REHEARSED_BYTES
+    fallback.rehearse(directory, reads_weights=is_small)
+    if is_small:
+        return "through transformers"
+    return "through transformers, if its attention does, which a worker finds out at its start"
+
+
+def _num_bytes(directory: Path) -> int:
+    """The size of the weights. Files that an index names and that do not exist are refused where
+    they are read."""
+    return sum(path.stat().st_size for path in stored_in(directory) if path.exists())
+
+
+def _refuse_foreign(
+    name: str, config: dict[str, Any], source: TensorSource, packed: QuantFormat | None
+) -> None:
+    """Raise `StartupError` for weights that only our own decoders read."""
+    if packed is not None:
+        raise StartupError(f"weight_format {packed}: only the Llama family has packed weights")
+    if (method := method_of(config)) is not None:
+        raise StartupError(
+            f"the model's weights are quantized with {method}, which is only supported for "
+            "families with a decoder of our own: use the model in its original precision"
+        )
+    if source.container == "GGUF":
+        raise StartupError(
+            f"{name} is read from a GGUF file, which only our own decoders can do, and they do "
+            "not know its configuration"
         )
 
 

@@ -201,6 +201,24 @@ def test_weights_are_packed_only_if_the_model_runs_natively(
     assert "a smaller --model, or a machine" in found["memory"]["remedy"]
 
 
+def test_a_model_that_a_worker_would_refuse_is_a_failure(tmp_path: Path) -> None:
+    import transformers
+
+    sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2}
+    config = transformers.AutoConfig.for_model("mamba", **sizes)
+    model: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    model.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+
+    _, found = run(f"--model={tmp_path}", "--device=cpu")
+
+    assert found["model"]["status"] == "failure"
+    assert found["model"]["detail"].startswith(
+        "model type mamba cannot be served: of its 2 layers 0 call a registered attention"
+    )
+    assert "docs/models.md" in found["model"]["remedy"]
+
+
 @pytest.mark.usefixtures("gpu")
 def test_the_memory_is_that_of_the_device(tmp_path: Path) -> None:
     model = write_hollow_model(tmp_path / "m", "llama")

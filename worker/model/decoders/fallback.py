@@ -23,6 +23,8 @@ from worker.model.decoders.probe import AttentionShape
 from worker.model.forward import Decoder, ForwardInputs, Traits
 from worker.model.kv_cache import KVCache
 
+_OPTIONS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+
 
 def load(
     directory: Path,
@@ -36,24 +38,51 @@ def load(
     ``ops`` chooses the operations once the model's heads are known. Raises `StartupError` if
     weights are missing or the model needs a kind of attention that we do not support.
     """
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    model = _model_of(directory, _config_of(directory), dtype=dtype)
+    return ForeignDecoder(model.to(device).eval(), ops)
+
+
+def rehearse(directory: Path, *, reads_weights: bool) -> None:
+    """Raise the `StartupError` with which `load` would refuse a model. Without its weights, which
+    are read in 32 bits, its attention is not examined."""
     library: Any = transformers
-    library.logging.disable_progress_bar()
+    verbosity = library.logging.get_verbosity()
+    library.logging.set_verbosity_error()  # what matters is in the error
     try:
-        config = library.AutoConfig.from_pretrained(directory, **options)
+        config = _config_of(directory)
+        if reads_weights:
+            probe.examine(_model_of(directory, config, dtype=torch.float32).eval())
+        else:
+            _model_of(directory, config, device_map={"": "meta"})
+    finally:
+        library.logging.set_verbosity(verbosity)
+
+
+def _config_of(directory: Path) -> Any:
+    """The configuration of a causal LM. Raises `StartupError`."""
+    library: Any = transformers
+    try:
+        config = library.AutoConfig.from_pretrained(directory, **_OPTIONS)
     except (OSError, ValueError) as error:
         raise StartupError(f"transformers does not support {directory.name}: {error}") from error
     if type(config) not in library.MODEL_FOR_CAUSAL_LM_MAPPING:
         raise probe.refusal(config, "transformers has no causal language model of this type")
+    return config
+
+
+def _model_of(directory: Path, config: Any, **how: Any) -> Any:
+    """A causal LM with all its weights. Raises `StartupError`."""
+    library: Any = transformers
+    library.logging.disable_progress_bar()
     try:
         model, report = library.AutoModelForCausalLM.from_pretrained(
             directory,
             config=config,
-            dtype=dtype,
             attn_implementation=NAME_WITH_MASKS,
             use_safetensors=True,
             output_loading_info=True,
-            **options,
+            **_OPTIONS,
+            **how,
         )
     except KeyError as error:
         # Old modelling code looks up the attention's name in a table of its own.
@@ -62,7 +91,7 @@ def load(
         raise StartupError(f"transformers cannot load {directory.name}: {error}") from error
     if missing := sorted(report["missing_keys"]):
         raise StartupError(f"{directory.name} lacks {len(missing)} weights: {missing[0]}, ...")
-    return ForeignDecoder(model.to(device).eval(), ops)
+    return model
 
 
 class ForeignDecoder(Decoder):

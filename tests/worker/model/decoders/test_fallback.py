@@ -1,6 +1,6 @@
 """Models that run through transformers' own modules: the same logits, or a refusal by name."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -117,6 +117,12 @@ def load(directory: Path, provider: Provider = "reference") -> "ForeignDecoder":
     return fallback.load(
         directory, dtype=torch.float32, device=cpu, ops=lambda shape: load_ops(provider)
     )
+
+
+def rehearse(directory: Path, *, reads_weights: bool) -> None:
+    from worker.model.decoders import fallback
+
+    fallback.rehearse(directory, reads_weights=reads_weights)
 
 
 def save_and_load(model: Any, directory: Path) -> "ForeignDecoder":
@@ -240,6 +246,36 @@ def test_what_our_attention_cannot_do_refuses_the_model_by_name(
 
     with pytest.raises(StartupError, match=f"model type {model_type} .*{reason}"):
         load(tmp_path)
+
+
+def refusal_of(work: Callable[[], object]) -> str:
+    """The message with which a model is refused; empty if it is not."""
+    try:
+        work()
+    except StartupError as error:
+        return error.message
+    return ""
+
+
+@pytest.mark.parametrize("model_type", ["gpt_neox", *REFUSED])
+def test_a_rehearsal_says_what_loading_says(model_type: str, tmp_path: Path) -> None:
+    sizes, _ = REFUSED.get(model_type, ({}, ""))
+    tiny_model(model_type, **sizes).save_pretrained(tmp_path)
+
+    said = refusal_of(lambda: rehearse(tmp_path, reads_weights=True))
+
+    assert said == refusal_of(lambda: load(tmp_path))
+
+
+@pytest.mark.parametrize("reads_weights", [True, False])
+def test_a_rehearsal_finds_missing_weights(reads_weights: bool, tmp_path: Path) -> None:
+    model = tiny_model("gpt_neox")
+    state = model.state_dict()
+    del state["gpt_neox.layers.1.mlp.dense_h_to_4h.weight"]
+    model.save_pretrained(tmp_path, state_dict=state)
+
+    with pytest.raises(StartupError, match=r"lacks 1 weights: gpt_neox\.layers\.1"):
+        rehearse(tmp_path, reads_weights=reads_weights)
 
 
 def test_a_type_without_a_causal_language_model_is_refused_in_short(tmp_path: Path) -> None:
