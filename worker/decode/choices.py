@@ -313,8 +313,8 @@ class ChoiceWriter:
             self._texts.append(self._push(token_id))
             if output.score is not None:
                 num_chars = 0 if self._is_hidden_end(token_id) else self._text.num_completed
-                logprobs = token_logprobs(token_id, output.score, self._tokenizer, num_chars)
-                self._logprobs.append(logprobs)
+                scored = token_logprobs(token_id, output.score, self._tokenizer, num_chars)
+                self._logprobs.append(scored)
             if self._text.stop_reason is not None:
                 return self._finish("stop")
             if output.finish_reason is not None:
