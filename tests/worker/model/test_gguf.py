@@ -54,7 +54,7 @@ def test_it_computes_what_transformers_does(tmp_path: Path, kind: Kind, kernels:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", kind)
     directory = store.resolve(str(path))
     decoder = load_decoder(directory, dtype="float32", device=CPU, kernels=kernels)
-    assert_close(logits_of(decoder), expected_logits(path), 1e-2 if kind == Kind.BF16 else 1e-4)
+    assert_close(logits_of(decoder), expected_logits(path), 1e-4)
 
 
 def test_float16_matrices_run_on_the_native_kernels(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class Gguf(Format):
         def bytes_per_weight(kind: str) -> float:
             if target.provider == "native" and kind in PACKED_BLOCKS:
                 return BLOCKS[kind].bytes_per_weight
-            return target.dtype.itemsize
+            return torch.float16.itemsize if _stays(kind, target) else target.dtype.itemsize
 
         return math.ceil(
             sum(
@@ -155,8 +155,13 @@ class Quantized(Format):
 def _stored(source: TensorSource, name: str, target: Target) -> Weight:
     held, kind = source.get(name).to(target.device), source.kind(name)
     if kind not in BLOCKS:
-        return DenseWeight(held if target.provider == "native" else held.to(target.dtype))
+        return DenseWeight(held if _stays(kind, target) else held.to(target.dtype))
     return BlockWeight(QuantizedWeight(kind, held))
+
+
+def _stays(kind: str, target: Target) -> bool:
+    """Whether floats keep their type: the native kernel for float16 computes in float32."""
+    return kind == "F16" and target.provider == "native"
 
 
 def _quantized(source: TensorSource, name: str, quant_format: QuantFormat) -> QuantizedWeight:

@@ -97,8 +97,9 @@ def formats(weight: Weight) -> list[str]:
 def test_a_file_is_read_as_it_is(tmp_path: Path, kind: str, architecture: str) -> None:
     held = write_model(tmp_path, {}, Kind[kind.upper()], architecture)
     floats = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+    target = Target(torch.float32, CPU, "native") if kind == "f32" else TARGET
     for names in (QKV, [DOWN], [EMBEDDING], [HEAD]):
-        weight = read(tmp_path, *names)
+        weight = read(tmp_path, *names, target=target)
         assert set(formats(weight)) == {floats.get(kind, kind)}
         assert torch.equal(weight.dense(torch.float32), torch.cat([held[name] for name in names]))
 
@@ -125,6 +126,20 @@ def test_floats_beside_blocks_in_one_product_are_expanded(tmp_path: Path) -> Non
     assert torch.equal(
         weight.dense(torch.bfloat16), torch.cat([held[name] for name in QKV]).bfloat16()
     )
+
+
+def test_floats_become_the_data_type_except_for_float16_which_is_computed_in_float32(
+    tmp_path: Path,
+) -> None:
+    kinds = {"blk.0.ffn_down": Kind.BF16, "token_embd": Kind.F16}
+    write_model(tmp_path, kinds, Kind.F32)
+    source, wide = open_source(tmp_path), Target(torch.float32, CPU, "native")
+    for target, dtype in ((TARGET, "bfloat16"), (wide, "float32")):
+        weights = [read(tmp_path, name, target=target) for name in (DOWN, HEAD, EMBEDDING)]
+        assert [formats(weight) for weight in weights] == [[dtype], [dtype], ["float16"]]
+        num_bytes = sum(weight.num_bytes for weight in weights)
+        rest = (24 * 3 + 32 + 16 * 2) * INPUTS * target.dtype.itemsize
+        assert Gguf().num_bytes(source, target) == num_bytes + rest
 
 
 def test_what_no_kernel_multiplies_is_expanded_and_counted_so(tmp_path: Path) -> None:
