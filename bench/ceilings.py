@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch.nn import functional
 
+from bench.dense_shape import DenseShape
 from kernels.quantized import BLOCKS
-from worker.model.config import DecoderConfig
 
 _SOURCE = Path(__file__).with_name("peak.cpp")
 _FLAGS = ("-std=c++20", "-O3", "-march=native", "-ffp-contract=fast", "-pthread")
@@ -77,7 +77,7 @@ def element_bytes(weights: str) -> float:
     return float(getattr(torch, weights).itemsize)
 
 
-def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
+def linear_shapes(config: DenseShape) -> dict[str, tuple[int, int]]:
     """Outputs and inputs of each of a layer's `LINEARS`."""
     hidden, mlp = config.hidden_size, config.intermediate_size
     attended = config.num_heads * config.head_dim
@@ -87,7 +87,7 @@ def linear_shapes(config: DecoderConfig) -> dict[str, tuple[int, int]]:
 
 
 def work_of(
-    config: DecoderConfig,
+    config: DenseShape,
     weights: str,
     kv_dtype: torch.dtype,
     *,
@@ -119,7 +119,7 @@ def _product(num_tokens: int, num_weights: int, size: float) -> Work:
 
 
 def torch_products(
-    config: DecoderConfig, num_tokens: int, num_threads: int, seconds: float
+    config: DenseShape, num_tokens: int, num_threads: int, seconds: float
 ) -> Products:
     """Measure torch's products of a step's shapes; every layer has weights of its own, which no
     cache holds."""
@@ -135,7 +135,7 @@ def torch_products(
     return Products(num_tokens=num_tokens, float32_ms=float32_ms, bfloat16_ms=bfloat16_ms)
 
 
-def _linears(config: DecoderConfig, num_tokens: int, dtype: torch.dtype) -> Callable[[], None]:
+def _linears(config: DenseShape, num_tokens: int, dtype: torch.dtype) -> Callable[[], None]:
     shapes = linear_shapes(config).values()
     inputs = {size: torch.randn(num_tokens, size, dtype=dtype) for _, size in shapes}
     layer = [torch.randn(outputs, size, dtype=dtype) for outputs, size in shapes]

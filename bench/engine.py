@@ -23,6 +23,7 @@ import typer
 
 from bench import ceilings
 from bench import engine_report as report
+from bench.dense_shape import DenseShape
 from bench.engine_report import EngineTime, Measured, StepTime
 from bench.machine import describe
 from bench.options import RESULTS, Out
@@ -35,7 +36,7 @@ from worker.decode.constraints import Constraints, Grammar
 from worker.engine.engine import Engine
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId, Submit
 from worker.engine.scheduler import SchedulerLimits
-from worker.model.config import decoder_config, read_json_config
+from worker.model.config import read_json_config
 from worker.model.decoders.fused import FusedDecoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import BlockShape, KVCache
@@ -255,7 +256,7 @@ def main(
     out: Out = RESULTS,
 ) -> None:
     directory, plan = store.resolve(model), QUICK if quick else Plan()
-    config = decoder_config(read_json_config(directory))
+    config = DenseShape.of(read_json_config(directory))
     peak = ceilings.peak_rates(threads, plan.seconds)
     products = [
         ceilings.torch_products(config, num_tokens, threads, plan.seconds)

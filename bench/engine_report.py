@@ -9,9 +9,9 @@ from rich.table import Table
 
 from bench import ceilings
 from bench.ceilings import Products, Rates, Work
+from bench.dense_shape import DenseShape
 from bench.plots import label_axis, new_figure, save
 from bench.report import console
-from worker.model.config import DecoderConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def show_steps(steps: Sequence[StepTime]) -> None:
     console().print(table)
 
 
-def rates_of(config: DecoderConfig, measured: Measured, step: StepTime) -> dict[str, Rates]:
+def rates_of(config: DenseShape, measured: Measured, step: StepTime) -> dict[str, Rates]:
     """The rates of the parts of a step that compute or read much, and those of all of it."""
     work = ceilings.work_of(
         config,
@@ -99,7 +99,7 @@ def rates_of(config: DecoderConfig, measured: Measured, step: StepTime) -> dict[
     }
 
 
-def show_rates(config: DecoderConfig, found: Sequence[Measured], peak: Rates) -> None:
+def show_rates(config: DenseShape, found: Sequence[Measured], peak: Rates) -> None:
     title = (
         f"GFLOP/s and GB/s of the steps' parts; the machine's peak is {peak.flops / 1e9:.0f} "
         f"GFLOP/s of float32 multiply-adds and {peak.num_bytes / 1e9:.1f} GB/s of reads"

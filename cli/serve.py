@@ -174,7 +174,7 @@ def _list_models() -> None:
     with needs("worker"):
         from worker.checkpoints import store
         from worker.checkpoints.catalogue import MODELS
-        from worker.model.config import FAMILIES
+        from worker.model.families import FAMILIES
 
     rows = [("NAME", "SIZE", "LICENSE", "RUNS", "SOURCE")]
     for name, model in MODELS.items():

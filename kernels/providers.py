@@ -15,6 +15,9 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from torch import Tensor
 
+from kernels.attention_spec import AttentionSpec
+from kernels.router import Router
+
 Provider: TypeAlias = Literal["reference", "native", "triton"]
 
 
@@ -70,9 +73,22 @@ class PagedAttention(Protocol):
         *,
         num_decodes: int,
         max_query_len: int,
-        scale: float,
-        sliding_window: int | None = None,
+        spec: AttentionSpec,
     ) -> Tensor: ...
+
+
+class Activate(Protocol):
+    """See `kernels.reference.activate`."""
+
+    def __call__(self, hidden: Tensor, activation: str, *, is_gated: bool) -> Tensor: ...
+
+
+class ChooseExperts(Protocol):
+    """See `kernels.reference.choose_experts`."""
+
+    def __call__(
+        self, logits: Tensor, router: Router, correction: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]: ...
 
 
 class SiluMul(Protocol):
@@ -166,6 +182,8 @@ class Ops:
     rope_store_kv: RopeStoreKv
     paged_attention: PagedAttention
     silu_mul: SiluMul
+    activate: Activate
+    choose_experts: ChooseExperts
     projection: Projection
     awq_linear: AwqLinear
     logits: Logits

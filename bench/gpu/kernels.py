@@ -13,6 +13,7 @@ from torch.nn import functional
 from bench.gpu.figures import Ceilings, Figure, Work, device_ms, failure, synchronize
 from bench.gpu.model import AWQ_GROUP, RandomWeights
 from bench.gpu.scale import Scale
+from kernels.attention_spec import AttentionSpec
 from kernels.providers import Ops
 
 _MAX_ERROR = 1e-2
@@ -149,7 +150,7 @@ class Cases:
         options = {
             "num_decodes": query_lens.count(1),
             "max_query_len": max(query_lens),
-            "scale": model.head_dim**-0.5,
+            "spec": AttentionSpec(scale=model.head_dim**-0.5),
         }
         return Case(
             name=f"attention, {name}",
@@ -203,7 +204,7 @@ class Cases:
 
     def _projection(self, num_tokens: int) -> Case:
         outputs, inputs = 2 * self._model.intermediate_size, self._model.hidden_size
-        weight = self._random.dense(outputs, inputs)
+        weight = self._random.dense(outputs, inputs).tensor
         return Case(
             name=f"projection, {num_tokens}",
             call=lambda ops, *tensors: ops.projection(*tensors, None),
@@ -226,7 +227,7 @@ class Cases:
 
     def _logits(self) -> Case:
         num_rows = self._scale.batches[-1]
-        head = self._random.dense(self._model.vocab_size, self._model.hidden_size)
+        head = self._random.dense(self._model.vocab_size, self._model.hidden_size).tensor
         return Case(
             name=f"logits, {num_rows}",
             call=lambda ops, *tensors: ops.logits(*tensors),

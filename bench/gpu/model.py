@@ -5,15 +5,22 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from bench.dense_shape import DenseShape
 from bench.gpu.scale import Scale
 from kernels.awq_layout import CHUNK_INPUTS, CHUNK_WORDS
 from kernels.providers import Ops
-from worker.model.config import DecoderConfig
-from worker.model.decoders.native import NativeDecoder
+from worker.model.decoders.stack import StackDecoder
 from worker.model.runner import TorchRunner
 from worker.model.start import RunnerLimits, start_runner
 from worker.model.weights.formats.awq import AwqWeight
-from worker.model.weights.layers import DecoderWeights, LayerWeights, Linear
+from worker.model.weights.layers import (
+    AttentionWeights,
+    DecoderWeights,
+    LayerWeights,
+    Linear,
+    MlpWeights,
+    NormWeights,
+)
 from worker.model.weights.weight import DenseWeight, Weight
 
 AWQ_GROUP = 128
@@ -51,10 +58,10 @@ class RandomWeights:
 
 def decoder(
     scale: Scale, ops: Ops, device: torch.device, dtype: torch.dtype, *, is_awq: bool = False
-) -> NativeDecoder:
+) -> StackDecoder:
     """A decoder with the scale's shape. With ``is_awq`` its layers have 4-bit weights."""
     random = weights(scale, device, dtype, is_awq=is_awq)
-    return NativeDecoder(scale.model, random, ops, scale.model.max_seq_len)
+    return StackDecoder(scale.model.spec, random, ops, scale.model.max_seq_len)
 
 
 def weights(
@@ -70,27 +77,26 @@ def weights(
         hidden, mlp = config.hidden_size, config.intermediate_size
         attended = config.num_heads * config.head_dim
         return LayerWeights(
-            input_norm=random.norm(hidden),
-            qkv=linear(attended + 2 * config.num_kv_heads * config.head_dim, hidden),
-            query_norm=None,
-            key_norm=None,
-            attention_output=linear(hidden, attended),
-            mlp_norm=random.norm(hidden),
-            gate_up=linear(2 * mlp, hidden),
-            down=linear(hidden, mlp),
+            attention=AttentionWeights(
+                qkv=linear(attended + 2 * config.num_kv_heads * config.head_dim, hidden),
+                output=linear(hidden, attended),
+            ),
+            feed_forward=MlpWeights(linear(2 * mlp, hidden), linear(hidden, mlp)),
+            before_attention=NormWeights(random.norm(hidden)),
+            before_feed_forward=NormWeights(random.norm(hidden)),
         )
 
     embedding = random.dense(config.vocab_size, config.hidden_size)
-    is_tied = config.has_tied_embeddings
     return DecoderWeights(
         embedding=embedding,
         layers=tuple(layer() for _ in range(config.num_layers)),
-        norm=random.norm(config.hidden_size),
-        lm_head=embedding if is_tied else random.dense(config.vocab_size, config.hidden_size),
+        norm=NormWeights(random.norm(config.hidden_size)),
+        lm_head=random.dense(config.vocab_size, config.hidden_size),
+        dtype=dtype,
     )
 
 
-def runner(scale: Scale, model: NativeDecoder, ops: Ops) -> TorchRunner:
+def runner(scale: Scale, model: StackDecoder, ops: Ops) -> TorchRunner:
     """A runner as in a worker, whose context length suffices for all measurements."""
     longest = max(scale.context_len, scale.max_request_len, scale.prefill_len)
     limits = RunnerLimits(
@@ -122,7 +128,7 @@ def prompt_flops(scale: Scale, num_tokens: int) -> int:
     return 2 * num_tokens * _layer_elements(config) + attention + 2 * _head_elements(config)
 
 
-def _layer_elements(config: DecoderConfig) -> int:
+def _layer_elements(config: DenseShape) -> int:
     """The elements of the matrices of all layers."""
     attended = config.num_heads * config.head_dim
     qkv = attended + 2 * config.num_kv_heads * config.head_dim
@@ -130,7 +136,7 @@ def _layer_elements(config: DecoderConfig) -> int:
     return config.num_layers * layer
 
 
-def _head_elements(config: DecoderConfig) -> int:
+def _head_elements(config: DenseShape) -> int:
     return config.vocab_size * config.hidden_size
 
 

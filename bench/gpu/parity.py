@@ -17,7 +17,7 @@ from bench.gpu.scale import Scale
 from bench.gpu.steps import GREEDY
 from kernels.providers import Ops
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId
-from worker.model.decoders.native import NativeDecoder
+from worker.model.decoders.stack import StackDecoder
 from worker.model.graphs import CudaRecorder, DecodeGraphs, Record
 from worker.model.inputs import build_inputs, lay_out
 from worker.model.kv_cache import BlockShape, KVCache
@@ -35,12 +35,10 @@ def measure(
     """The distances of a step's logits, which are more than those of single kernels: all that is
     between these counts, too."""
     torch.manual_seed(0)
-    shallow = replace(
-        scale.model, num_layers=_NUM_LAYERS, sliding_windows=scale.model.sliding_windows[:2]
-    )
+    shallow = scale.model.with_layers(_NUM_LAYERS)
     weights = model.weights(replace(scale, model=shallow), device, dtype)
     ours, theirs = (
-        NativeDecoder(shallow, weights, one, shallow.max_seq_len) for one in (ops, reference)
+        StackDecoder(shallow.spec, weights, one, shallow.max_seq_len) for one in (ops, reference)
     )
     steps = {
         "prompts": _step(scale, (scale.context_len, scale.context_len // 3, 2), context_len=0),
@@ -62,12 +60,12 @@ def measure(
 
 
 def _beside(
-    ours: NativeDecoder, theirs: NativeDecoder, cache: KVCache, step: ScheduledBatch
+    ours: StackDecoder, theirs: StackDecoder, cache: KVCache, step: ScheduledBatch
 ) -> Agreement:
     return agreement(_logits(ours, cache, step), _logits(theirs, cache, step), _MAX_ERROR)
 
 
-def _graph(scale: Scale, decoder: NativeDecoder, cache: KVCache, step: ScheduledBatch) -> Agreement:
+def _graph(scale: Scale, decoder: StackDecoder, cache: KVCache, step: ScheduledBatch) -> Agreement:
     """A recorded step beside the same step without a graph."""
     expected = _logits(decoder, cache, step)
     record: Record = CudaRecorder() if decoder.device.type == "cuda" else lambda work: work
@@ -78,14 +76,14 @@ def _graph(scale: Scale, decoder: NativeDecoder, cache: KVCache, step: Scheduled
     return agreement(got, expected, _MAX_ERROR)
 
 
-def _logits(decoder: NativeDecoder, cache: KVCache, step: ScheduledBatch) -> Tensor:
+def _logits(decoder: StackDecoder, cache: KVCache, step: ScheduledBatch) -> Tensor:
     """The logits of a step that leaves the cache as it was."""
     copy = KVCache(cache.keys.clone(), cache.values.clone())
     inputs = build_inputs(step, cache.block_size, decoder.device).forward
     return decoder.forward(inputs, copy).clone()
 
 
-def _cache(scale: Scale, decoder: NativeDecoder) -> KVCache:
+def _cache(scale: Scale, decoder: StackDecoder) -> KVCache:
     """Random keys and values."""
     block = BlockShape(
         decoder.num_layers,

@@ -4,14 +4,17 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from worker.model.config import DecoderConfig
+from bench.dense_shape import DenseShape
+
+_EPS = 1e-5
+_THETA = 500_000.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
     """The shape of a model and the sizes of its measurements."""
 
-    model: DecoderConfig
+    model: DenseShape
     copy_bytes: int
     matmul_size: int
     num_tokens: int
@@ -33,21 +36,20 @@ class Scale:
         return 4 * (self.mean_prompt_len + self.mean_output_len)
 
 
-def _llama(*, vocab: int, hidden: int, mlp: int, layers: int, heads: int, kv: int) -> DecoderConfig:
-    return DecoderConfig(
-        vocab_size=vocab,
-        hidden_size=hidden,
-        intermediate_size=mlp,
-        num_layers=layers,
-        num_heads=heads,
-        num_kv_heads=kv,
-        head_dim=hidden // heads,
-        rms_norm_eps=1e-5,
-        max_seq_len=8192,
-        has_tied_embeddings=False,
-        is_awq=False,
-        sliding_windows=(None,) * layers,
-        rope={"rope_theta": 500_000.0, "rope_type": "default"},
+def _llama(*, vocab: int, hidden: int, mlp: int, layers: int, heads: int, kv: int) -> DenseShape:
+    return DenseShape.of(
+        {
+            "model_type": "llama",
+            "vocab_size": vocab,
+            "hidden_size": hidden,
+            "intermediate_size": mlp,
+            "num_hidden_layers": layers,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv,
+            "rms_norm_eps": _EPS,
+            "max_position_embeddings": 8192,
+            "rope_theta": _THETA,
+        }
     )
 
 
@@ -94,8 +96,8 @@ def transformers_config(scale: Scale) -> dict[str, Any]:
         "num_attention_heads": model.num_heads,
         "num_key_value_heads": model.num_kv_heads,
         "max_position_embeddings": model.max_seq_len,
-        "rms_norm_eps": model.rms_norm_eps,
-        "rope_parameters": dict(model.rope),
+        "rms_norm_eps": _EPS,
+        "rope_parameters": {"rope_theta": _THETA, "rope_type": "default"},
         "tie_word_embeddings": False,
     }
 

@@ -12,7 +12,7 @@ from kernels.providers import Provider
 from kernels.quantized import BLOCKS, QuantFormat
 from shared.settings import WorkerSettings, variable
 from worker.checkpoints.catalogue import MODELS
-from worker.model.config import FAMILIES
+from worker.model.families import FAMILIES
 from worker.model.provision import provider_on
 from worker.model.weights.formats.blocks import Gguf
 from worker.model.weights.formats.interface import Format
@@ -39,7 +39,7 @@ def families() -> str:
     """Which decoder runs each family, with the known names of its models."""
     gpu = _KERNELS[provider_on(_GPU, "auto")]
     rows = [
-        [f"`{family}`", _names(family), f"{_NATIVE}, one call for a step", gpu]
+        [f"`{family}`", _names(family), f"{_NATIVE}, a single call for each step", gpu]
         for family in FAMILIES
     ]
     others = sorted({model.family for model in MODELS.values()} - set(FAMILIES))

@@ -30,19 +30,86 @@ WeightView._fields_ = (
 )
 
 
+class RuleView(Structure):
+    """`Rule` of src/attention.hpp."""
+
+    _fields_ = (
+        ("sinks", c_void_p),
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("window", c_int32),
+        ("chunk", c_int32),
+    )
+
+
+class NormView(Structure):
+    """`Norm` of src/elementwise.hpp."""
+
+    _fields_ = (
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("kind", c_int32),
+        ("eps", c_float),
+    )
+
+
+class MlpView(Structure):
+    """`Mlp` of src/experts.hpp."""
+
+    _fields_ = (
+        ("gate_up", WeightView),
+        ("down", WeightView),
+        ("activation", c_int32),
+        ("is_gated", c_int32),
+    )
+
+
+class ExpertsView(Structure):
+    """`Experts` of src/experts.hpp."""
+
+    _fields_ = (
+        ("experts", POINTER(MlpView)),
+        ("shared", POINTER(MlpView)),
+        ("correction", c_void_p),
+        ("router", WeightView),
+        ("shared_gate", WeightView),
+        ("count", c_int32),
+        ("top_k", c_int32),
+        ("scores", c_int32),
+        ("is_normalized", c_int32),
+        ("num_groups", c_int32),
+        ("num_chosen_groups", c_int32),
+        ("weighs_inputs", c_int32),
+        ("scale", c_float),
+    )
+
+
 class LayerView(Structure):
     """`Layer` of src/decoder.hpp."""
 
     _fields_ = (
-        ("input_norm", c_void_p),
+        ("before_attention", NormView),
+        ("after_attention", NormView),
+        ("before_feed_forward", NormView),
+        ("after_feed_forward", NormView),
+        ("query_norm", NormView),
+        ("key_norm", NormView),
+        ("value_norm", NormView),
         ("qkv", WeightView),
-        ("query_norm", c_void_p),
-        ("key_norm", c_void_p),
         ("attention_output", WeightView),
-        ("mlp_norm", c_void_p),
-        ("gate_up", WeightView),
-        ("down", WeightView),
-        ("window", c_int32),
+        ("rope_table", c_void_p),
+        ("temperatures", c_void_p),
+        ("experts", POINTER(ExpertsView)),
+        ("rule", RuleView),
+        ("mlp", MlpView),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("norms_all_heads", c_int32),
+        ("norms_after_rope", c_int32),
+        ("is_parallel", c_int32),
+        ("multiplier", c_float),
+        ("scalar", c_float),
     )
 
 
@@ -52,13 +119,12 @@ class ModelView(Structure):
     _fields_ = (
         ("layers", POINTER(LayerView)),
         ("embedding", WeightView),
-        ("norm", c_void_p),
+        ("norm", NormView),
         ("lm_head", WeightView),
-        ("rope_table", c_void_p),
         ("num_layers", c_int32),
-        ("num_heads", c_int32),
-        ("eps", c_float),
-        ("scale", c_float),
+        ("embedding_scale", c_float),
+        ("logit_scale", c_float),
+        ("logit_softcap", c_float),
     )
 
 
@@ -95,8 +161,7 @@ class HeadsView(Structure):
         ("stride", c_int64),
         ("out", c_void_p),
         ("num_heads", c_int32),
-        ("scale", c_float),
-        ("window", c_int32),
+        ("rule", RuleView),
         ("format", c_int32),
     )
 
@@ -117,6 +182,21 @@ class StepView(Structure):
     )
 
 
+STRUCTURES: tuple[type[Structure], ...] = (
+    WeightView,
+    RuleView,
+    NormView,
+    MlpView,
+    ExpertsView,
+    LayerView,
+    ModelView,
+    CacheView,
+    BatchView,
+    HeadsView,
+    StepView,
+)
+"""All structures; each library is asked whether its own have the same sizes."""
+
 PARTS = (
     "embedding",
     "qkv",
@@ -130,6 +210,7 @@ PARTS = (
 
 
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "warren_sizes": (None, [c_void_p]),
     "warren_lanes": (c_int, []),
     "warren_has_bf16_dot": (c_int, []),
     "warren_use_bf16_dot": (None, [c_int]),
@@ -179,6 +260,7 @@ class Library:
         for name, (result, arguments) in _SIGNATURES.items():
             function = getattr(self.functions, name)
             function.restype, function.argtypes = result, arguments
+        check_sizes(self.functions)
         self.num_threads: int | None = None
         """The threads of operations outside a decoder; None: as many as torch uses."""
         self._teams: dict[int, int] = {}
@@ -237,6 +319,18 @@ def _loaded(variant: str) -> Library:
             raise
         path.unlink(missing_ok=True)  # the cache's file is damaged
         return Library(build(variant))
+
+
+def check_sizes(functions: Any) -> None:
+    """Raise `LibraryUnavailable` if a structure is not as large in the library as here, because
+    the library would read other memory than ours."""
+    sizes = (c_int32 * len(STRUCTURES))()
+    functions.warren_sizes(ctypes.byref(sizes))
+    for structure, size in zip(STRUCTURES, sizes, strict=True):
+        if ctypes.sizeof(structure) != size:
+            raise LibraryUnavailable(
+                f"{structure.__name__} has {ctypes.sizeof(structure)} bytes, in the library {size}"
+            )
 
 
 def choose_products(native: Library) -> bool:

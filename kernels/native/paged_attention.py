@@ -5,11 +5,13 @@ import ctypes
 import torch
 from torch import Tensor
 
+from kernels.attention_spec import AttentionSpec
 from kernels.native.library import (
     BatchView,
     CacheView,
     HeadsView,
     Library,
+    RuleView,
     library,
     pointer,
 )
@@ -17,7 +19,7 @@ from kernels.shapes import check_shape
 
 SPAN = 32
 HEAD_STEP = 16
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
 CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
@@ -31,12 +33,11 @@ def paged_attention(
     *,
     num_decodes: int,
     max_query_len: int,
-    scale: float,
-    sliding_window: int | None = None,
+    spec: AttentionSpec,
 ) -> Tensor:
     """See `kernels.reference.paged_attention`.
 
-    Caches are float32 or bfloat16; head_dim is a multiple of 16, at most 256, and block_size
+    Caches are float32 or bfloat16; head_dim is a multiple of 16, at most 512, and block_size
     divides 32. Computed in float32. A token's result is bit-identical whatever else is in the
     batch.
     """
@@ -48,8 +49,7 @@ def paged_attention(
         block_tables,
         query_starts,
         context_lens,
-        scale=scale,
-        sliding_window=sliding_window,
+        spec=spec,
     )
 
 
@@ -62,8 +62,7 @@ def attend(
     query_starts: Tensor,
     context_lens: Tensor,
     *,
-    scale: float,
-    sliding_window: int | None,
+    spec: AttentionSpec,
 ) -> Tensor:
     """`paged_attention` of a given library, which may be built for another processor."""
     num_heads, head_dim = query.shape[1:]
@@ -86,7 +85,12 @@ def attend(
         block_tables.shape[1],
     )
     heads = HeadsView(
-        pointer(wide), num_heads * head_dim, pointer(out), num_heads, scale, sliding_window or 0
+        query=pointer(wide),
+        stride=num_heads * head_dim,
+        out=pointer(out),
+        num_heads=num_heads,
+        rule=rule_view(spec),
+        format=0,
     )
     native.functions.warren_attention(
         native.team(),
@@ -95,6 +99,17 @@ def attend(
         ctypes.byref(heads),
     )
     return out.to(query.dtype)
+
+
+def rule_view(spec: AttentionSpec) -> RuleView:
+    """The constants of a layer; valid while its sinks exist."""
+    return RuleView(
+        sinks=pointer(spec.sinks),
+        scale=spec.scale,
+        softcap=spec.softcap or 0.0,
+        window=spec.window or 0,
+        chunk=spec.chunk or 0,
+    )
 
 
 def cache_view(key_cache: Tensor, value_cache: Tensor) -> CacheView:

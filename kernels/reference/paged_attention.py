@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.attention_spec import AttentionSpec
 from kernels.shapes import check_shape
 
 _MIN_PADDED_LEN = 64
@@ -21,10 +22,9 @@ def paged_attention(
     *,
     num_decodes: int,
     max_query_len: int,
-    scale: float,
-    sliding_window: int | None = None,
+    spec: AttentionSpec,
 ) -> Tensor:
-    """Attend from each token to its sequence's tokens up to itself; returns ``query``'s shape.
+    """Attend from each token to its sequence as ``spec`` says; returns ``query``'s shape.
 
     ``query`` is [num_tokens, num_heads, head_dim]; its rows ``query_starts[s]`` .. ``query_starts[s
     + 1] - 1`` are the last tokens of sequence s, whose whole context of ``context_lens[s]`` tokens,
@@ -35,10 +35,9 @@ def paged_attention(
     max_num_blocks], ``query_starts`` [num_seqs + 1], ``context_lens`` [num_seqs].
 
     The first ``num_decodes`` sequences have one token each, no sequence has more than
-    ``max_query_len``. With a ``sliding_window`` of w a token attends to itself and the w - 1 tokens
-    before it. Slots that belong to no token of the batch are never read: they may contain NaN. A
-    decode with a context of 0 tokens, which only pads a batch to the size of a CUDA graph, returns
-    zeros. Raises `ValueError` if shapes do not match.
+    ``max_query_len``. Slots that belong to no token of the batch are never read: they may contain
+    NaN. A decode with a context of 0 tokens, which only pads a batch to the size of a CUDA graph,
+    returns zeros. Raises `ValueError` if shapes do not match.
 
     This provider reads the lengths on the host, which synchronizes with the device. Up to rounding,
     a sequence's result does not depend on what else is in the batch.
@@ -48,14 +47,12 @@ def paged_attention(
     lens = context_lens.tolist()
     starts = query_starts.tolist()
     out = torch.zeros_like(query)
-    for padded_len, rows in _by_padded_len(lens[:num_decodes], sliding_window).items():
+    for padded_len, rows in _by_padded_len(lens[:num_decodes], spec).items():
         index = torch.tensor(rows, device=query.device)
-        out[index] = _decode(
-            query[index], cache, index, context_lens[index], padded_len, scale, sliding_window
-        )
+        out[index] = _decode(query[index], cache, index, context_lens[index], padded_len, spec)
     for row in range(num_decodes, len(lens)):
         chunk = slice(starts[row], starts[row + 1])
-        out[chunk] = _prefill(query[chunk], cache, row, lens[row], scale, sliding_window)
+        out[chunk] = _prefill(query[chunk], cache, row, lens[row], spec)
     return out
 
 
@@ -82,7 +79,7 @@ class _PagedCache:
         return keys.transpose(1, 2), values.transpose(1, 2)
 
 
-def _by_padded_len(lens: list[int], sliding_window: int | None) -> dict[int, list[int]]:
+def _by_padded_len(lens: list[int], spec: AttentionSpec) -> dict[int, list[int]]:
     """Group sequences by padded length, which is less than a quarter or 64 tokens longer than their
     own.
 
@@ -93,7 +90,7 @@ def _by_padded_len(lens: list[int], sliding_window: int | None) -> dict[int, lis
     for row, context_len in enumerate(lens):
         if not context_len:
             continue
-        visible = context_len if sliding_window is None else min(context_len, sliding_window)
+        visible = context_len - spec.first_visible(context_len - 1)
         step = max(_MIN_PADDED_LEN, (1 << (visible - 1).bit_length()) // 8)
         groups[-(-visible // step) * step].append(row)
     return groups
@@ -105,13 +102,11 @@ def _decode(
     rows: Tensor,
     context_lens: Tensor,
     padded_len: int,
-    scale: float,
-    sliding_window: int | None,
+    spec: AttentionSpec,
 ) -> Tensor:
     """Attention of the single token of each sequence in ``rows``, all padded to ``padded_len``."""
     lens = context_lens.long().unsqueeze(1)
-    first = 0 if sliding_window is None else (lens - sliding_window).clamp(min=0)
-    positions = first + torch.arange(padded_len, device=query.device)
+    positions = _first_visible(lens - 1, spec) + torch.arange(padded_len, device=query.device)
     is_visible = positions < lens
     # Padding repeats the sequence's own last token, because a mask does not hide NaN in other
     # slots.
@@ -121,8 +116,8 @@ def _decode(
     # Query heads that share keys take the place of a prompt's tokens, so that no key is repeated.
     shared = query.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     mask = is_visible[:, None, None, :].expand(*shared.shape[:3], padded_len)
-    out = functional.scaled_dot_product_attention(shared, keys, values, attn_mask=mask, scale=scale)
-    return out.reshape(query.shape)
+    sinks = None if spec.sinks is None else spec.sinks.view(1, num_kv_heads, -1, 1)
+    return _attend(shared, keys, values, mask, sinks, spec).reshape(query.shape)
 
 
 def _prefill(
@@ -130,28 +125,51 @@ def _prefill(
     cache: _PagedCache,
     row: int,
     context_len: int,
-    scale: float,
-    sliding_window: int | None,
+    spec: AttentionSpec,
 ) -> Tensor:
     """Attention of the last tokens of one sequence."""
     num_tokens = query.shape[0]
     start = context_len - num_tokens
-    first = 0 if sliding_window is None else max(0, start + 1 - sliding_window)
-    positions = torch.arange(first, context_len, device=query.device)
+    positions = torch.arange(spec.first_visible(start), context_len, device=query.device)
     keys, values = cache.gather(slice(row, row + 1), positions.unsqueeze(0))
     queries = torch.arange(start, context_len, device=query.device).unsqueeze(1)
-    is_visible = positions <= queries
-    if sliding_window is not None:
-        is_visible &= positions > queries - sliding_window
-    out = functional.scaled_dot_product_attention(
-        query.transpose(0, 1).unsqueeze(0),
-        keys,
-        values,
-        attn_mask=is_visible,
-        scale=scale,
-        enable_gqa=True,
-    )
+    is_visible = (positions <= queries) & (positions >= _first_visible(queries, spec))
+    sinks = None if spec.sinks is None else spec.sinks.view(1, -1, 1, 1)
+    out = _attend(query.transpose(0, 1).unsqueeze(0), keys, values, is_visible, sinks, spec)
     return out.squeeze(0).transpose(0, 1)
+
+
+def _first_visible(positions: Tensor, spec: AttentionSpec) -> Tensor:
+    """`AttentionSpec.first_visible` of many tokens."""
+    first = torch.zeros_like(positions)
+    if spec.window is not None:
+        first = (positions + 1 - spec.window).clamp(min=0)
+    return first if spec.chunk is None else first.maximum(positions // spec.chunk * spec.chunk)
+
+
+def _attend(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    is_visible: Tensor,
+    sinks: Tensor | None,
+    spec: AttentionSpec,
+) -> Tensor:
+    """[rows, heads, length, head_dim]; ``keys`` and ``values`` may have fewer heads."""
+    if spec.softcap is None and sinks is None:
+        return functional.scaled_dot_product_attention(
+            query, keys, values, attn_mask=is_visible, scale=spec.scale, enable_gqa=True
+        )
+    groups = query.shape[1] // keys.shape[1]
+    keys, values = (tensor.float().repeat_interleave(groups, dim=1) for tensor in (keys, values))
+    scores = query.float() @ keys.transpose(2, 3) * spec.scale
+    if spec.softcap is not None:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    scores = scores.masked_fill(~is_visible, -torch.inf)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.expand(*scores.shape[:3], 1)), dim=-1)
+    weights = scores.softmax(dim=-1)[..., : keys.shape[2]]
+    return (weights @ values).to(query.dtype)
 
 
 def check_attention(

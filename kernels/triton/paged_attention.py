@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
+from kernels.attention_spec import AttentionSpec
 from kernels.reference.paged_attention import check_attention
+from kernels.reference.paged_attention import paged_attention as reference_attention
 from kernels.triton.configurations import POINTER_TYPES
 from kernels.triton.scheduled_attention import Sequences, attend
 from kernels.triton.tokens import check_contiguous, check_dtypes, check_tokens
@@ -21,15 +23,15 @@ def paged_attention(
     *,
     num_decodes: int,
     max_query_len: int,
-    scale: float,
-    sliding_window: int | None = None,
+    spec: AttentionSpec,
     is_batch_invariant: bool = False,
 ) -> Tensor:
     """See `kernels.reference.paged_attention`; the result is contiguous.
 
-    bfloat16, float16 or float32; head_dim is a multiple of 16 and at most 256. ``scale`` is
-    positive. ``query`` may be a slice of a fused projection: its tokens may be strided, but not a
-    token's heads. Sums are float32. Lengths stay on the device, and launch parameters depend only
+    Chunks, soft caps, sinks and longer heads are left to the reference. Otherwise: bfloat16,
+    float16 or float32; head_dim is a multiple of 16 and at most 256. The scale is positive.
+    ``query`` may be a slice of a fused projection: its tokens may be strided, but not a token's
+    heads. Sums are float32. Lengths stay on the device, and launch parameters depend only
     on shapes and keywords, so a CUDA graph of a batch of decodes is valid for all contexts that fit
     its block table.
 
@@ -37,6 +39,18 @@ def paged_attention(
     however its prompt was chunked. Contexts are then split every 512 tokens and chunks use the
     tiles of decodes, which is slower.
     """
+    if not spec.is_plain or query.shape[2] > MAX_HEAD_DIM:
+        return reference_attention(
+            query,
+            key_cache,
+            value_cache,
+            block_tables,
+            query_starts,
+            context_lens,
+            num_decodes=num_decodes,
+            max_query_len=max_query_len,
+            spec=spec,
+        )
     check_attention(query, key_cache, value_cache, block_tables, query_starts, context_lens)
     _check_layout(query, key_cache, value_cache, block_tables, query_starts, context_lens)
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
@@ -55,8 +69,8 @@ def paged_attention(
                 query_starts,
                 context_lens,
                 sequences,
-                scale=scale,
-                sliding_window=sliding_window,
+                scale=spec.scale,
+                sliding_window=spec.window,
                 is_batch_invariant=is_batch_invariant,
             )
     return out

@@ -31,7 +31,6 @@ from shared.messages.commands import (
     ReasoningSwitch,
     Release,
     Replaced,
-    SpentBudgets,
     StopWork,
     Withheld,
 )
@@ -167,7 +166,6 @@ __all__ = [
     "Restored",
     "Role",
     "SamplingParams",
-    "SpentBudgets",
     "Started",
     "StopWork",
     "TextPrompt",

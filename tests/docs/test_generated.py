@@ -22,7 +22,7 @@ from shared.errors import WarrenError
 from shared.settings import WorkerSettings
 from tests.support.pages import name_of
 from worker.checkpoints.catalogue import MODELS
-from worker.model.config import FAMILIES
+from worker.model.families import FAMILIES
 
 
 @pytest.mark.parametrize("page", sorted(PAGES.rglob("*.md")), ids=name_of)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kernels.attention_spec import AttentionSpec
 from kernels.providers import PagedAttention
 from tests.support.models.numerics import assert_close, poisoned
 
@@ -23,7 +24,21 @@ class Case:
     head_dim: int = 16
     block_size: int = 8
     sliding_window: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+    has_sinks: bool = False
     dtype: torch.dtype = torch.float32
+
+    @property
+    def spec(self) -> AttentionSpec:
+        sinks = torch.linspace(-1, 2, self.num_heads) if self.has_sinks else None
+        return AttentionSpec(
+            scale=0.3,
+            window=self.sliding_window,
+            chunk=self.chunk,
+            softcap=self.softcap,
+            sinks=sinks,
+        )
 
 
 CASES = {
@@ -40,6 +55,10 @@ CASES = {
     "heads of 80": Case((40, 3, 33), (1, 1, 9), head_dim=80),
     "heads of 128, groups of 4": Case((70, 33), (1, 9), 8, 2, head_dim=128),
     "bfloat16": Case((40, 3, 33, 21), (1, 1, 9, 21), dtype=torch.bfloat16),
+    "chunked": Case((200, 6, 5, 33, 12), (1, 1, 1, 30, 12), chunk=8),
+    "soft cap": Case((40, 3, 33, 21), (1, 1, 9, 21), softcap=0.7),
+    "sinks": Case((40, 3, 33, 21), (1, 1, 9, 21), has_sinks=True),
+    "sinks behind a window": Case((40, 3, 33), (1, 1, 9), sliding_window=4, has_sinks=True),
 }
 
 
@@ -109,8 +128,7 @@ def attend(attention: PagedAttention, case: Case, tensors: Tensors) -> Tensor:
         tensors.context_lens,
         num_decodes=leading_ones(case.query_lens),
         max_query_len=max(case.query_lens),
-        scale=0.3,
-        sliding_window=case.sliding_window,
+        spec=case.spec,
     )
 
 
@@ -126,12 +144,14 @@ def naive(case: Case, tensors: Tensors) -> Tensor:
         start = sum(case.query_lens[:row])
         for i in range(query_len):
             end = context_len - query_len + i + 1
-            begin = max(0, end - (case.sliding_window or end))
+            begin = case.spec.first_visible(end - 1)
             heads = tensors.query[start + i].double()
             rows.append(
                 torch.stack(
                     [
                         naive_head(
+                            case.spec,
+                            head,
                             heads[head],
                             tensors.keys[row][
                                 begin:end, head * case.num_kv_heads // case.num_heads
@@ -147,9 +167,15 @@ def naive(case: Case, tensors: Tensors) -> Tensor:
     return torch.stack(rows)
 
 
-def naive_head(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    weights = (0.3 * keys.double() @ query).exp()
-    return weights @ values.double() / weights.sum()
+def naive_head(
+    spec: AttentionSpec, head: int, query: Tensor, keys: Tensor, values: Tensor
+) -> Tensor:
+    scores = spec.scale * keys.double() @ query
+    if spec.softcap is not None:
+        scores = spec.softcap * (scores / spec.softcap).tanh()
+    weights = scores.exp()
+    sink = 0.0 if spec.sinks is None else spec.sinks[head].double().exp()
+    return weights @ values.double() / (weights.sum() + sink)
 
 
 Fault = Callable[[Case, Tensors], tuple[Case, Tensors]]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.attention_spec import AttentionSpec
 from kernels.native.library import Library, library
 from kernels.native.paged_attention import attend
 from kernels.providers import Ops, Provider, load_ops
@@ -38,9 +39,8 @@ def ops(request: pytest.FixtureRequest) -> Ops:
         return ops
     wide = request.getfixturevalue("wide")
 
-    def paged_attention(*tensors: Tensor, scale: float, **options: Any) -> Tensor:
-        window = options.get("sliding_window")
-        return attend(wide, *tensors, scale=scale, sliding_window=window)
+    def paged_attention(*tensors: Tensor, spec: AttentionSpec, **_: Any) -> Tensor:
+        return attend(wide, *tensors, spec=spec)
 
     return replace(ops, paged_attention=paged_attention)
 

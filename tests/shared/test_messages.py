@@ -33,7 +33,6 @@ from shared.messages import (
     Release,
     Restored,
     SamplingParams,
-    SpentBudgets,
     Started,
     StopWork,
     TextPrompt,
@@ -138,10 +137,6 @@ GOLDEN_COMMANDS = [
     (Drain(), '{"type":"drain","is_immediate":false}'),
     (StopWork(tenant="alice"), '{"type":"stop_work","tenant":"alice","key_id":""}'),
     (Declare(), '{"type":"declare"}'),
-    (
-        SpentBudgets(tenants={"alice": "spent"}, valid_s=60.0),
-        '{"type":"spent_budgets","tenants":{"alice":"spent"},"valid_s":60.0}',
-    ),
 ]
 GOLDEN_ANNOUNCEMENT = (
     '{"type":"announcement","worker":"worker.1","model":"m","vocab_size":9,"max_seq_len":8,'

@@ -1,55 +1,41 @@
-"""Reads ``config.json`` of decoders of the Llama family."""
+"""Reads ``config.json`` of a decoder: the parts that most families share."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from msgspec import Struct
 
 from shared.errors import StartupError
 from shared.model_files import check_fields, read_json_object
+from worker.model.spec import (
+    Activation,
+    Attention,
+    Layer,
+    Mlp,
+    ModelSpec,
+    Names,
+    Norm,
+    Rope,
+)
 
-HasBias: TypeAlias = bool | Literal["as configured"]
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """What the models of a family have, and the defaults of its configuration in transformers.
-
-    None: a default that follows from other sizes.
-    """
-
-    num_kv_heads: int | None = None
-    head_dim: int | None = None
-    max_seq_len: int = 32_768
-    has_windows: HasBias = "as configured"
-    """Whether all layers have a sliding window: some do if the configuration says so."""
-    has_qkv_bias: HasBias = "as configured"
-    has_output_bias: HasBias = "as configured"
-    has_mlp_bias: HasBias = False
-    has_qk_norms: bool = False
-
-
-FAMILIES: Mapping[str, Family] = {
-    "llama": Family(max_seq_len=2048, has_windows=False, has_mlp_bias="as configured"),
-    "mistral": Family(
-        num_kv_heads=8,
-        max_seq_len=131_072,
-        has_windows=True,
-        has_qkv_bias=False,
-        has_output_bias=False,
-    ),
-    "qwen2": Family(num_kv_heads=32, has_qkv_bias=True, has_output_bias=False),
-    "qwen3": Family(num_kv_heads=32, head_dim=128, has_qk_norms=True),
+_ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "relu2": "relu2",
 }
-"""The families whose decoder is ours; all others run through transformers' modules, as far as they
-can."""
-_WINDOW = 4096
-_FIRST_WINDOW_LAYER = 28
-_EPS = 1e-6
 _THETA = 10_000.0
 _NAME = "the model's config.json"
+_KINDS = ("full_attention", "sliding_attention", "chunked_attention")
+
+
+class NotNative(Exception):
+    """The reason why the operations cannot compute a configuration, as the end of a sentence."""
 
 
 class _CommonFields(Struct):
@@ -62,28 +48,27 @@ class _CommonFields(Struct):
 
 
 class _Fields(Struct):
-    """The fields of a native decoder's config.json, except for its sizes. Null has a meaning of its
-    own where it is allowed."""
+    """The fields of a decoder's config.json whose types are the same in all families. Null has a
+    meaning of its own where it is allowed."""
 
-    hidden_act: str = "silu"
-    rms_norm_eps: float = _EPS
-    tie_word_embeddings: bool | None = False
-    attention_bias: bool | None = False
-    mlp_bias: bool | None = False
-    sliding_window: int | None = _WINDOW
-    use_sliding_window: bool | None = False
-    max_window_layers: int = _FIRST_WINDOW_LAYER
+    rms_norm_eps: float = 1e-6
+    hidden_act: str | None = None
+    tie_word_embeddings: bool | None = None
+    attention_bias: bool | None = None
+    mlp_bias: bool | None = None
+    sliding_window: int | None = None
+    use_sliding_window: bool | None = None
+    max_window_layers: int | None = None
     layer_types: list[str] | None = None
     rope_theta: float | None = None
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
     partial_rotary_factor: float | None = None
-    max_position_embeddings: Any = None
     original_max_position_embeddings: int | None = None
 
 
 class _RopeFields(Struct):
-    """The parameters of a scaling of rotary positions, except for lists, which longrope has."""
+    """The parameters of a scaling of rotary positions."""
 
     rope_type: str | None = None
     type: str | None = None
@@ -99,30 +84,8 @@ class _RopeFields(Struct):
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderConfig:
-    """The sizes and constants of a native decoder."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    max_seq_len: int
-    has_tied_embeddings: bool
-    sliding_windows: tuple[int | None, ...]
-    """The sliding window of each layer; None for full attention."""
-    rope: dict[str, Any]
-    """``rope_theta``, ``rope_type`` and the parameters of that type."""
-    has_qkv_bias: bool = False
-    has_output_bias: bool = False
-    has_mlp_bias: bool = False
-    has_qk_norms: bool = False
+    short_factor: list[float] | None = None
+    long_factor: list[float] | None = None
 
 
 def read_json_config(directory: Path) -> dict[str, Any]:
@@ -140,129 +103,211 @@ def read_json_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def is_native(config: dict[str, Any]) -> bool:
-    """Whether `NativeDecoder` supports this configuration. Raises `StartupError` if it is malformed
-    and of a family whose decoder is ours."""
-    if config.get("model_type") not in FAMILIES:
-        return False
-    fields = check_fields(config, _Fields, _NAME)
-    is_partial = _rope(fields).get("partial_rotary_factor") not in (None, 1.0)
-    return fields.hidden_act == "silu" and not is_partial
+class Config:
+    """The values of a configuration, with the defaults of a family, and what most families make of
+    them.
 
+    All methods raise `StartupError` naming the first key that is missing or whose value no model
+    can have, and `NotNative` for a value that the operations do not know.
+    """
 
-def decoder_config(config: dict[str, Any]) -> DecoderConfig:
-    """Parse the configuration, with the defaults of transformers. Raises `StartupError` naming the
-    first key that is missing or whose value no model can have."""
-    family = FAMILIES[config["model_type"]]
-    fields = check_fields(config, _Fields, _NAME)
-    try:
-        num_heads = _size(config, "num_attention_heads")
-        num_kv_heads = _size(config, "num_key_value_heads", num_heads, family.num_kv_heads)
+    def __init__(
+        self, values: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+    ) -> None:
+        """``defaults`` count for keys that are missing, but not for null."""
+        self._defaults = defaults or {}
+        self._values = {**self._defaults, **values}
+        self._fields = check_fields(self._values, _Fields, _NAME)
+
+    def within(self, key: str, defaults: Mapping[str, Any] | None = None) -> "Config":
+        """The configuration of a model within this one, such as ``text_config``."""
+        inner = self._values.get(key)
+        return Config(inner if isinstance(inner, dict) else {}, defaults)
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "Config":
+        return Config(self._values, defaults)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value as it is; the default if it is missing or null."""
+        value = self._values.get(key)
+        return default if value is None else value
+
+    def size(self, key: str, if_null: int | None = None) -> int:
+        """A number of at least one."""
+        size = self._values.get(key, if_null)
+        if size is None:
+            size = if_null
+        if size is None and key not in self._values:
+            raise StartupError(f"{_NAME} has no '{key}'")
+        if not isinstance(size, int) or size < 1:
+            raise StartupError(f"{_NAME} says {key} {size!r}, which no model can have")
+        return size
+
+    def number(self, key: str, default: float = 0.0) -> float:
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise StartupError(f"{_NAME} says {key} {value!r}, which is no number")
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        return bool(self._values.get(key))
+
+    def require(self, key: str, value: float) -> None:
+        """Accept no other value of a constant that the kernels do not take as an argument."""
+        if self.number(key, value) != value:
+            raise NotNative(f"{key} is {self.get(key)}")
+
+    @property
+    def num_layers(self) -> int:
+        return self.size("num_hidden_layers")
+
+    @property
+    def head_dim(self) -> int:
+        return self.size("head_dim", self.size("hidden_size") // self.size("num_attention_heads"))
+
+    def activation(self, key: str = "hidden_act") -> Activation:
+        name = self.get(key, "silu")
+        if name not in _ACTIVATIONS:
+            raise NotNative(f"{key} is {name}")
+        return _ACTIVATIONS[name]
+
+    def attention(self, **overrides: Any) -> Attention:
+        """Grouped attention of the usual keys; ``overrides`` are fields of `Attention`."""
+        num_heads = self.size("num_attention_heads")
+        num_kv_heads = overrides.pop("num_kv_heads", None)
+        num_kv_heads = num_kv_heads or self.size("num_key_value_heads", num_heads)
         if num_heads % num_kv_heads:
             raise StartupError(
-                f"the model's config.json says that {num_heads} heads share {num_kv_heads} "
-                "key-value heads, which is not a divisor"
+                f"{_NAME} says that {num_heads} heads share {num_kv_heads} key-value heads, which "
+                "is not a divisor"
             )
-        hidden_size = _size(config, "hidden_size")
-        vocab_size = _size(config, "vocab_size")
-        num_layers = _size(config, "num_hidden_layers")
-        return DecoderConfig(
-            vocab_size=vocab_size,
-            hidden_size=hidden_size,
-            intermediate_size=_size(config, "intermediate_size"),
-            num_layers=num_layers,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            head_dim=_size(config, "head_dim", hidden_size // num_heads, family.head_dim),
-            rms_norm_eps=fields.rms_norm_eps,
-            max_seq_len=_max_seq_len(config, family, fields),
-            has_tied_embeddings=bool(fields.tie_word_embeddings),
-            sliding_windows=_sliding_windows(family, fields, num_layers),
-            rope=_rope(fields, _size(config, "max_position_embeddings", family.max_seq_len)),
-            has_qkv_bias=_has(family.has_qkv_bias, fields.attention_bias),
-            has_output_bias=_has(family.has_output_bias, fields.attention_bias),
-            has_mlp_bias=_has(family.has_mlp_bias, fields.mlp_bias),
-            has_qk_norms=family.has_qk_norms,
+        head_dim = overrides.pop("head_dim", None) or self.head_dim
+        if "rope" not in overrides:
+            overrides["rope"] = self.rope(head_dim)
+        overrides.setdefault("scale", head_dim**-0.5)
+        return Attention(
+            num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, **overrides
         )
-    except KeyError as error:
-        raise StartupError(f"the model's config.json has no {error}") from None
 
+    def mlp(self, size: str | int = "intermediate_size", **overrides: Any) -> Mlp:
+        """A feed-forward part of this size, or of the size that this key names."""
+        overrides.setdefault("activation", self.activation())
+        return Mlp(size=self.size(size) if isinstance(size, str) else size, **overrides)
 
-def _has(of_family: HasBias, configured: bool | None) -> bool:
-    return bool(configured) if of_family == "as configured" else of_family
-
-
-def _size(
-    config: dict[str, Any], key: str, if_null: int | None = None, if_missing: int | None = None
-) -> int:
-    """A number of at least one. Raises `KeyError` if it is missing without a default, and
-    `StartupError` for another value.
-
-    ``if_missing`` is by default ``if_null``.
-    """
-    if_missing = if_null if if_missing is None else if_missing
-    size = config[key] if if_missing is None else config.get(key, if_missing)
-    if size is None:
-        size = if_null
-    if not isinstance(size, int) or size < 1:
-        raise StartupError(f"the model's config.json says {key} {size!r}, which no model can have")
-    return size
-
-
-def _sliding_windows(family: Family, fields: _Fields, num_layers: int) -> tuple[int | None, ...]:
-    window = fields.sliding_window
-    if window is not None and window < 1:
-        raise StartupError(f"{_NAME} says sliding_window {window}, which no model can have")
-    if not _has(family.has_windows, fields.use_sliding_window):
-        return (None,) * num_layers
-    # transformers reads a mistral with kinds of layers as a ministral.
-    first = 0 if family.has_windows is True else fields.max_window_layers
-    kinds = fields.layer_types or [
-        "sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)
-    ]
-    if len(kinds) != num_layers or not set(kinds) <= {"sliding_attention", "full_attention"}:
-        raise StartupError(f"{_NAME} says layer_types {kinds}, for {num_layers} layers")
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _max_seq_len(config: dict[str, Any], family: Family, fields: _Fields) -> int:
-    """The longest context, to which YaRN extends the original one: Qwen's configurations with YaRN
-    keep the other number."""
-    stated = _size(config, "max_position_embeddings", family.max_seq_len)
-    rope = _rope(fields)
-    if rope["rope_type"] != "yarn":
-        return stated
-    return max(stated, int(rope.get("factor", 1) * rope["original_max_position_embeddings"]))
-
-
-def _rope(fields: _Fields, max_seq_len: int = 0) -> dict[str, Any]:
-    """Normalize both spellings: ``rope_parameters``, and ``rope_theta`` with ``rope_scaling``.
-
-    As in transformers, ``rope_scaling`` counts if both are there, as does the length of the
-    original context outside of them. Raises `StartupError` for malformed parameters.
-    """
-    rope = fields.rope_scaling or fields.rope_parameters or {}
-    place = "rope_scaling" if fields.rope_scaling else "rope_parameters"
-    if any(isinstance(value, dict) for value in rope.values()):
-        raise StartupError(f"{_NAME} has {place} for each kind of layer, which is not supported")
-    known = check_fields(rope, _RopeFields, f"{_NAME}, in {place},")
-    own_theta = (fields.rope_parameters or {}).get("rope_theta")
-    theta = fields.rope_theta if known.rope_theta is None else known.rope_theta
-    if fields.rope_scaling and theta is None and own_theta not in (None, _THETA):
-        # transformers falls back to its default, which is not what anybody means.
-        raise StartupError(
-            f"{_NAME} has rope_theta {own_theta} in rope_parameters, which rope_scaling replaces: "
-            "write rope_theta into rope_scaling"
+    def model(
+        self,
+        layers: Sequence[Layer],
+        final_norm: Norm,
+        names: Names | None = None,
+        **overrides: Any,
+    ) -> ModelSpec:
+        overrides.setdefault("has_tied_embeddings", self.flag("tie_word_embeddings"))
+        return ModelSpec(
+            vocab_size=self.size("vocab_size"),
+            hidden_size=self.size("hidden_size"),
+            max_seq_len=self._longest(),
+            layers=tuple(layers),
+            final_norm=final_norm,
+            names=names or Names(),
+            **overrides,
         )
-    normal = {
-        "original_max_position_embeddings": max_seq_len,
-        "partial_rotary_factor": fields.partial_rotary_factor,
-        **{key: value for key, value in rope.items() if value is not None},
-        "rope_theta": _THETA if theta is None else theta,
-        "rope_type": known.rope_type or known.type or "default",
-    }
-    if fields.original_max_position_embeddings is not None:
-        normal["original_max_position_embeddings"] = fields.original_max_position_embeddings
-    if normal["rope_type"] == "yarn" and known.factor is None and "factor" in rope:
-        normal["factor"] = max_seq_len / normal["original_max_position_embeddings"]
-    return normal
+
+    def kinds(self, default: Sequence[str]) -> Sequence[str]:
+        """The kind of each layer's attention."""
+        kinds = self._fields.layer_types or default
+        if len(kinds) != self.num_layers or not set(kinds) <= set(_KINDS):
+            raise StartupError(f"{_NAME} says layer_types {kinds}, for {self.num_layers} layers")
+        return kinds
+
+    def window(self) -> int | None:
+        """The sliding window of the layers that have one."""
+        window = self._fields.sliding_window
+        if window is not None and window < 1:
+            raise StartupError(f"{_NAME} says sliding_window {window}, which no model can have")
+        return window
+
+    def windows(self, default: Sequence[str]) -> list[int | None]:
+        """The sliding window of each layer; None for full attention."""
+        window = self.window()
+        return [window if kind == "sliding_attention" else None for kind in self.kinds(default)]
+
+    def rope(
+        self,
+        head_dim: int,
+        kind: str | None = None,
+        *,
+        theta: float = _THETA,
+        is_partial: bool = False,
+        is_whole: bool = False,
+        is_interleaved: bool = False,
+    ) -> Rope:
+        """The rotary positions, of a kind of layers if these differ.
+
+        ``theta`` is the family's default; ``is_partial``: its heads may be rotated in part;
+        ``is_whole``: the angles are those of a whole head, some of which may be zero.
+        """
+        parameters = self._rope(theta, kind)
+        if is_whole:
+            return Rope(parameters=parameters, dim=head_dim, is_interleaved=is_interleaved)
+        factor = parameters["partial_rotary_factor"]
+        if factor not in (None, 1.0) and not is_partial:
+            raise NotNative("heads are rotated in part")
+        dim = head_dim if factor is None or not is_partial else int(head_dim * factor)
+        return Rope(parameters=parameters, dim=dim, is_interleaved=is_interleaved)
+
+    @property
+    def _stated_len(self) -> int:
+        key = "max_position_embeddings"
+        return self.size(key, self._defaults.get(key))
+
+    def _longest(self) -> int:
+        """The longest context, to which YaRN extends the original one: Qwen's configurations with
+        YaRN keep the other number."""
+        stated = self._stated_len
+        parameters = self._fields.rope_parameters or {}
+        kind = "full_attention" if isinstance(parameters.get("full_attention"), dict) else None
+        rope = self._rope(_THETA, kind)
+        original = rope["original_max_position_embeddings"]
+        if rope["rope_type"] != "yarn" or not rope["has_original"]:
+            return stated
+        return max(stated, int(rope.get("factor", 1) * original))
+
+    def _rope(self, theta: float, kind: str | None = None) -> dict[str, Any]:
+        """Normalize both spellings: ``rope_parameters``, and ``rope_theta`` with ``rope_scaling``.
+
+        As in transformers, ``rope_scaling`` counts if both are there, as does the length of the
+        original context outside of them.
+        """
+        fields, max_seq_len = self._fields, self._stated_len
+        rope = fields.rope_scaling or fields.rope_parameters or {}
+        place = "rope_scaling" if fields.rope_scaling else "rope_parameters"
+        if kind is not None and isinstance(rope.get(kind), dict):
+            rope = rope[kind]
+        if any(isinstance(value, dict) for value in rope.values()):
+            raise StartupError(
+                f"{_NAME} has {place} for each kind of layer, which is not supported"
+            )
+        known = check_fields(rope, _RopeFields, f"{_NAME}, in {place},")
+        own_theta = (fields.rope_parameters or {}).get("rope_theta")
+        stated = fields.rope_theta if known.rope_theta is None else known.rope_theta
+        if fields.rope_scaling and stated is None and own_theta not in (None, theta):
+            # transformers falls back to its default, which is not what anybody means.
+            raise StartupError(
+                f"{_NAME} has rope_theta {own_theta} in rope_parameters, which rope_scaling "
+                "replaces: write rope_theta into rope_scaling"
+            )
+        normal = {
+            "original_max_position_embeddings": max_seq_len,
+            "max_position_embeddings": max_seq_len,
+            "partial_rotary_factor": fields.partial_rotary_factor,
+            **{key: value for key, value in rope.items() if value is not None},
+            "rope_theta": theta if stated is None else stated,
+            "rope_type": known.rope_type or known.type or "default",
+        }
+        if fields.original_max_position_embeddings is not None:
+            normal["original_max_position_embeddings"] = fields.original_max_position_embeddings
+        own = known.original_max_position_embeddings or fields.original_max_position_embeddings
+        normal["has_original"] = own is not None
+        if normal["rope_type"] == "yarn" and known.factor is None and "factor" in rope:
+            normal["factor"] = max_seq_len / normal["original_max_position_embeddings"]
+        return normal

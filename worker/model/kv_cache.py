@@ -78,9 +78,22 @@ class KVCache:
         """The size of one token's keys, or values, in one layer."""
         return self.keys[0, 0, 0].nbytes
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer, each [num_blocks, block_size, num_kv_heads, head_dim]."""
-        return self.keys[index], self.values[index]
+    def layer(
+        self, index: int, num_kv_heads: int | None = None, head_dim: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, each [num_blocks, block_size, num_kv_heads, head_dim].
+
+        A layer with smaller keys than the largest uses the beginning of its memory.
+        """
+        shape = (*self.keys.shape[1:3], num_kv_heads or self.keys.shape[3])
+        shape = (*shape, head_dim or self.keys.shape[4])
+        if shape == self.keys.shape[1:]:
+            return self.keys[index], self.values[index]
+        size = math.prod(shape)
+        return (
+            self.keys[index].view(-1)[:size].view(shape),
+            self.values[index].view(-1)[:size].view(shape),
+        )
 
 
 def num_blocks_for(

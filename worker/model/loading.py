@@ -22,12 +22,14 @@ from shared.errors import StartupError
 from shared.host_memory import free_bytes, readable_size
 from worker.checkpoints.gguf_file import gguf_files
 from worker.engine.interface import NO_TOKEN
-from worker.model.config import DecoderConfig, decoder_config, is_native, read_json_config
+from worker.model.config import read_json_config
 from worker.model.decoders import fused
-from worker.model.decoders.native import NativeDecoder
+from worker.model.decoders.stack import StackDecoder, has_own_kernels
+from worker.model.families import FAMILIES, spec_of
 from worker.model.forward import Decoder
 from worker.model.provision import can_be_native, foreign_ops, provider_on
 from worker.model.runner import TorchRunner, use_device
+from worker.model.spec import ModelSpec
 from worker.model.start import DEFAULT_LIMITS, RunnerLimits, can_record, start_runner
 from worker.model.warm_up import first_steps
 from worker.model.weights.formats.coded import method_of
@@ -142,16 +144,15 @@ def load_decoder(
         config, source, device, dtype=dtype, weight_format=weight_format, kernels=kernels
     )
     with room_for_weights(room, device):
-        if is_native(config):
-            native = decoder_config(config)
-            limits.check(native, served)
+        if (spec := spec_of(config)) is not None:
+            limits.check(spec, served)
             return _native_decoder(
-                native,
+                spec,
                 source,
                 _Compute(kernels, is_batch_invariant, device, num_threads),
                 stored_as,
                 served,
-                limits.longest(native.max_seq_len),
+                limits.longest(spec.max_seq_len),
             )
         _refuse_foreign(directory.name, config, source, packed)
         # transformers takes seconds to import, and native models do not need it.
@@ -179,8 +180,7 @@ def rehearse(directory: Path, weight_format: str = "auto") -> str:
     need not be read for that.
     """
     config = read_json_config(directory)
-    if is_native(config):
-        decoder_config(config)
+    if spec_of(config) is not None:
         return "natively"
     packed = _quant_format(weight_format)
     _refuse_foreign(directory.name, config, open_source(directory, packed), packed)
@@ -204,7 +204,7 @@ def _refuse_foreign(
 ) -> None:
     """Raise `StartupError` for weights that only our own decoders read."""
     if packed is not None:
-        raise StartupError(f"weight_format {packed}: only the Llama family has packed weights")
+        raise StartupError(f"weight_format {packed}: only native families have packed weights")
     if (method := method_of(config)) is not None:
         raise StartupError(
             f"the model's weights are quantized with {method}, which is only supported for "
@@ -261,7 +261,7 @@ def weight_room(
     target = Target(served, device, "native" if is_on_cpu else provider)
     needed = stored_as.num_bytes(source, target)
     bytes_per_weight = needed / max(1, sum(math.prod(source.shape(name)) for name in source.names))
-    can_pack = is_native(config) and stored_as.name == Dense.name
+    can_pack = config.get("model_type") in FAMILIES and stored_as.name == Dense.name
     return WeightRoom(
         needed,
         _free_bytes(device),
@@ -310,31 +310,33 @@ class _Compute:
 
 
 def _native_decoder(
-    config: DecoderConfig,
+    spec: ModelSpec,
     source: TensorSource,
     compute: _Compute,
     stored_as: Format,
     dtype: torch.dtype,
     max_seq_len: int,
 ) -> Decoder:
-    """A decoder of the Llama family."""
+    """A decoder of a native family."""
     provider = provider_on(compute.device, compute.kernels)
     is_fused = provider == "reference" and can_be_native(
-        compute.kernels, partial(fused.why_not, config, dtype, compute.device)
+        compute.kernels, partial(fused.why_not, spec, dtype, compute.device)
     )
     weights = WeightReader(
         source,
-        config,
+        spec,
         stored_as,
         Target(dtype, compute.device, "native" if is_fused else provider),
         vector_dtype=torch.float32 if is_fused else dtype,
     )
     if is_fused:
         return fused.FusedDecoder(
-            config, weights, max_seq_len, dtype=dtype, num_threads=compute.num_threads
+            spec, weights, max_seq_len, dtype=dtype, num_threads=compute.num_threads
         )
     ops = load_ops(provider, is_batch_invariant=compute.is_batch_invariant)
-    return NativeDecoder(config, read_weights(weights), ops, max_seq_len)
+    if provider == "triton" and not has_own_kernels(spec):
+        logger.warning("some operations of this model have no GPU kernel: steps are slow")
+    return StackDecoder(spec, read_weights(weights), ops, max_seq_len)
 
 
 def fingerprint(directory: Path, weight_format: str = "auto") -> str:

@@ -10,11 +10,11 @@ import torch
 from kernels.providers import Ops
 from shared.errors import StartupError
 from worker.model import gpu_memory
-from worker.model.config import DecoderConfig
 from worker.model.forward import Decoder
 from worker.model.graphs import CudaRecorder, DecodeGraphs, ladder
 from worker.model.kv_cache import BlockShape, KVCache, cpu_bytes, num_blocks_for
 from worker.model.runner import TorchRunner
+from worker.model.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -42,17 +42,17 @@ class RunnerLimits:
             raise StartupError(f"max_seq_len is {longest}, but the model supports {supported}")
         return longest
 
-    def check(self, config: DecoderConfig, dtype: torch.dtype) -> None:
+    def check(self, spec: ModelSpec, dtype: torch.dtype) -> None:
         """Check what the configuration of a model suffices for, before its weights are read.
 
         Raises `StartupError` if the model supports a shorter context, or if ``kv_cache_bytes`` are
         too few.
         """
-        longest = self.longest(config.max_seq_len)
+        longest = self.longest(spec.max_seq_len)
         if self.kv_cache_bytes is None:
             return
         block = BlockShape(
-            config.num_layers, self.block_size, config.num_kv_heads, config.head_dim, dtype
+            spec.num_layers, self.block_size, spec.num_kv_heads, spec.head_dim, dtype
         )
         num_blocks = num_blocks_for(
             block,

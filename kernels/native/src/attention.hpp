@@ -24,13 +24,21 @@ struct Batch {
     int32_t max_num_blocks;
 };
 
+// Which tokens a token attends to, and how scores follow from products: see kernels/attention_spec.py.
+struct Rule {
+    const float* sinks;  // [num_heads] or null
+    float scale;
+    float softcap;   // 0: none
+    int32_t window;  // number of tokens that a token attends to, including itself; 0: all
+    int32_t chunk;   // tokens in a chunk; 0: there are no chunks
+};
+
 struct Heads {
     const float* query;  // [num_tokens, num_heads, head_dim], with `stride` floats from one token to the next
     int64_t stride;
     float* out;  // [num_tokens, num_heads, head_dim]
     int32_t num_heads;
-    float scale;
-    int32_t window;  // number of tokens that a token attends to, including itself; 0: all
+    Rule rule;
     int32_t format;  // of the weights that `out` is multiplied with: see `round_inputs`
 };
 
@@ -55,7 +63,7 @@ struct Weights {
 
 // Products of queries and keys; the keys are [head_dim, kSpan].
 template <int kRows>
-inline void score(const Running* rows, const float* keys, int head_dim, float scale, Weights<kRows>& to) {
+inline void score(const Running* rows, const float* keys, int head_dim, const Rule& rule, Weights<kRows>& to) {
     Floats sums[kRows][kSpanVectors] = {};
     for (int d = 0; d < head_dim; d++) {
         Floats query[kRows];
@@ -66,7 +74,10 @@ inline void score(const Running* rows, const float* keys, int head_dim, float sc
         }
     }
     for (int r = 0; r < kRows; r++)
-        for (int v = 0; v < kSpanVectors; v++) store(to.of[r] + v * kLanes, sums[r][v] * scale);
+        for (int v = 0; v < kSpanVectors; v++) {
+            const Floats score = sums[r][v] * rule.scale;
+            store(to.of[r] + v * kLanes, rule.softcap > 0 ? soft_capped(score, rule.softcap) : score);
+        }
 }
 
 // Sets the entries of tokens that the row does not attend to.
@@ -108,7 +119,7 @@ struct Visit {
     const Element* const* values;
     const Span<Element>* next;  // prefetched meanwhile, if any
     int begin, low, high, head_dim;
-    float scale;
+    const Rule& rule;
 };
 
 template <int kRows, int kCount, class Element>
@@ -138,7 +149,7 @@ inline void attend_rows(Running* rows, const Visit<Element>& visit) {
     if (low >= high) return;
     const int head_dim = visit.head_dim;
     Weights<kRows> weights;
-    score(rows, visit.keys, head_dim, visit.scale, weights);
+    score(rows, visit.keys, head_dim, visit.rule, weights);
     weigh(rows, visit.begin, weights);
     int d = 0;
     for (; d + 32 <= head_dim; d += 32) add_values<kRows, 32 / kLanes>(rows, visit, low, high, d, weights);
@@ -190,7 +201,12 @@ inline std::vector<Running>& find_rows(const Cache& cache, const Batch& batch, c
             row.out = heads.out + (int64_t(start + token) * heads.num_heads + h) * cache.head_dim;
             std::fill(row.out, row.out + cache.head_dim, 0.0f);
             row.last = position + token + 1;
-            row.first = heads.window > 0 ? std::max(0, row.last - heads.window) : 0;
+            row.first = heads.rule.window > 0 ? std::max(0, row.last - heads.rule.window) : 0;
+            if (heads.rule.chunk > 0) row.first = std::max(row.first, (row.last - 1) / heads.rule.chunk * heads.rule.chunk);
+            if (heads.rule.sinks != nullptr) {  // as if a token with this score and no value had been seen
+                row.most = heads.rule.sinks[h];
+                row.total[0][0] = 1;
+            }
         }
     }
     return rows;
@@ -214,9 +230,9 @@ inline void attend_tile(const Cache& cache, const Batch& batch, const Heads& hea
         const int low = span->low, high = span->high;
         if (rows.size() > kRowsAtOnce) {  // the keys are read more than once
             unpack_values(*span, *next, head_dim, values);
-            attend_span(row, end, Visit<float>{keys, unpacked, nullptr, begin, low, high, head_dim, heads.scale});
+            attend_span(row, end, Visit<float>{keys, unpacked, nullptr, begin, low, high, head_dim, heads.rule});
         } else {
-            attend_span(row, end, Visit<Element>{keys, span->values, next, begin, low, high, head_dim, heads.scale});
+            attend_span(row, end, Visit<Element>{keys, span->values, next, begin, low, high, head_dim, heads.rule});
         }
     }
     for (Running& row : rows) {

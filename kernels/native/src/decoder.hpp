@@ -1,36 +1,46 @@
-// One step of a decoder of the Llama family: the loop of worker/model/decoders/native.py in one call.
+// One step of a decoder: the loop of worker/model/decoders/stack.py in one call.
 #pragma once
 
 #include <chrono>
 #include <memory>
 
-#include "elementwise.hpp"
-#include "linear.hpp"
+#include "experts.hpp"
 
 namespace warren {
 
+// One layer: see worker.model.spec.Layer. Kinds that a layer does not have are `kNoNorm`, null or 0.
 struct Layer {
-    const float* input_norm;
+    Norm before_attention, after_attention, before_feed_forward, after_feed_forward;
+    Norm query_norm, key_norm, value_norm;
     Weight qkv;
-    const float* query_norm;  // null if the family has none
-    const float* key_norm;
     Weight attention_output;
-    const float* mlp_norm;
-    Weight gate_up;
-    Weight down;
-    int32_t window;
+    const float* rope_table;    // [max_positions, head_dim]: cosines, then sines
+    const float* temperatures;  // [max_positions], the factors of queries; or null
+    const Experts* experts;     // instead of `mlp`; or null
+    Rule rule;
+    Mlp mlp;
+    int32_t num_heads;
+    int32_t num_kv_heads;
+    int32_t head_dim;
+    int32_t norms_all_heads;     // the norms of queries and keys have the width of all heads
+    int32_t norms_after_rope;
+    int32_t is_parallel;
+    float multiplier;  // of the results of both parts
+    float scalar;      // of the layer's result
+
+    int qkv_size() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
+    int attended_size() const { return num_heads * head_dim; }
 };
 
 struct Model {
     const Layer* layers;
     Weight embedding;
-    const float* norm;
+    Norm norm;
     Weight lm_head;
-    const float* rope_table;  // [max_positions, head_dim]: cosines, then sines
     int32_t num_layers;
-    int32_t num_heads;
-    float eps;
-    float scale;
+    float embedding_scale;
+    float logit_scale;
+    float logit_softcap;  // 0: none
 };
 
 struct Step {
@@ -78,49 +88,82 @@ class Workspace {
     size_t used_ = 0;
 };
 
+// The longest rows of all layers.
+struct Widths {
+    int qkv = 0, attended = 0, gate_up = 0, widest = 0;
+    int top_k = 0, num_experts = 0, expert_inputs = 0, expert_gate_up = 0;
+
+    explicit Widths(const Model& model) : widest(model.embedding.inputs) {
+        for (int i = 0; i < model.num_layers; i++) {
+            const Layer& layer = model.layers[i];
+            qkv = std::max(qkv, layer.qkv_size());
+            attended = std::max(attended, layer.attended_size());
+            const Mlp* mlp = layer.experts == nullptr ? &layer.mlp : layer.experts->shared;
+            if (mlp != nullptr) gate_up = std::max(gate_up, mlp->gate_up.outputs);
+            if (mlp != nullptr) widest = std::max(widest, mlp->down.inputs);
+            if (layer.experts == nullptr) continue;
+            const Mlp& expert = layer.experts->experts[0];
+            top_k = std::max(top_k, layer.experts->top_k);
+            num_experts = std::max(num_experts, layer.experts->count);
+            expert_gate_up = std::max(expert_gate_up, expert.gate_up.outputs);
+            expert_inputs = std::max({expert_inputs, model.embedding.inputs, expert.down.inputs});
+        }
+        widest = std::max({widest, attended});
+    }
+};
+
 class Forward {
    public:
     Forward(Team& team, Workspace& workspace, const Model& model, const Cache& cache, int64_t layer_bytes, const Step& step)
         : team_(team), model_(model), cache_(cache), layer_bytes_(layer_bytes), step_(step),
           tasks_(attention_tasks(step.batch)), caller_(std::this_thread::get_id()), since_(Clock::now()) {
-        const Layer& layer = model.layers[0];
+        const Widths widths(model);
         hidden_size_ = model.embedding.inputs;
-        qkv_size_ = layer.qkv.outputs;
-        attended_size_ = model.num_heads * cache.head_dim;
-        mlp_size_ = layer.down.inputs;
-        const size_t rows = step.num_tokens;
-        const size_t widest = std::max({hidden_size_, attended_size_, mlp_size_});
+        const size_t rows = step.num_tokens, pairs = rows * widths.top_k;
         has_own_norms_ = step.num_tokens <= kOwnNorms;
         const size_t num_norms = has_own_norms_ ? team.size() : 1;
-        const size_t row_floats =
-            (1 + num_norms) * hidden_size_ + qkv_size_ + attended_size_ + 2 * mlp_size_ + widest;
-        workspace.reserve(rows * 4 * row_floats + 1024);
+        const size_t row_bytes = 4 * ((2 + num_norms) * hidden_size_ + widths.qkv + widths.attended + widths.gate_up) +
+                                 encoded_bytes(widths.widest) + 4 * widths.num_experts + 4;
+        const size_t pair_bytes = 4 * (2 * hidden_size_ + widths.expert_gate_up) + encoded_bytes(widths.expert_inputs) + 12;
+        workspace.reserve(rows * row_bytes + pairs * pair_bytes + 2048);
         hidden_ = workspace.take<float>(rows * hidden_size_);
+        branch_ = workspace.take<float>(rows * hidden_size_);
         normed_ = workspace.take<float>(num_norms * rows * hidden_size_);
-        qkv_ = workspace.take<float>(rows * qkv_size_);
-        attended_ = workspace.take<float>(rows * attended_size_);
-        gate_up_ = workspace.take<float>(rows * 2 * mlp_size_);
-        codes_.codes = workspace.take<int16_t>(rows * widest);
-        codes_.scales = workspace.take<float>(rows * (widest / kBlock + 1));
-        codes_.totals = workspace.take<float>(rows * (widest / kBlock + 1));
+        qkv_ = workspace.take<float>(rows * widths.qkv);
+        attended_ = workspace.take<float>(rows * widths.attended);
+        gate_up_ = workspace.take<float>(rows * widths.gate_up);
+        codes_ = take_codes(workspace, rows, widths.widest);
+        mixture_.scores = workspace.take<float>(rows * widths.num_experts);
+        mixture_.shared_gates = workspace.take<float>(rows);
+        mixture_.chosen = workspace.take<int32_t>(pairs);
+        mixture_.weights = workspace.take<float>(pairs);
+        mixture_.order = workspace.take<int32_t>(pairs);
+        mixture_.inputs = workspace.take<float>(pairs * hidden_size_);
+        mixture_.gate_up = workspace.take<float>(pairs * widths.expert_gate_up);
+        mixture_.outputs = workspace.take<float>(pairs * hidden_size_);
+        mixture_.codes = take_codes(workspace, pairs, widths.expert_inputs);
     }
 
     // Called by all threads of the team with their numbers.
     void run(int member) {
         float* normed = normed_ + (has_own_norms_ ? size_t(member) * step_.num_tokens * hidden_size_ : 0);
-        team_.share(step_.num_tokens, [&](int t) { unpack_row(model_.embedding, step_.token_ids[t], row(hidden_, t)); });
+        team_.share(step_.num_tokens, [&](int t) {
+            unpack_row(model_.embedding, step_.token_ids[t], row(hidden_, t));
+            if (model_.embedding_scale != 1) scale(row(hidden_, t), hidden_size_, model_.embedding_scale);
+        });
         lap(kEmbedding);
         for (int index = 0; index < model_.num_layers; index++) {
             const Layer& layer = model_.layers[index];
-            const Cache cache = layer_cache(index);
-            norm(layer.input_norm, layer.qkv, normed);
-            product(kQkv, normed, hidden_size_, layer.qkv, qkv_, false, Cut{cache.head_dim / kPanel},
-                    [&](const Task& task) { rope_store(layer, cache, task); });
-            attention(layer, cache);
-            product(kAttentionOutput, attended_, attended_size_, layer.attention_output, hidden_, true);
-            norm(layer.mlp_norm, layer.gate_up, normed);
-            gate_up(layer, normed);
-            product(kDown, gate_up_, 2 * mlp_size_, layer.down, hidden_, true);
+            norm(layer.before_attention, layer.qkv, normed);
+            attention(layer, layer_cache(layer, index), normed);
+            const Weight& next = layer.experts == nullptr ? layer.mlp.gate_up : layer.experts->experts[0].gate_up;
+            if (!layer.is_parallel) norm(layer.before_feed_forward, next, normed);
+            if (layer.experts == nullptr)
+                feed_forward(layer, normed);
+            else
+                experts(layer, normed);
+            if (layer.scalar != 1)
+                team_.share(step_.num_tokens, [&](int t) { scale(row(hidden_, t), hidden_size_, layer.scalar); });
         }
         logits();
     }
@@ -129,6 +172,16 @@ class Forward {
     static constexpr int kOwnNorms = 64;  // rows
 
     using Clock = std::chrono::steady_clock;
+
+    static size_t encoded_bytes(size_t width) { return 2 * width + 8 * (width / kBlock + 1); }
+
+    static Codes take_codes(Workspace& workspace, size_t rows, size_t width) {
+        Codes codes{};
+        codes.codes = workspace.take<int16_t>(rows * width);
+        codes.scales = workspace.take<float>(rows * (width / kBlock + 1));
+        codes.totals = workspace.take<float>(rows * (width / kBlock + 1));
+        return codes;
+    }
 
     float* row(float* rows, int64_t index) const { return rows + index * hidden_size_; }
 
@@ -141,14 +194,14 @@ class Forward {
     }
 
     // Row `from` of the hidden states, as an input of `next`.
-    void norm_row(const float* weight, int64_t from, const Weight& next, float* to) {
-        rms_norm(row(hidden_, from), weight, hidden_size_, model_.eps, to);
+    void norm_row(const Norm& norm, int64_t from, const Weight& next, float* to) {
+        normalize(norm, row(hidden_, from), hidden_size_, to);
         round_inputs(to, hidden_size_, next.format);
     }
 
     // Each thread normalizes a few rows for itself, which is faster than meeting at a barrier.
-    void norm(const float* weight, const Weight& next, float* normed) {
-        const auto norm_one = [&](int t) { norm_row(weight, t, next, row(normed, t)); };
+    void norm(const Norm& norm, const Weight& next, float* normed) {
+        const auto norm_one = [&](int t) { norm_row(norm, t, next, row(normed, t)); };
         if (!has_own_norms_) return team_.share(step_.num_tokens, norm_one);
         for (int t = 0; t < step_.num_tokens; t++) norm_one(t);
     }
@@ -164,38 +217,77 @@ class Forward {
         product(part, from, stride, weight, to, is_added, Cut{}, [](const Task&) {});
     }
 
-    Cache layer_cache(int index) const {
+    // The layer's part of the cache, which is as large as that of the layer with the largest heads.
+    Cache layer_cache(const Layer& layer, int index) const {
         Cache cache = cache_;
         cache.keys += index * layer_bytes_;
         cache.values += index * layer_bytes_;
+        cache.num_kv_heads = layer.num_kv_heads;
+        cache.head_dim = layer.head_dim;
         return cache;
     }
 
-    // The heads whose products a task has computed.
-    void rope_store(const Layer& layer, const Cache& cache, const Task& task) {
-        const int head_dim = cache.head_dim, num_keys_end = model_.num_heads + cache.num_kv_heads;
-        for (int t = task.first; t < task.last; t++) {
-            const float* angles = model_.rope_table + step_.positions[t] * head_dim;
-            for (int h = task.panel * kPanel / head_dim; h < task.end * kPanel / head_dim; h++) {
-                float* head = qkv_ + int64_t(t) * qkv_size_ + h * head_dim;
-                if (h < num_keys_end) {
-                    const float* weight = h < model_.num_heads ? layer.query_norm : layer.key_norm;
-                    if (weight != nullptr) rms_norm(head, weight, head_dim, model_.eps, head);
-                    rotate(head, angles, head_dim);
-                }
-                if (h >= num_keys_end)
-                    store_head(cache, cache.values, step_.slots[t], h - num_keys_end, head);
-                else if (h >= model_.num_heads)
-                    store_head(cache, cache.keys, step_.slots[t], h - model_.num_heads, head);
-            }
-        }
+    // Whether the results of a part are added as they are.
+    static bool is_added(const Layer& layer, const Norm& after) { return after.kind == kNoNorm && layer.multiplier == 1; }
+
+    // A product that ends a part: its outputs are normalized, and added to the hidden states.
+    void last_product(Part part, const Layer& layer, const Norm& after, const float* from, int64_t stride, const Weight& weight) {
+        if (is_added(layer, after)) return product(part, from, stride, weight, hidden_, true);
+        product(part, from, stride, weight, branch_, false);
+        team_.share(step_.num_tokens, [&](int t) { add_branch(layer, after, t); });
+        lap(part);
     }
 
-    void attention(const Layer& layer, const Cache& cache) {
-        const Heads heads{qkv_, qkv_size_, attended_, model_.num_heads, model_.scale, layer.window,
-                          layer.attention_output.format};
+    void add_branch(const Layer& layer, const Norm& after, int t) {
+        float *to = row(hidden_, t), *from = row(branch_, t);
+        normalize(after, from, hidden_size_, from);
+        for (int d = 0; d < hidden_size_; d++) to[d] += from[d] * layer.multiplier;
+    }
+
+    void attention(const Layer& layer, const Cache& cache, const float* normed) {
+        const int head_dim = layer.head_dim, num_all = layer.num_heads + 2 * layer.num_kv_heads;
+        if (layer.norms_all_heads) {  // no task has computed all heads
+            product(kQkv, normed, hidden_size_, layer.qkv, qkv_, false);
+            team_.share(step_.num_tokens, [&](int t) {
+                float* heads = qkv_ + int64_t(t) * layer.qkv_size();
+                float* keys = heads + layer.attended_size();
+                normalize(layer.query_norm, heads, layer.attended_size(), heads);
+                normalize(layer.key_norm, keys, layer.num_kv_heads * head_dim, keys);
+                finish_heads(layer, cache, t, 0, num_all);
+            });
+        } else {
+            product(kQkv, normed, hidden_size_, layer.qkv, qkv_, false, Cut{head_dim / kPanel}, [&](const Task& task) {
+                for (int t = task.first; t < task.last; t++)
+                    finish_heads(layer, cache, t, task.panel * kPanel / head_dim, task.end * kPanel / head_dim);
+            });
+        }
+        const Heads heads{qkv_, layer.qkv_size(), attended_, layer.num_heads, layer.rule, layer.attention_output.format};
         warren::attention(team_, cache, step_.batch, heads, tasks_);
         lap(kAttention);
+        last_product(kAttentionOutput, layer, layer.after_attention, attended_, layer.attended_size(), layer.attention_output);
+    }
+
+    // Normalizes, rotates and stores the heads first .. end - 1 of a token.
+    void finish_heads(const Layer& layer, const Cache& cache, int t, int first, int end) {
+        const int head_dim = layer.head_dim, num_heads = layer.num_heads, num_keys_end = num_heads + layer.num_kv_heads;
+        const int64_t position = step_.positions[t], slot = step_.slots[t];
+        const float* angles = layer.rope_table + position * head_dim;
+        for (int h = first; h < end; h++) {
+            float* head = qkv_ + int64_t(t) * layer.qkv_size() + h * head_dim;
+            if (h >= num_keys_end) {
+                normalize(layer.value_norm, head, head_dim, head);
+                store_head(cache, cache.values, slot, h - num_keys_end, head);
+                continue;
+            }
+            const Norm& norm = h < num_heads ? layer.query_norm : layer.key_norm;
+            if (!layer.norms_all_heads && !layer.norms_after_rope) normalize(norm, head, head_dim, head);
+            rotate(head, angles, head_dim);
+            if (layer.norms_after_rope) normalize(norm, head, head_dim, head);
+            if (h >= num_heads)
+                store_head(cache, cache.keys, slot, h - num_heads, head);
+            else if (layer.temperatures != nullptr)
+                scale(head, head_dim, layer.temperatures[position]);
+        }
     }
 
     void logits() {
@@ -204,24 +296,57 @@ class Forward {
         });
         linear(team_, {normed_, hidden_size_, step_.num_sampled}, codes_, model_.lm_head,
                {step_.logits, model_.lm_head.outputs, false});
+        if (model_.logit_scale != 1 || model_.logit_softcap > 0)
+            team_.share(step_.num_sampled, [&](int s) {
+                float* logits = step_.logits + int64_t(s) * model_.lm_head.outputs;
+                scale(logits, model_.lm_head.outputs, model_.logit_scale);
+                if (model_.logit_softcap > 0) soft_cap(logits, model_.lm_head.outputs, model_.logit_softcap);
+            });
         lap(kLogits);
     }
 
-    // silu(gate) * up, over the gate. If the up half starts within a panel, no task has computed both halves.
-    void gate_up(const Layer& layer, const float* normed) {
+    void feed_forward(const Layer& layer, const float* normed) {
+        gate_up(layer.mlp, normed);
+        last_product(kDown, layer, layer.after_feed_forward, gate_up_, layer.mlp.gate_up.outputs, layer.mlp.down);
+    }
+
+    // The activation is written over the gate. If the up half starts within a panel, no task has computed both halves.
+    void gate_up(const Mlp& mlp, const float* normed) {
+        const int size = mlp.down.inputs, stride = mlp.gate_up.outputs;
         const auto gate = [&](int t, int first, int last) {
-            float* at = gate_up_ + int64_t(t) * 2 * mlp_size_ + first;
-            silu_mul(at, at + mlp_size_, last - first);
-            round_inputs(at, last - first, layer.down.format);
+            float* at = gate_up_ + int64_t(t) * stride + first;
+            activate(mlp.activation, at, mlp.is_gated ? at + size : nullptr, last - first);
+            round_inputs(at, last - first, mlp.down.format);
         };
-        if (mlp_size_ % kPanel) {
-            product(kGateUp, normed, hidden_size_, layer.gate_up, gate_up_, false);
-            return team_.share(step_.num_tokens, [&](int t) { gate(t, 0, mlp_size_); });
+        if (mlp.is_gated && size % kPanel) {
+            product(kGateUp, normed, hidden_size_, mlp.gate_up, gate_up_, false);
+            return team_.share(step_.num_tokens, [&](int t) { gate(t, 0, size); });
         }
-        product(kGateUp, normed, hidden_size_, layer.gate_up, gate_up_, false, Cut{1, mlp_size_ / kPanel},
+        product(kGateUp, normed, hidden_size_, mlp.gate_up, gate_up_, false, Cut{1, mlp.is_gated ? size / kPanel : 0},
                 [&](const Task& task) {
-                    for (int t = task.first; t < task.last; t++) gate(t, task.panel * kPanel, task.end * kPanel);
+                    const int end = std::min(task.end * kPanel, size);
+                    for (int t = task.first; t < task.last; t++) gate(t, task.panel * kPanel, end);
                 });
+    }
+
+    // A token's experts are added in the order of the router's choice, whatever else is in the step.
+    void experts(const Layer& layer, const float* normed) {
+        const Experts& experts = *layer.experts;
+        const int num_tokens = step_.num_tokens;
+        linear(team_, {normed, hidden_size_, num_tokens}, codes_, experts.router, {mixture_.scores, experts.count, false});
+        if (experts.shared != nullptr) {
+            if (experts.shared_gate.panels != nullptr)
+                linear(team_, {normed, hidden_size_, num_tokens}, codes_, experts.shared_gate, {mixture_.shared_gates, 1, false});
+            gate_up(*experts.shared, normed);
+            product(kGateUp, gate_up_, experts.shared->gate_up.outputs, experts.shared->down, branch_, false);
+        }
+        team_.share(num_tokens, [&](int t) { choose(experts, mixture_, t); });
+        compute_experts(team_, experts, mixture_, normed, hidden_size_, num_tokens);
+        team_.share(num_tokens, [&](int t) {
+            combine(experts, mixture_, t, hidden_size_, row(branch_, t));
+            add_branch(layer, layer.after_feed_forward, t);
+        });
+        lap(kDown);
     }
 
     Team& team_;
@@ -233,9 +358,10 @@ class Forward {
     const std::thread::id caller_;
     bool has_own_norms_;
     Clock::time_point since_;
-    int hidden_size_, qkv_size_, attended_size_, mlp_size_;
-    float *hidden_, *normed_, *qkv_, *attended_, *gate_up_;
+    int hidden_size_;
+    float *hidden_, *branch_, *normed_, *qkv_, *attended_, *gate_up_;
     Codes codes_{};
+    Mixture mixture_{};
 };
 
 }  // namespace warren

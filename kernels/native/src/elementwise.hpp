@@ -21,7 +21,66 @@ inline void rms_norm(const float* from, const float* weight, int width, float ep
     float total = sum(even);
     for (; d < width; d++) total += from[d] * from[d];
     const float factor = 1.0f / std::sqrt(total / width + eps);
-    for (d = 0; d < width; d++) to[d] = from[d] * factor * weight[d];
+    if (weight == nullptr) {
+        for (d = 0; d < width; d++) to[d] = from[d] * factor;
+    } else {
+        for (d = 0; d < width; d++) to[d] = from[d] * factor * weight[d];
+    }
+}
+
+// The sum of a row's numbers, each less `mean`, and squared if `is_squared`, in the order of `rms_norm`.
+inline float centered_sum(const float* from, int width, float mean, bool is_squared) {
+    Floats sums[kVectors] = {};
+    int d = 0;
+    for (; d + kPanel <= width; d += kPanel)
+        for (int v = 0; v < kVectors; v++) {
+            const Floats value = load(from + d + v * kLanes) - mean;
+            sums[v] += is_squared ? value * value : value;
+        }
+    float total = sum(sums);
+    for (; d < width; d++) total += is_squared ? (from[d] - mean) * (from[d] - mean) : from[d] - mean;
+    return total;
+}
+
+// Layer normalization (Ba et al., arXiv:1607.06450); `to` may be `from`, weight and bias may be null.
+inline void layer_norm(const float* from, const float* weight, const float* bias, int width, float eps, float* to) {
+    const float mean = centered_sum(from, width, 0, false) / width;
+    const float factor = 1.0f / std::sqrt(centered_sum(from, width, mean, true) / width + eps);
+    for (int d = 0; d < width; d++) {
+        const float value = (from[d] - mean) * factor;
+        const float weighted = weight == nullptr ? value : value * weight[d];
+        to[d] = bias == nullptr ? weighted : weighted + bias[d];
+    }
+}
+
+enum NormKind : int32_t { kNoNorm = 0, kRmsNorm = 1, kLayerNorm = 2 };
+
+struct Norm {
+    const float* weight;  // may be null
+    const float* bias;    // may be null
+    int32_t kind;
+    float eps;
+};
+
+// `to` may be `from`; without a norm they are equal.
+inline void normalize(const Norm& norm, const float* from, int width, float* to) {
+    if (norm.kind == kRmsNorm)
+        rms_norm(from, norm.weight, width, norm.eps, to);
+    else if (norm.kind == kLayerNorm)
+        layer_norm(from, norm.weight, norm.bias, width, norm.eps, to);
+    else if (to != from)
+        std::memcpy(to, from, size_t(width) * 4);
+}
+
+inline void scale(float* row, int width, float factor) {
+    for (int d = 0; d < width; d++) row[d] *= factor;
+}
+
+// The width need not be a multiple of kLanes.
+inline void soft_cap(float* row, int width, float cap) {
+    int d = 0;
+    for (; d + kLanes <= width; d += kLanes) store(row + d, soft_capped(load(row + d), cap));
+    for (; d < width; d++) row[d] = soft_capped(broadcast(row[d]), cap)[0];
 }
 
 // Rotary position embedding (Su et al., arXiv:2104.09864) of one head; `angles` holds head_dim / 2 cosines, then sines.
@@ -44,16 +103,48 @@ inline void store_head(const Cache& cache, uint8_t* layer, int64_t slot, int hea
     }
 }
 
-// silu(gate) * up (Shazeer, arXiv:2002.05202), written over the gate. The width need not be a multiple of kLanes.
-inline void silu_mul(float* gate, const float* up, int width) {
+enum Activation : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4, kClampedSwiglu = 5 };
+
+inline Floats silu(Floats x) { return x / (exponential(-maximum(broadcast(-88.0f), x)) + 1.0f); }
+
+template <int32_t kActivation>
+inline Floats activated(Floats x) {
+    if constexpr (kActivation == kSilu) return silu(x);
+    if constexpr (kActivation == kGelu) return 0.5f * x * (1.0f + error_function(x * 0.70710678f));
+    if constexpr (kActivation == kGeluTanh)
+        return 0.5f * x * (1.0f + hyperbolic_tangent(0.79788456f * multiply_add(x * x * x, broadcast(0.044715f), x)));
+    const Floats positive = maximum(Floats{}, x);
+    return kActivation == kRelu ? positive : positive * positive;
+}
+
+// activation(gate) * up (Shazeer, arXiv:2002.05202).
+template <int32_t kActivation>
+inline Floats gated(Floats gate, Floats up) {
+    if constexpr (kActivation != kClampedSwiglu) return activated<kActivation>(gate) * up;
+    gate = -maximum(broadcast(-7.0f), -gate);
+    up = maximum(broadcast(-7.0f), -maximum(broadcast(-7.0f), -up));
+    return (up + 1.0f) * (gate / (exponential(-maximum(broadcast(-88.0f), 1.702f * gate)) + 1.0f));
+}
+
+// Writes over the gate, or over the inputs if `up` is null. The width need not be a multiple of kLanes.
+template <int32_t kActivation>
+inline void activate_row(float* gate, const float* up, int width) {
+    const auto value = [&](Floats x, Floats other) {
+        return up == nullptr ? activated<kActivation>(x) : gated<kActivation>(x, other);
+    };
     int d = 0;
-    for (; d + kLanes <= width; d += kLanes) {
-        const Floats x = load(gate + d);
-        store(gate + d, x / (exponential(-maximum(broadcast(-88.0f), x)) + 1.0f) * load(up + d));
-    }
-    for (; d < width; d++) {
-        const Floats x = broadcast(gate[d]);
-        gate[d] = (x / (exponential(-maximum(broadcast(-88.0f), x)) + 1.0f))[0] * up[d];
+    for (; d + kLanes <= width; d += kLanes) store(gate + d, value(load(gate + d), up ? load(up + d) : Floats{}));
+    for (; d < width; d++) gate[d] = value(broadcast(gate[d]), broadcast(up ? up[d] : 0.0f))[0];
+}
+
+inline void activate(int32_t activation, float* gate, const float* up, int width) {
+    switch (activation) {
+        case kSilu: return activate_row<kSilu>(gate, up, width);
+        case kGelu: return activate_row<kGelu>(gate, up, width);
+        case kGeluTanh: return activate_row<kGeluTanh>(gate, up, width);
+        case kRelu: return activate_row<kRelu>(gate, up, width);
+        case kRelu2: return activate_row<kRelu2>(gate, up, width);
+        default: return activate_row<kClampedSwiglu>(gate, up, width);
     }
 }
 

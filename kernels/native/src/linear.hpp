@@ -173,13 +173,30 @@ inline int count_tasks(int num_panels, int num_units, int num_threads) {
     return count == num_units ? count : count / num_threads * num_threads;
 }
 
+// Whether products with the weight need their rows encoded.
+inline bool is_encoded(const Weight& weight) {
+    return is_quantized(weight.format) || (weight.format == kBfloat16 && uses_bf16_dot);
+}
+
+// A task of a product, whose panels may belong to several parts of the weight.
+inline void multiply_parts(const Weight& weight, const Rows& x, const Codes& codes, const Product& out, const Task& task) {
+    int first = 0;
+    for (const Weight* part = &weight; part != nullptr; first += part->num_panels, part = part->next) {
+        const int begin = std::max(task.panel, first);
+        const int end = part->next == nullptr ? task.end : std::min(task.end, first + part->num_panels);
+        if (begin >= end) continue;
+        const uint8_t* panels = part->panels + (begin - first) * panel_bytes(part->format, weight.inputs);
+        multiply_any({x, codes, weight, panels, out}, part->format, {task.first, task.last, begin, end});
+    }
+}
+
 // out = x @ weight.T + bias, where x has been rounded for the weight (`round_inputs`), optionally added to the content
 // of `out`; then `finish(task)` is called by the thread that has computed the task's outputs. Called by all threads of a
 // team; each may pass its own copy of x. `codes` has room for the rows of x.
 template <class Finish>
 inline void linear(Team& team, const Rows& x, const Codes& codes, const Weight& weight, const Product& out,
                    const Cut& cut, const Finish& finish) {
-    if (is_quantized(weight.format) || (weight.format == kBfloat16 && uses_bf16_dot))
+    if (is_encoded(weight))
         team.share(x.count, [&](int row) { encode_row(x, row, weight.format, weight.inputs, codes); });
     constexpr int kTileRows = FloatTile<Float32Panels>::kMaxRows;
     const int rows_fit = std::max<int64_t>(1, kRowsBytes / (int64_t(weight.inputs) * 4 * kTileRows)) * kTileRows;
@@ -187,16 +204,7 @@ inline void linear(Team& team, const Rows& x, const Codes& codes, const Weight& 
     const int num_panels = cut.twin ? cut.twin : (weight.outputs + kPanel - 1) / kPanel;
     const int num_units = (num_panels + cut.panels - 1) / cut.panels;
     const int num_parts = count_tasks(num_panels, num_units, team.size());
-    const auto compute = [&](const Task& task) {
-        int first = 0;
-        for (const Weight* part = &weight; part != nullptr; first += part->num_panels, part = part->next) {
-            const int begin = std::max(task.panel, first);
-            const int end = part->next == nullptr ? task.end : std::min(task.end, first + part->num_panels);
-            if (begin >= end) continue;
-            const uint8_t* panels = part->panels + (begin - first) * panel_bytes(part->format, weight.inputs);
-            multiply_any({x, codes, weight, panels, out}, part->format, {task.first, task.last, begin, end});
-        }
-    };
+    const auto compute = [&](const Task& task) { multiply_parts(weight, x, codes, out, task); };
     team.share(num_blocks * num_parts, [&](int index) {
         const int block = index / num_parts, part = index % num_parts;
         const Task task{x.count * block / num_blocks, x.count * (block + 1) / num_blocks,

@@ -12,6 +12,13 @@ using namespace warren;
 #pragma GCC visibility push(default)
 extern "C" {
 
+// The sizes of the structures, in the order of `STRUCTURES` in library.py.
+void warren_sizes(int32_t* sizes) {
+    const size_t all[] = {sizeof(Weight), sizeof(Rule), sizeof(Norm), sizeof(Mlp), sizeof(Experts), sizeof(Layer),
+                          sizeof(Model), sizeof(Cache), sizeof(Batch), sizeof(Heads), sizeof(Step)};
+    for (size_t size : all) *sizes++ = static_cast<int32_t>(size);
+}
+
 int warren_lanes() { return kLanes; }
 int warren_has_bf16_dot() { return kHasBf16Dot; }
 void warren_use_bf16_dot(int is_used) { uses_bf16_dot = kHasBf16Dot && is_used; }

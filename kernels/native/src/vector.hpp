@@ -204,4 +204,37 @@ inline Floats exponential(Floats x) {
     return reinterpret_cast<Floats>(reinterpret_cast<Ints>(series) + exponent);
 }
 
+// The hyperbolic tangent, within 3 units in the last place; NaN stays NaN.
+inline Floats hyperbolic_tangent(Floats x) {
+    const Words bits = reinterpret_cast<Words>(x);
+    const Floats size = reinterpret_cast<Floats>(bits & 0x7fffffffu);
+    const Floats power = exponential(-maximum(broadcast(-20.0f), -2.0f * size));
+    const Floats wide = reinterpret_cast<Floats>(reinterpret_cast<Words>(1.0f - 2.0f / (power + 1.0f)) | (bits & 0x80000000u));
+    // Near zero the difference would cancel: the Taylor series.
+    const Floats square = x * x;
+    Floats series = broadcast(0.021869488f);
+    series = multiply_add(series, square, broadcast(-0.053968254f));
+    series = multiply_add(series, square, broadcast(0.133333333f));
+    series = multiply_add(series, square, broadcast(-0.333333333f));
+    const Floats narrow = multiply_add(series * square, x, x);
+    return size < 0.25f ? narrow : wide;
+}
+
+// cap * tanh(x / cap).
+inline Floats soft_capped(Floats x, float cap) { return hyperbolic_tangent(x / cap) * cap; }
+
+// The error function, within 2e-7 (Abramowitz and Stegun, 7.1.26); NaN stays NaN.
+inline Floats error_function(Floats x) {
+    const Words bits = reinterpret_cast<Words>(x);
+    const Floats size = reinterpret_cast<Floats>(bits & 0x7fffffffu);
+    const Floats t = 1.0f / multiply_add(size, broadcast(0.3275911f), broadcast(1.0f));
+    Floats series = broadcast(1.061405429f);
+    series = multiply_add(series, t, broadcast(-1.453152027f));
+    series = multiply_add(series, t, broadcast(1.421413741f));
+    series = multiply_add(series, t, broadcast(-0.284496736f));
+    series = multiply_add(series, t, broadcast(0.254829592f));
+    const Floats value = 1.0f - series * t * exponential(maximum(broadcast(-87.0f), -size * size));
+    return reinterpret_cast<Floats>(reinterpret_cast<Words>(value) | (bits & 0x80000000u));
+}
+
 }  // namespace warren

@@ -55,8 +55,7 @@ def _in_chunks(native: Library, case: Case, tensors: Tensors, size: int) -> Tens
                 tensors.block_tables,
                 torch.tensor([0, end - start]).int(),
                 torch.tensor([end]).int(),
-                scale=0.3,
-                sliding_window=case.sliding_window,
+                spec=case.spec,
             )
         )
     return torch.cat(chunks)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.attention_spec import AttentionSpec
 from kernels.native.draw_rows import drawn_from
 from kernels.native.filter_floors import floors_of
 from kernels.native.library import Library, choose_products
@@ -74,18 +75,19 @@ def test_embeddings(name: str) -> None:
 @pytest.mark.parametrize("window", [None, 50])
 def test_attention(window: int | None, head_dim: int, dtype: torch.dtype) -> None:
     case = Case(LENGTHS, (1, 20, 150), 6, head_dim=head_dim, sliding_window=window, dtype=dtype)
-    assert_same_bits(partial(_attended, build_case(case), window))
+    assert_same_bits(partial(_attended, build_case(case), case.spec))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("odd", ODD_NUMBERS)
 def test_attention_to_numbers_at_the_limits(odd: float, dtype: torch.dtype) -> None:
-    tensors = build_case(Case(LENGTHS, (1, 20, 150), 6, head_dim=48, dtype=dtype))
+    case = Case(LENGTHS, (1, 20, 150), 6, head_dim=48, dtype=dtype)
+    tensors = build_case(case)
     tensors.query[:, 1, 3] = tensors.key_cache[2, 5] = tensors.value_cache[3, 7] = odd
-    assert_same_bits(partial(_attended, tensors, None))
+    assert_same_bits(partial(_attended, tensors, case.spec))
 
 
-def _attended(tensors: Tensors, window: int | None, library: Library) -> Tensor:
+def _attended(tensors: Tensors, spec: AttentionSpec, library: Library) -> Tensor:
     return attend(
         library,
         tensors.query.float(),
@@ -94,8 +96,7 @@ def _attended(tensors: Tensors, window: int | None, library: Library) -> Tensor:
         tensors.block_tables,
         tensors.query_starts,
         tensors.context_lens,
-        scale=0.3,
-        sliding_window=window,
+        spec=spec,
     )
 
 

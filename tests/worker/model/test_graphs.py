@@ -11,11 +11,11 @@ from kernels.providers import Provider, load_ops
 from tests.kernels.interpreter import quick_interpreter
 from tests.support.models.batches import batch, share
 from tests.support.models.numerics import assert_close
-from tests.support.models.tiny import VOCAB_SIZE, write_tiny_model
+from tests.support.models.tiny import VOCAB_SIZE, native_spec, write_tiny_model
 from worker.checkpoints.checkpoint import Checkpoint
 from worker.engine.interface import ScheduledBatch, ScheduledSequence
-from worker.model.config import decoder_config, read_json_config
-from worker.model.decoders.native import NativeDecoder
+from worker.model.config import read_json_config
+from worker.model.decoders.stack import StackDecoder
 from worker.model.graphs import CudaRecorder, DecodeGraphs, Work, ladder
 from worker.model.inputs import build_inputs, lay_out
 from worker.model.kv_cache import BlockShape, KVCache
@@ -41,15 +41,15 @@ def again(work: Work) -> Work:
 
 def loaded(
     directory: Path, device: torch.device, provider: Provider, *, is_batch_invariant: bool = False
-) -> NativeDecoder:
-    config = decoder_config(read_json_config(directory))
+) -> StackDecoder:
+    config = native_spec(read_json_config(directory))
     target = Target(torch.float32, device)
     weights = read_weights(WeightReader(Checkpoint(directory), config, Dense(), target))
     ops = load_ops(provider, is_batch_invariant=is_batch_invariant)
-    return NativeDecoder(config, weights, ops, MAX_SEQ_LEN)
+    return StackDecoder(config, weights, ops, MAX_SEQ_LEN)
 
 
-def filled_cache(decoder: NativeDecoder, num_blocks: int) -> KVCache:
+def filled_cache(decoder: StackDecoder, num_blocks: int) -> KVCache:
     block = BlockShape(
         decoder.num_layers, BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim, decoder.dtype
     )
@@ -68,17 +68,17 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def decoder(directory: Path) -> NativeDecoder:
+def decoder(directory: Path) -> StackDecoder:
     return loaded(directory, CPU, "reference")
 
 
 @pytest.fixture
-def cache(decoder: NativeDecoder) -> KVCache:
+def cache(decoder: StackDecoder) -> KVCache:
     return filled_cache(decoder, 64)
 
 
 @pytest.fixture
-def graphs(decoder: NativeDecoder, cache: KVCache) -> DecodeGraphs:
+def graphs(decoder: StackDecoder, cache: KVCache) -> DecodeGraphs:
     return DecodeGraphs(decoder, cache, SIZES, again, max_seq_len=MAX_SEQ_LEN)
 
 
@@ -100,7 +100,7 @@ def max_error(device: torch.device) -> float:
 
 
 def check_steps(
-    decoder: NativeDecoder,
+    decoder: StackDecoder,
     cache: KVCache,
     graphs: DecodeGraphs,
     sizes: Sequence[int] = (1, 11, 3, 8, 2, 10, 5, 1),
@@ -133,7 +133,7 @@ def test_the_ladder_holds_small_sizes_and_the_largest() -> None:
 
 
 def test_the_largest_graph_is_recorded_first_and_progress_is_reported(
-    decoder: NativeDecoder, cache: KVCache
+    decoder: StackDecoder, cache: KVCache
 ) -> None:
     told: list[tuple[int, int]] = []
     sizes: list[int] = []
@@ -150,14 +150,14 @@ def test_the_largest_graph_is_recorded_first_and_progress_is_reported(
 
 
 def test_padded_steps_give_the_logits_of_plain_ones_and_write_nothing_else(
-    decoder: NativeDecoder, cache: KVCache, graphs: DecodeGraphs
+    decoder: StackDecoder, cache: KVCache, graphs: DecodeGraphs
 ) -> None:
     check_steps(decoder, cache, graphs)
 
 
 @pytest.mark.parametrize("is_batch_invariant", [False, True])
 def test_the_triton_kernels_skip_the_padding_too(
-    directory: Path, is_batch_invariant: bool, decoder: NativeDecoder
+    directory: Path, is_batch_invariant: bool, decoder: StackDecoder
 ) -> None:
     """On the CPU in Triton's interpreter."""
     device = CUDA if torch.cuda.is_available() else CPU
@@ -190,7 +190,7 @@ def tokens(runner: TorchRunner) -> list[list[int]]:
 
 @pytest.fixture
 def runners(
-    decoder: NativeDecoder, cache: KVCache, graphs: DecodeGraphs
+    decoder: StackDecoder, cache: KVCache, graphs: DecodeGraphs
 ) -> Iterator[list[TorchRunner]]:
     runners = [
         TorchRunner(

@@ -20,12 +20,17 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from shared.errors import StartupError
 from tests.support.models.batches import batch, share
 from tests.support.models.numerics import relative_error
-from tests.support.models.tiny import FAMILIES, reference_logits, write_tiny_model
-from worker.model.config import DecoderConfig, decoder_config, is_native, read_json_config
+from tests.support.models.tiny import (
+    native_spec,
+    reference_logits,
+    write_tiny_model,
+)
+from worker.model.config import read_json_config
 from worker.model.decoders.rope_table import rope_table
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.loading import load_decoder
+from worker.model.spec import ModelSpec
 
 NUM_DRAWN = int(os.environ.get("WARREN_TEST_VARIATIONS", "100"))
 CPU = torch.device("cpu")
@@ -57,9 +62,12 @@ ROPES: list[dict[str, Any]] = [
 ]
 
 
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
+
+
 def drawn_config(draw: Random) -> dict[str, Any]:
     """A configuration some of whose keys are missing, null, or spelled in two ways."""
-    config: dict[str, Any] = {"model_type": draw.choice([*FAMILIES]), "hidden_act": "silu", **SIZES}
+    config: dict[str, Any] = {"model_type": draw.choice(LLAMA_LIKE), "hidden_act": "silu", **SIZES}
     optional: dict[str, list[Any]] = {
         "rms_norm_eps": [1e-5],
         "head_dim": [8, 16],
@@ -90,8 +98,8 @@ def drawn_config(draw: Random) -> dict[str, Any]:
     return config
 
 
-def assert_same(ours: DecoderConfig, theirs: Any) -> None:
-    assert ours.rms_norm_eps == theirs.rms_norm_eps
+def assert_same(ours: ModelSpec, theirs: Any) -> None:
+    assert ours.final_norm.eps == theirs.rms_norm_eps
     heads, size = theirs.num_attention_heads, theirs.hidden_size
     assert ours.head_dim == (getattr(theirs, "head_dim", None) or size // heads)
     assert ours.num_kv_heads == theirs.num_key_value_heads
@@ -101,7 +109,7 @@ def assert_same(ours: DecoderConfig, theirs: Any) -> None:
     if theirs.model_type == "mistral":
         kinds = ["sliding_attention"] * theirs.num_hidden_layers
     windows = [window if kind == "sliding_attention" else None for kind in kinds]
-    assert list(ours.sliding_windows) == windows
+    assert [layer.attention.window for layer in ours.layers] == windows
 
 
 @pytest.mark.parametrize("seed", range(2 * NUM_DRAWN))
@@ -116,9 +124,8 @@ def test_a_configuration_means_what_it_means_to_transformers(seed: int, tmp_path
 
     try:
         read = read_json_config(tmp_path)
-        assert is_native(read)
-        ours = decoder_config(read)
-        table = rope_table(ours.rope, ours.head_dim, 64)
+        ours = native_spec(read)
+        table = rope_table(ours.layers[0].attention.rope, ours.head_dim, 64)
     except StartupError as error:
         # transformers reads what it cannot build, and takes a theta that nobody means.
         words = ("is not a divisor", "write rope_theta into rope_scaling")
@@ -180,7 +187,7 @@ def logits_of(directory: Path, prompt: list[int]) -> Tensor:
 @pytest.mark.parametrize("seed", range(NUM_DRAWN // 4))
 def test_a_checkpoint_gives_the_logits_of_transformers(seed: int, tmp_path: Path) -> None:
     draw = Random(seed)
-    family = draw.choice([*FAMILIES])
+    family = draw.choice(LLAMA_LIKE)
     options: dict[str, Any] = {"tie_word_embeddings": draw.random() < 0.5, "head_dim": 16}
     if family in ("llama", "qwen3"):
         options["attention_bias"] = draw.random() < 0.5

@@ -2,27 +2,24 @@
 
 from torch import Tensor
 
+from kernels.attention_spec import AttentionSpec
 from kernels.providers import Ops
 from worker.model.forward import ForwardInputs
-from worker.model.kv_cache import KVCache
 
 
 def attend(
     ops: Ops,
     inputs: ForwardInputs,
-    kv_cache: KVCache,
-    layer: int,
+    layer_cache: tuple[Tensor, Tensor],
     query: Tensor,
-    *,
-    scale: float,
-    sliding_window: int | None = None,
+    spec: AttentionSpec,
 ) -> Tensor:
     """Attend to each sequence's whole context; this step's keys and values are already stored.
 
-    ``query`` is [num_tokens, num_heads, head_dim], with rotary positions applied. Returns its
-    shape.
+    ``layer_cache`` has the layer's keys and values; ``query`` is [num_tokens, num_heads,
+    head_dim], with rotary positions applied. Returns its shape.
     """
-    key_cache, value_cache = kv_cache.layer(layer)
+    key_cache, value_cache = layer_cache
     return ops.paged_attention(
         query,
         key_cache,
@@ -32,6 +29,5 @@ def attend(
         inputs.context_lens,
         num_decodes=inputs.num_decodes,
         max_query_len=inputs.max_query_len,
-        scale=scale,
-        sliding_window=sliding_window,
+        spec=spec,
     )

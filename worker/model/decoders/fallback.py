@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from kernels.attention_spec import AttentionSpec
 from kernels.providers import Ops, Provider
 from shared.errors import StartupError
 from worker.model.decoders import probe
@@ -165,13 +166,12 @@ class PagedAttentionFunction:
         query, key, value = (
             tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)
         )
-        self.ops.store_kv(key, value, *self.kv_cache.layer(index), self.inputs.slots)
+        layer_cache = self.kv_cache.layer(index)
+        self.ops.store_kv(key, value, *layer_cache, self.inputs.slots)
         return attend(
             self.ops,
             self.inputs,
-            self.kv_cache,
-            index,
+            layer_cache,
             query,
-            scale=layer.scale,
-            sliding_window=layer.sliding_window,
+            AttentionSpec(scale=layer.scale, window=layer.sliding_window),
         )[None]

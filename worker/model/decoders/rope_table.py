@@ -1,45 +1,62 @@
 """The angles of rotary position embeddings, scaled according to a model's configuration."""
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from shared.errors import StartupError
+from worker.model.spec import Rope
+
+Parameters: TypeAlias = Mapping[str, Any]
 
 
-def rope_table(rope: dict[str, Any], head_dim: int, num_positions: int) -> Tensor:
+def rope_table(rope: Rope | None, head_dim: int, num_positions: int) -> Tensor:
     """Cosines, then sines, of each position's angles: [num_positions, head_dim] float32.
 
-    Raises `StartupError` for an unsupported scaling or a missing parameter.
+    The angles of elements that are not rotated are zero; see `worker.model.weights.rotation` for
+    the order of the elements. Raises `StartupError` for an unsupported scaling or a missing
+    parameter.
     """
-    rope_type = rope["rope_type"]
+    positions = torch.arange(num_positions, dtype=torch.float32)
+    if rope is None:
+        half = torch.ones(num_positions, head_dim // 2)
+        return torch.cat((half, torch.zeros_like(half)), dim=-1)
+    parameters, rope_type = rope.parameters, rope.parameters["rope_type"]
     if rope_type not in _SCALINGS:
         raise StartupError(f"rope scaling {rope_type!r} is not supported")
     # What is not exact is computed in float64 and rounded, because its float32 forms differ from
     # processor to processor.
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim
-    powers = (rope["rope_theta"] ** exponents).float()
+    exponents = torch.arange(0, rope.dim, 2, dtype=torch.float64) / rope.dim
+    powers = (parameters["rope_theta"] ** exponents).float()
     try:
-        frequencies, amplitude = _SCALINGS[rope_type](1 / powers, rope)
+        frequencies, amplitude = _SCALINGS[rope_type](1 / powers, parameters)
+        angles = torch.outer(positions, frequencies)
+        if rope_type == "longrope":
+            is_far = positions >= parameters["original_max_position_embeddings"]
+            angles[is_far] = torch.outer(
+                positions[is_far], _far_frequencies(1 / powers, parameters)
+            )
     except KeyError as error:
         raise StartupError(f"rope scaling {rope_type!r} needs {error} in config.json") from None
-    angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), frequencies)
-    exact = angles.double()
-    return amplitude * torch.cat((exact.cos(), exact.sin()), dim=-1).float()
+    exact = functional.pad(angles.double(), (0, (head_dim - rope.dim) // 2))
+    cosines, sines = amplitude * exact.cos().float(), amplitude * exact.sin().float()
+    cosines[:, rope.dim // 2 :] = 1  # an amplitude belongs to the rotated elements alone
+    return torch.cat((cosines, sines), dim=-1)
 
 
-def _default(frequencies: Tensor, rope: dict[str, Any]) -> tuple[Tensor, float]:
+def _default(frequencies: Tensor, rope: Parameters) -> tuple[Tensor, float]:
     return frequencies, 1.0
 
 
-def _linear(frequencies: Tensor, rope: dict[str, Any]) -> tuple[Tensor, float]:
+def _linear(frequencies: Tensor, rope: Parameters) -> tuple[Tensor, float]:
     return frequencies / rope["factor"], 1.0
 
 
-def _llama3(frequencies: Tensor, rope: dict[str, Any]) -> tuple[Tensor, float]:
+def _llama3(frequencies: Tensor, rope: Parameters) -> tuple[Tensor, float]:
     """Scale low frequencies, keep high ones, and interpolate between them (Llama 3.1)."""
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
@@ -47,7 +64,7 @@ def _llama3(frequencies: Tensor, rope: dict[str, Any]) -> tuple[Tensor, float]:
     return kept * frequencies + (1 - kept) * (frequencies / rope["factor"]), 1.0
 
 
-def _yarn(frequencies: Tensor, rope: dict[str, Any]) -> tuple[Tensor, float]:
+def _yarn(frequencies: Tensor, rope: Parameters) -> tuple[Tensor, float]:
     """Like `_llama3`, but interpolated over dimensions (Peng et al., arXiv:2309.00071)."""
     num_angles = len(frequencies)
 
@@ -68,7 +85,7 @@ def _yarn(frequencies: Tensor, rope: dict[str, Any]) -> tuple[Tensor, float]:
     return scaled, _yarn_amplitude(rope)
 
 
-def _yarn_amplitude(rope: dict[str, Any]) -> float:
+def _yarn_amplitude(rope: Parameters) -> float:
     def amplitude(mscale: float) -> float:
         return 0.1 * mscale * math.log(rope["factor"]) + 1.0 if rope["factor"] > 1 else 1.0
 
@@ -79,9 +96,48 @@ def _yarn_amplitude(rope: dict[str, Any]) -> float:
     return amplitude(1.0)
 
 
-_SCALINGS: dict[str, Callable[[Tensor, dict[str, Any]], tuple[Tensor, float]]] = {
+def _proportional(frequencies: Tensor, rope: Parameters) -> tuple[Tensor, float]:
+    """Only the first angles rotate, with the frequencies of a whole head (Gemma 4)."""
+    kept = int((rope.get("partial_rotary_factor") or 1.0) * len(frequencies))
+    scaled = frequencies / rope.get("factor", 1.0)
+    scaled[kept:] = 0
+    return scaled, 1.0
+
+
+def _longrope(frequencies: Tensor, rope: Parameters) -> tuple[Tensor, float]:
+    """Each frequency has a factor, within the original context (Ding et al., arXiv:2402.13753)."""
+    return frequencies / _factors(frequencies, rope, "short_factor"), _longrope_amplitude(rope)
+
+
+def _far_frequencies(frequencies: Tensor, rope: Parameters) -> Tensor:
+    """The frequencies of LongRoPE at positions beyond the original context.
+
+    They follow a token's own position and not the length of its sequence, so that no cached key
+    depends on the tokens after it.
+    """
+    return frequencies / _factors(frequencies, rope, "long_factor")
+
+
+def _factors(frequencies: Tensor, rope: Parameters, name: str) -> Tensor:
+    factors = torch.tensor(rope[name], dtype=torch.float32)
+    if factors.shape != frequencies.shape:
+        raise StartupError(f"{name} has {len(factors)} numbers for {len(frequencies)} frequencies")
+    return factors
+
+
+def _longrope_amplitude(rope: Parameters) -> float:
+    if rope.get("attention_factor") is not None:
+        return float(rope["attention_factor"])
+    original = rope["original_max_position_embeddings"]
+    factor = rope.get("factor") or rope["max_position_embeddings"] / original
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+
+
+_SCALINGS: dict[str, Callable[[Tensor, Parameters], tuple[Tensor, float]]] = {
     "default": _default,
     "linear": _linear,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
+    "proportional": _proportional,
 }

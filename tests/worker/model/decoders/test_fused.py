@@ -35,6 +35,26 @@ def test_every_variant_computes_the_same_logits(
     assert_same_bits(tmp_path, monkeypatch, dtype, weight_format)
 
 
+@pytest.mark.parametrize(
+    ("family", "dtype", "weight_format"),
+    [
+        ("gemma2", "float32", "auto"),
+        ("gpt_oss", "bfloat16", "auto"),
+        ("gpt_oss", "bfloat16", "q8_0"),
+        ("llama4_text", "bfloat16", "auto"),
+        ("glm4_moe", "float32", "auto"),
+        ("cohere2", "float32", "auto"),
+        ("starcoder2", "bfloat16", "auto"),
+    ],
+)
+def test_every_variant_computes_the_same_in_all_kinds_of_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, dtype: str, weight_format: str
+) -> None:
+    write_tiny_model(tmp_path, family, intermediate_size=96)
+
+    assert_same_bits(tmp_path, monkeypatch, dtype, weight_format)
+
+
 @pytest.mark.parametrize("odd", [1e-40, 1e15, torch.inf], ids=["denormal", "great", "infinite"])
 @pytest.mark.parametrize(
     "part",

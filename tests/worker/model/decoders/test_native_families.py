@@ -1,6 +1,7 @@
 """Every native family computes what transformers computes, without transformers."""
 
 import copy
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -10,12 +11,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from shared.errors import StartupError
 from tests.support.models.batches import batch, share
 from tests.support.models.numerics import assert_close, poisoned
 from tests.support.models.tiny import FAMILIES, VOCAB_SIZE, reference_logits, write_tiny_model
+from worker.model import families
+from worker.model.families import FAMILIES as FAMILIES_OF_FILES
 from worker.model.forward import Decoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import KVCache
@@ -103,17 +107,56 @@ def test_a_checkpoint_in_several_files_is_read_by_its_index(tmp_path: Path) -> N
     assert_same_logits(tmp_path, model)
 
 
-@pytest.mark.parametrize("fault", ["sliding_windows", "rms_norm_eps"])
+FAULTS = {
+    "a window that is one too long": ("mistral", 'window": 7', 'window": 8'),
+    "another epsilon": ("mistral", "1e-06", "1e-02"),
+    "another soft cap": ("gemma2", 'attn_logit_softcapping": 3.0', 'attn_logit_softcapping": 9.0'),
+    "chunks that are one too long": ("llama4_text", 'chunk_size": 8', 'chunk_size": 9'),
+    "experts in all groups": ("glm4_moe", 'topk_group": 2', 'topk_group": 4'),
+    "another factor of residuals": ("granite", 'multiplier": 0.4', 'multiplier": 0.5'),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_wrong_constant_is_caught(tmp_path: Path, fault: str) -> None:
-    """The comparison detects a window that is one too long, and a wrong epsilon."""
-    model = write_tiny_model(tmp_path, "mistral")
+    family, right, planted = FAULTS[fault]
+    model = write_tiny_model(tmp_path, family)
     config = tmp_path / "config.json"
-    wrong = {"sliding_windows": ('window": 7', 'window": 8'), "rms_norm_eps": ("1e-06", "1e-02")}
-    right, planted = wrong[fault]
     assert right in config.read_text()
     config.write_text(config.read_text().replace(right, planted))
     with pytest.raises(AssertionError, match="relative error"):
         assert_same_logits(tmp_path, model)
+
+
+def test_sinks_are_not_forgotten(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path, "gpt_oss")
+    with torch.no_grad():
+        model.model.layers[1].self_attn.sinks.add_(3.0)
+    with pytest.raises(AssertionError, match="relative error"):
+        assert_same_logits(tmp_path, model)
+
+
+def test_a_language_model_is_served_from_a_checkpoint_with_images(tmp_path: Path) -> None:
+    text = write_tiny_model(tmp_path / "text", "gemma3_text")
+    config = json.loads((tmp_path / "text" / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        json.dumps({"model_type": "gemma3", "text_config": config})
+    )
+    tensors = load_file(tmp_path / "text" / "model.safetensors")
+    renamed = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    save_file(
+        {**renamed, "vision_tower.patch.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors"
+    )
+
+    assert_same_logits(tmp_path, text)
+
+
+@pytest.mark.parametrize("family", FAMILIES_OF_FILES)
+def test_every_family_has_a_test(family: str) -> None:
+    of_checkpoints_with_images = {"gemma3", "llama4", "mistral3"}
+    assert family in {*FAMILIES, *of_checkpoints_with_images}
+    lines = (Path(families.__file__).parent / f"{family}.py").read_text().splitlines()
+    assert len(lines) <= 120
 
 
 def test_only_rows_to_be_sampled_have_logits(tmp_path: Path) -> None:

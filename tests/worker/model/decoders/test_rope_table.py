@@ -7,8 +7,10 @@ import torch
 
 from shared.errors import StartupError
 from tests.support.models.numerics import assert_close
-from worker.model.config import decoder_config, is_native
+from tests.support.models.tiny import native_spec
 from worker.model.decoders.rope_table import rope_table
+from worker.model.families import spec_of
+from worker.model.spec import Rope
 
 HEAD_DIM = 32
 NUM_POSITIONS = 3000
@@ -64,7 +66,9 @@ def test_angles_are_those_of_transformers(scaling: str) -> None:
     positions = torch.arange(NUM_POSITIONS)[None]
     expected = LlamaRotaryEmbedding(config)(torch.empty(0), positions)
 
-    cosines, sines = rope_table(rope, HEAD_DIM, NUM_POSITIONS).chunk(2, dim=-1)
+    cosines, sines = rope_table(Rope(parameters=rope, dim=HEAD_DIM), HEAD_DIM, NUM_POSITIONS).chunk(
+        2, dim=-1
+    )
 
     # Angles reach 3,000 radians, which float32 resolves to 1e-4.
     assert_close(cosines, expected[0][0, :, : HEAD_DIM // 2], 5e-4)
@@ -72,13 +76,15 @@ def test_angles_are_those_of_transformers(scaling: str) -> None:
 
 
 def test_an_unknown_scaling_is_refused_by_name() -> None:
-    with pytest.raises(StartupError, match="rope scaling 'longrope' is not supported"):
-        rope_table({"rope_type": "longrope", "rope_theta": 1e4}, HEAD_DIM, 10)
+    rope = Rope(parameters={"rope_type": "dynamic", "rope_theta": 1e4}, dim=HEAD_DIM)
+    with pytest.raises(StartupError, match="rope scaling 'dynamic' is not supported"):
+        rope_table(rope, HEAD_DIM, 10)
 
 
 def test_what_a_scaling_lacks_is_named() -> None:
+    rope = {"rope_type": "linear", "rope_theta": 1e4}
     with pytest.raises(StartupError, match="rope scaling 'linear' needs 'factor'"):
-        rope_table({"rope_type": "linear", "rope_theta": 1e4}, HEAD_DIM, 10)
+        rope_table(Rope(parameters=rope, dim=HEAD_DIM), HEAD_DIM, 10)
 
 
 def test_both_spellings_of_a_scaling_are_read() -> None:
@@ -86,13 +92,13 @@ def test_both_spellings_of_a_scaling_are_read() -> None:
     old = {"rope_theta": 7.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
 
     tables = [
-        rope_table(config.rope, config.head_dim, 64)
-        for config in (decoder_config(SIZES | new), decoder_config(SIZES | old))
+        rope_table(spec.layers[0].attention.rope, spec.head_dim, 64)
+        for spec in (native_spec(SIZES | new), native_spec(SIZES | old))
     ]
 
     assert torch.equal(*tables)
-    with pytest.raises(StartupError, match=r"config\.json has no 'vocab_size'"):
-        decoder_config({**new, "model_type": "llama", "num_attention_heads": 1, "hidden_size": 4})
+    with pytest.raises(StartupError, match=r"config\.json has no 'intermediate_size'"):
+        spec_of({**new, "model_type": "llama", "num_attention_heads": 1, "hidden_size": 4})
 
 
 @pytest.mark.parametrize(
@@ -106,12 +112,11 @@ def test_both_spellings_of_a_scaling_are_read() -> None:
     ],
 )
 def test_yarn_extends_the_context_that_it_names(scaling: dict[str, Any], max_seq_len: int) -> None:
-    assert decoder_config(SIZES | {"rope_scaling": scaling}).max_seq_len == max_seq_len
+    assert native_spec(SIZES | {"rope_scaling": scaling}).max_seq_len == max_seq_len
 
 
-def test_a_partly_rotated_or_differently_activated_llama_is_not_native() -> None:
-    llama = {"model_type": "llama", "hidden_act": "silu"}
-    assert is_native(llama)
-    assert not is_native({**llama, "hidden_act": "gelu"})
-    assert not is_native({**llama, "rope_parameters": {"partial_rotary_factor": 0.5}})
-    assert not is_native({"model_type": "phi", "hidden_act": "silu"})
+def test_a_configuration_that_the_operations_do_not_know_is_not_native() -> None:
+    assert spec_of(SIZES | {"hidden_act": "gelu"}) is not None
+    assert spec_of(SIZES | {"hidden_act": "snake"}) is None
+    assert spec_of(SIZES | {"rope_parameters": {"partial_rotary_factor": 0.5}}) is None
+    assert spec_of(SIZES | {"model_type": "phi"}) is None

@@ -15,18 +15,26 @@ from kernels.quantized import QuantFormat, dequantize, quantize
 from shared.errors import StartupError
 from tests.support.models.batches import batch, share
 from tests.support.models.numerics import assert_close
-from tests.support.models.tiny import reference_logits, write_tiny_model
+from tests.support.models.tiny import native_spec, reference_logits, write_tiny_model
 from worker.checkpoints.checkpoint import Checkpoint
-from worker.model.config import DecoderConfig, decoder_config, read_json_config
-from worker.model.decoders.native import NativeDecoder
+from worker.model.config import read_json_config
+from worker.model.decoders.stack import StackDecoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.loading import load_decoder
+from worker.model.spec import ModelSpec
 from worker.model.weights.formats.blocks import BlockWeight
 from worker.model.weights.formats.dense import Dense
 from worker.model.weights.formats.interface import Target
 from worker.model.weights.formats.registry import format_of
-from worker.model.weights.layers import DecoderWeights, WeightReader, read_weights
+from worker.model.weights.layers import (
+    DecoderWeights,
+    LayerWeights,
+    Linear,
+    MlpWeights,
+    WeightReader,
+    read_weights,
+)
 from worker.model.weights.sources import open_source
 from worker.model.weights.weight import DenseWeight, Weight
 
@@ -36,8 +44,8 @@ PROMPT = [(7 * i) % 131 for i in range(20)]
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
 
 
-def config_of(directory: Path) -> DecoderConfig:
-    return decoder_config(read_json_config(directory))
+def config_of(directory: Path) -> ModelSpec:
+    return native_spec(read_json_config(directory))
 
 
 def reader_of(
@@ -58,13 +66,21 @@ def read(directory: Path, *args: Any, **options: Any) -> DecoderWeights:
     return read_weights(reader_of(directory, *args, **options))
 
 
+def linears_of(layer: LayerWeights) -> list[Linear]:
+    """The products of a layer without experts."""
+    assert isinstance(layer.feed_forward, MlpWeights)
+    attention, mlp = layer.attention, layer.feed_forward
+    return [attention.qkv, attention.output, mlp.gate_up, mlp.down]
+
+
+def norms_of(layer: LayerWeights) -> list[Tensor]:
+    norms = (layer.before_attention, layer.before_feed_forward)
+    return [norm.weight for norm in norms if norm is not None and norm.weight is not None]
+
+
 def matrices(weights: DecoderWeights) -> list[Weight]:
     """All of them, the tables first."""
-    layers = [
-        linear.weight
-        for layer in weights.layers
-        for linear in (layer.qkv, layer.attention_output, layer.gate_up, layer.down)
-    ]
+    layers = [linear.weight for layer in weights.layers for linear in linears_of(layer)]
     return [weights.embedding, weights.lm_head, *layers]
 
 
@@ -79,7 +95,7 @@ def dtypes(weights: list[Weight]) -> set[torch.dtype]:
 
 def last_logits(directory: Path, weights: DecoderWeights) -> Tensor:
     """The logits of the prompt's last token, by the reference ops."""
-    decoder = NativeDecoder(config_of(directory), weights, load_ops(), 32)
+    decoder = StackDecoder(config_of(directory), weights, load_ops(), 32)
     block = BlockShape(decoder.num_layers, 8, decoder.num_kv_heads, decoder.head_dim, decoder.dtype)
     inputs = build_inputs(batch(share(PROMPT, range(3))), 8, CPU).forward
     with torch.inference_mode():
@@ -146,19 +162,18 @@ def test_norms_and_biases_stay_floats(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, "qwen2", **SIZES)
     plain, packed = read(tmp_path), read(tmp_path, "q4_0")
     for ours, theirs in zip(packed.layers, plain.layers, strict=True):
-        assert torch.equal(ours.mlp_norm, theirs.mlp_norm)
-        assert ours.qkv.bias is not None
-        assert theirs.qkv.bias is not None
-        assert torch.equal(ours.qkv.bias, theirs.qkv.bias)
+        assert torch.equal(norms_of(ours)[1], norms_of(theirs)[1])
+        assert ours.attention.qkv.bias is not None
+        assert theirs.attention.qkv.bias is not None
+        assert torch.equal(ours.attention.qkv.bias, theirs.attention.qkv.bias)
 
 
 def test_norms_and_biases_have_the_dtype_that_was_asked_for(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, "qwen2", **SIZES)
     weights = read(tmp_path, dtype=torch.bfloat16, vector_dtype=torch.float32)
     layer = weights.layers[0]
-    assert layer.qkv.bias is not None
-    vectors = (weights.norm, layer.input_norm, layer.mlp_norm, layer.qkv.bias)
-    assert {vector.dtype for vector in vectors} == {torch.float32}
+    vectors = (weights.norm.weight, *norms_of(layer), layer.attention.qkv.bias)
+    assert {vector.dtype for vector in vectors if vector is not None} == {torch.float32}
     assert dtypes(matrices(weights)) == {torch.bfloat16}
 
 
@@ -170,7 +185,7 @@ def test_expanded_weights_are_of_one_dtype_and_tied_ones_stay_tied(
     dense = read(tmp_path, weight_format, dtype=torch.float16, provider="reference")
     layer = dense.layers[-1]
     assert dense.lm_head is dense.embedding
-    vectors = [dense.norm, layer.input_norm, layer.mlp_norm, layer.qkv.bias]
+    vectors = [dense.norm.weight, *norms_of(layer), layer.attention.qkv.bias]
     assert {vector.dtype for vector in vectors if vector is not None} == {torch.float16}
     assert dtypes(matrices(dense)) == {torch.float16}
 
@@ -181,7 +196,7 @@ def test_smollm2_keeps_the_blocks_of_its_gguf_file(smollm2: Path) -> None:
     tables, linears = matrices(packed)[:2], matrices(packed)[2:]
     assert (formats(tables), formats(linears)) == ({"q8_0"}, {"q4_1"})
     (gguf,) = smollm2.glob("*.gguf")
-    down = packed.layers[-1].down.weight
+    down = linears_of(packed.layers[-1])[-1].weight
     assert isinstance(down, BlockWeight)
     assert down.packed.blocks.numpy().tobytes() in gguf.read_bytes()
     for ours, theirs in zip(matrices(packed), matrices(converted), strict=True):

@@ -13,10 +13,10 @@ from kernels.providers import load_ops
 from shared.errors import StartupError
 from tests.support.models.batches import batch, share
 from tests.support.models.numerics import assert_close
-from tests.support.models.tiny import reference_logits, write_tiny_model
+from tests.support.models.tiny import native_spec, reference_logits, write_tiny_model
 from worker.checkpoints.checkpoint import Checkpoint
-from worker.model.config import decoder_config, read_json_config
-from worker.model.decoders.native import NativeDecoder
+from worker.model.config import read_json_config
+from worker.model.decoders.stack import StackDecoder
 from worker.model.forward import Decoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import BlockShape, KVCache
@@ -175,14 +175,14 @@ def test_matrices_without_any_group_are_refused(tmp_path: Path) -> None:
 def test_weights_that_stay_packed_give_the_same(tmp_path: Path) -> None:
     """As on a GPU, but with the reference op."""
     model = write_awq_model(tmp_path)
-    config = decoder_config(read_json_config(tmp_path))
+    config = native_spec(read_json_config(tmp_path))
     target = Target(torch.float32, CPU, "triton")
     weights = read_weights(WeightReader(Checkpoint(tmp_path), config, Awq(), target))
 
-    logits = logits_of(NativeDecoder(config, weights, load_ops(), 64))
+    logits = logits_of(StackDecoder(config, weights, load_ops(), 64))
 
-    assert isinstance(weights.layers[0].qkv.weight, AwqWeight)
-    assert weights.layers[0].qkv.weight.group_size == GROUP
+    assert isinstance(weights.layers[0].attention.qkv.weight, AwqWeight)
+    assert weights.layers[0].attention.qkv.weight.group_size == GROUP
     assert_close(logits, reference_logits(model, PROMPT)[-1:], 1e-5)
 
 

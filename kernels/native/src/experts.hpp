@@ -1,0 +1,225 @@
+// A mixture of experts: the choice of each token's experts, and their products for all tokens of a step at once.
+#pragma once
+
+#include "elementwise.hpp"
+#include "linear.hpp"
+
+namespace warren {
+
+struct Mlp {
+    Weight gate_up;  // the gate, then the other half; only one product if it is not gated
+    Weight down;
+    int32_t activation;
+    int32_t is_gated;
+};
+
+enum Scores : int32_t { kSoftmax = 0, kSigmoid = 1, kSoftmaxOfChosen = 2 };
+
+// See worker.model.spec.Experts and Router.
+struct Experts {
+    const Mlp* experts;
+    const Mlp* shared;        // or null
+    const float* correction;  // [count] or null
+    Weight router;
+    Weight shared_gate;  // without panels: there is none
+    int32_t count;
+    int32_t top_k;
+    int32_t scores;
+    int32_t is_normalized;
+    int32_t num_groups;
+    int32_t num_chosen_groups;
+    int32_t weighs_inputs;
+    float scale;
+};
+
+// What a step keeps about the experts of a layer. A pair is a token and one of its experts.
+struct Mixture {
+    float* scores;        // [num_tokens, count]
+    float* shared_gates;  // [num_tokens]
+    int32_t* chosen;      // [num_tokens, top_k], in the order of the choice
+    float* weights;       // [num_tokens, top_k]
+    int32_t* order;       // [pairs]: the row of each pair in the arrays below, where experts follow one another
+    float* inputs;        // [pairs, hidden_size]
+    float* gate_up;       // [pairs, outputs of gate_up]
+    float* outputs;       // [pairs, hidden_size]
+    Codes codes;          // of inputs, or of the rows of gate_up
+};
+
+// The scores as probabilities; exp is a fixed sequence of operations on all processors.
+inline void softmax(float* values, int count) {
+    float most = values[0];
+    for (int i = 1; i < count; i++) most = std::max(most, values[i]);
+    float total = 0;
+    for (int i = 0; i < count; i++) total += values[i] = exponential(broadcast(values[i] - most))[0];
+    for (int i = 0; i < count; i++) values[i] /= total;
+}
+
+inline float sigmoid(float x) { return (1.0f / (exponential(-maximum(broadcast(-88.0f), broadcast(x))) + 1.0f))[0]; }
+
+// Hides the experts outside of the groups with the best experts: for sigmoids the two best count together.
+inline void choose_groups(const Experts& experts, float* ranks) {
+    const int size = experts.count / experts.num_groups;
+    std::vector<float> best(experts.num_groups);
+    for (int g = 0; g < experts.num_groups; g++) {
+        float first = -std::numeric_limits<float>::infinity(), second = first;
+        for (int i = g * size; i < (g + 1) * size; i++) {
+            if (ranks[i] > first) std::swap(first, second), first = ranks[i];
+            else if (ranks[i] > second) second = ranks[i];
+        }
+        best[g] = experts.scores == kSigmoid && size > 1 ? first + second : first;
+    }
+    for (int left = experts.num_groups - experts.num_chosen_groups; left > 0; left--) {
+        int worst = -1;
+        for (int g = 0; g < experts.num_groups; g++)
+            if (best[g] > -std::numeric_limits<float>::infinity() && (worst < 0 || best[g] <= best[worst])) worst = g;
+        if (worst < 0) return;
+        best[worst] = -std::numeric_limits<float>::infinity();
+        std::fill(ranks + worst * size, ranks + (worst + 1) * size, -std::numeric_limits<float>::infinity());
+    }
+}
+
+// Chooses the experts of a token; of equal scores, the first. NaN counts as the lowest score.
+inline void choose(const Experts& experts, const Mixture& mixture, int t) {
+    float* scores = mixture.scores + int64_t(t) * experts.count;
+    if (experts.scores == kSoftmax) softmax(scores, experts.count);
+    if (experts.scores == kSigmoid)
+        for (int i = 0; i < experts.count; i++) scores[i] = sigmoid(scores[i]);
+    thread_local std::vector<float> ranks;
+    ranks.assign(scores, scores + experts.count);
+    for (int i = 0; i < experts.count; i++) {
+        if (experts.correction != nullptr) ranks[i] += experts.correction[i];
+        if (ranks[i] != ranks[i]) ranks[i] = std::numeric_limits<float>::lowest();
+    }
+    if (experts.num_chosen_groups < experts.num_groups) choose_groups(experts, ranks.data());
+    int32_t* chosen = mixture.chosen + int64_t(t) * experts.top_k;
+    float* weights = mixture.weights + int64_t(t) * experts.top_k;
+    for (int k = 0; k < experts.top_k; k++) {
+        const auto best = std::max_element(ranks.begin(), ranks.end());
+        chosen[k] = static_cast<int32_t>(best - ranks.begin());
+        weights[k] = scores[chosen[k]];
+        *best = -std::numeric_limits<float>::infinity();
+    }
+    if (experts.scores == kSoftmaxOfChosen) softmax(weights, experts.top_k);
+    if (experts.is_normalized) {
+        float total = 0;
+        for (int k = 0; k < experts.top_k; k++) total += weights[k];
+        for (int k = 0; k < experts.top_k; k++) weights[k] /= total + (experts.scores == kSigmoid ? 1e-20f : 0.0f);
+    }
+    for (int k = 0; k < experts.top_k; k++) weights[k] *= experts.scale;
+}
+
+// The pairs of one expert: rows first .. last - 1.
+struct Group {
+    int expert, first, last;
+};
+
+inline void group_pairs(const Experts& experts, const Mixture& mixture, int num_pairs, std::vector<Group>& groups) {
+    std::vector<int> starts(experts.count + 1);
+    for (int p = 0; p < num_pairs; p++) starts[mixture.chosen[p] + 1]++;
+    groups.clear();
+    for (int e = 0; e < experts.count; e++) {
+        if (starts[e + 1] > 0) groups.push_back({e, starts[e], starts[e] + starts[e + 1]});
+        starts[e + 1] += starts[e];
+    }
+}
+
+// The places of all pairs; one thread writes them for all.
+inline void order_pairs(const Experts& experts, const Mixture& mixture, int num_pairs, const std::vector<Group>& groups) {
+    std::vector<int> next(experts.count);
+    for (const Group& group : groups) next[group.expert] = group.first;
+    for (int p = 0; p < num_pairs; p++) mixture.order[p] = next[mixture.chosen[p]]++;
+}
+
+// The tasks of the products of all groups with their weights, of panels that stay together with their twins.
+struct GroupTask {
+    int expert;
+    Task task;
+};
+
+inline void group_tasks(const std::vector<Group>& groups, const Weight& weight, int num_panels, int num_threads,
+                        std::vector<GroupTask>& tasks) {
+    constexpr int kTileRows = FloatTile<Float32Panels>::kMaxRows;
+    const int rows_fit = std::max<int64_t>(1, kRowsBytes / (int64_t(weight.inputs) * 4 * kTileRows)) * kTileRows;
+    const int wanted = (4 * num_threads + int(groups.size()) - 1) / std::max<int>(1, groups.size());
+    const int num_parts = std::clamp(num_panels / 6, std::min(wanted, num_panels), std::max(wanted, 16));
+    tasks.clear();
+    for (const Group& group : groups) {
+        const int count = group.last - group.first, num_blocks = (count + rows_fit - 1) / rows_fit;
+        for (int block = 0; block < num_blocks; block++)
+            for (int part = 0; part < std::min(num_parts, num_panels); part++) {
+                const int parts = std::min(num_parts, num_panels);
+                tasks.push_back({group.expert,
+                                 {group.first + count * block / num_blocks, group.first + count * (block + 1) / num_blocks,
+                                  num_panels * part / parts, num_panels * (part + 1) / parts}});
+            }
+    }
+}
+
+// Computes the experts of all pairs into `outputs`. Called by all threads of a team; each may pass its own copy of the
+// tokens' rows. A pair's result has the same bits whatever other pairs there are.
+inline void compute_experts(Team& team, const Experts& experts, const Mixture& mixture, const float* rows, int hidden_size,
+                            int num_tokens) {
+    const int num_pairs = num_tokens * experts.top_k;
+    const Mlp& model = experts.experts[0];
+    const int size = model.down.inputs, stride = model.gate_up.outputs;
+    thread_local std::vector<Group> groups;
+    thread_local std::vector<GroupTask> tasks;
+    group_pairs(experts, mixture, num_pairs, groups);
+    team.share(1, [&](int) { order_pairs(experts, mixture, num_pairs, groups); });
+    team.share(num_pairs, [&](int p) {
+        float* to = mixture.inputs + int64_t(mixture.order[p]) * hidden_size;
+        std::memcpy(to, rows + int64_t(p / experts.top_k) * hidden_size, size_t(hidden_size) * 4);
+        if (experts.weighs_inputs) {
+            scale(to, hidden_size, mixture.weights[p]);
+            round_inputs(to, hidden_size, model.gate_up.format);
+        }
+        const Rows inputs{mixture.inputs, hidden_size, num_pairs};
+        if (is_encoded(model.gate_up)) encode_row(inputs, mixture.order[p], model.gate_up.format, hidden_size, mixture.codes);
+    });
+
+    const auto gate = [&](int row, int first, int last) {
+        float* at = mixture.gate_up + int64_t(row) * stride + first;
+        activate(model.activation, at, model.is_gated ? at + size : nullptr, last - first);
+        round_inputs(at, last - first, model.down.format);
+    };
+    const bool is_split = model.is_gated && size % kPanel != 0;  // the other half starts within a panel
+    const int twin = model.is_gated && !is_split ? size / kPanel : 0;
+    group_tasks(groups, model.gate_up, twin ? twin : (stride + kPanel - 1) / kPanel, team.size(), tasks);
+    const Rows inputs{mixture.inputs, hidden_size, num_pairs};
+    team.share(static_cast<int>(tasks.size()), [&](int index) {
+        const auto& [expert, task] = tasks[index];
+        const Weight& weight = experts.experts[expert].gate_up;
+        const Product out{mixture.gate_up, stride, false};
+        multiply_parts(weight, inputs, mixture.codes, out, task);
+        if (twin) multiply_parts(weight, inputs, mixture.codes, out, {task.first, task.last, task.panel + twin, task.end + twin});
+        if (is_split) return;
+        for (int r = task.first; r < task.last; r++) gate(r, task.panel * kPanel, std::min(task.end * kPanel, size));
+    });
+    if (is_split) team.share(num_pairs, [&](int r) { gate(r, 0, size); });
+
+    const Rows gated{mixture.gate_up, stride, num_pairs};
+    if (is_encoded(model.down))
+        team.share(num_pairs, [&](int r) { encode_row(gated, r, model.down.format, size, mixture.codes); });
+    group_tasks(groups, model.down, (hidden_size + kPanel - 1) / kPanel, team.size(), tasks);
+    team.share(static_cast<int>(tasks.size()), [&](int index) {
+        const auto& [expert, task] = tasks[index];
+        multiply_parts(experts.experts[expert].down, gated, mixture.codes, {mixture.outputs, hidden_size, false}, task);
+    });
+}
+
+// The result of a token: its experts in the order of their choice, then the shared expert, whose output `to` holds.
+inline void combine(const Experts& experts, const Mixture& mixture, int t, int hidden_size, float* to) {
+    const bool is_gated = experts.shared != nullptr && experts.shared_gate.panels != nullptr;
+    const float factor = is_gated ? sigmoid(mixture.shared_gates[t]) : 1.0f;
+    for (int d = 0; d < hidden_size; d++) {
+        float total = 0;
+        for (int k = 0; k < experts.top_k; k++) {
+            const int64_t pair = int64_t(t) * experts.top_k + k;
+            const float output = mixture.outputs[int64_t(mixture.order[pair]) * hidden_size + d];
+            total += experts.weighs_inputs ? output : output * mixture.weights[pair];
+        }
+        to[d] = experts.shared != nullptr ? total + to[d] * factor : total;
+    }
+}
+
+}  // namespace warren

@@ -1,0 +1,19 @@
+"""Llama, SmolLM and others of this architecture."""
+
+from worker.model.config import Config
+from worker.model.spec import Layer, ModelSpec, Norm
+
+_DEFAULTS = {"max_position_embeddings": 2048}
+
+
+def read(config: Config) -> ModelSpec:
+    config = config.with_defaults(_DEFAULTS)
+    norm = Norm(eps=config.number("rms_norm_eps", 1e-6))
+    has_bias = config.flag("attention_bias")
+    layer = Layer(
+        attention=config.attention(has_qkv_bias=has_bias, has_output_bias=has_bias),
+        feed_forward=config.mlp(has_bias=config.flag("mlp_bias")),
+        before_attention=norm,
+        before_feed_forward=norm,
+    )
+    return config.model([layer] * config.num_layers, norm)
