@@ -21,6 +21,7 @@ from cli.options import EPILOG, commands_with, is_of_others
 from cli.serve import gateway, pull, serve, worker
 from cli.size.command import size
 from cli.terminal import notices, output
+from cli.verify.command import verify
 from shared.errors import StartupError, WarrenError
 from shared.printable import escape_controls
 
@@ -44,6 +45,7 @@ app.command()(top)
 app.command()(drain)
 app.command(epilog=EPILOG)(doctor)
 app.command()(size)
+app.command()(verify)
 app.add_typer(batches.app, name="batches")
 app.add_typer(dead.app, name="dead")
 app.add_typer(keys.app, name="keys")

@@ -21,6 +21,7 @@ from gateway.intake.admission import Admission
 from gateway.intake.keys.accepted import Keys
 from gateway.intake.keys.api_key import Scope
 from gateway.intake.limits import Limits
+from gateway.intake.receipts import ReceiptKeys
 from gateway.intake.signer import Signer, Verb
 from gateway.ledger.budgets import Budgets
 from gateway.ledger.prices import PriceTable
@@ -84,6 +85,7 @@ class Gateway:
     limits: Limits
     refusals: Refusals
     signer: Signer
+    receipts: ReceiptKeys
     quick: QuickLane
     publishers: Publishers
     metrics: Metrics
@@ -157,6 +159,7 @@ class Gateway:
             refusals=Refusals(),
             limits=limits,
             signer=Signer.of(settings),
+            receipts=ReceiptKeys.of(settings.receipt_keys_file),
             quick=QuickLane(bus, workers.jobs),
             publishers=publishers,
             queues=queues,

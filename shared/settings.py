@@ -349,6 +349,12 @@ class GatewaySettings(CommonSettings):
     secret_file: Path | None = Field(
         None, description="File that contains WARREN_SECRET, such as a mounted secret."
     )
+    receipt_keys_file: Path | None = Field(
+        None,
+        description="File of Ed25519 keys in PEM that sign receipts, the current one first, such "
+        "as a mounted secret. Set the same keys on all gateways. Unset: requests for a receipt "
+        "are refused.",
+    )
     keys_file: Path | None = Field(
         None,
         description="File of API keys, managed with `warren keys`. Changes take effect without a "

@@ -209,6 +209,8 @@ def submitted(
     request = ENDPOINTS[line.url].read(bytes(line.body))
     assert isinstance(request, ParsedRequest)
     required(request.body.model)
+    if request.body.receipt:
+        raise refused("receipt", "only gateways sign receipts: name one with --url.")
     return submission(
         request.body, request_id=request_id, created_at=created_at, mode="final", served=served
     )

@@ -64,6 +64,10 @@ MaxDetached = Annotated[
     int | None, typer.Option(min=1, help="Maximum number of detached requests that have not ended.")
 ]
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="Largest max_tokens of a request.")]
+Receipts = Annotated[
+    bool | None,
+    typer.Option("--receipts/--no-receipts", help="Whether all answers have a receipt."),
+]
 
 
 @app.command()
@@ -81,6 +85,7 @@ def add(
     max_concurrent: MaxConcurrent = None,
     max_detached: MaxDetached = None,
     max_tokens: MaxTokens = None,
+    receipts: Receipts = None,
     audit_file: AuditFile = None,
 ) -> None:
     """Create a key and print it once; only its hash is stored.
@@ -128,6 +133,7 @@ def change(
     max_concurrent: MaxConcurrent = None,
     max_detached: MaxDetached = None,
     max_tokens: MaxTokens = None,
+    receipts: Receipts = None,
     unset: Annotated[
         list[str] | None,
         typer.Option(help="A field that the key has no longer, such as max_tokens. Repeatable."),
@@ -235,7 +241,7 @@ def _described_at_gateway(key: dict[str, Any]) -> str:
         else f"{datetime.fromtimestamp(until, UTC):%Y-%m-%dT%H:%M:%SZ}",
         "scopes": ",".join(key["scopes"]),
         "models": ",".join(key["models"]) or None,
-        **{name: key[name] for name in SETTABLE[4:]},
+        **{name: key[name] or None for name in SETTABLE[4:]},
         "source": key["source"],
     }
     words = [f"{name}={value}" for name, value in shown.items() if value is not None]

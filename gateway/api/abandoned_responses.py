@@ -66,10 +66,10 @@ async def current_response(gateway: Gateway, response_id: str, tenant: str) -> L
     """
     async with gateway.relays.resume(response_id, tenant) as relay:
         relay.close(Departure.LEFT)
-        items = await _read_all(relay)
+        items = await read_all(relay)
         if relay.facts is None:
             raise Unavailable("No worker has started on this response yet.")
-    return _logged(relay.facts, items)
+    return _logged(gateway, relay.facts, items)
 
 
 class ResponseCompleter:
@@ -158,7 +158,7 @@ class ResponseCompleter:
             logger.debug("response is looked at again", extra=fields)
             return
         if relay.facts is not None:  # otherwise no worker has started on it, and its log expires
-            logged = _logged(relay.facts, items)
+            logged = _logged(self._gateway, relay.facts, items)
             await response_storage.finish(self._gateway, response.tenant, logged.response)
 
 
@@ -177,7 +177,7 @@ async def _pending(state: StoredState) -> AsyncIterator[PendingResponse]:
         page = await state.responses.pending(_MAX_IN_PAGE, after=page[-1])
 
 
-def _logged(facts: LogFacts, items: Sequence[Item]) -> LoggedResponse:
+def _logged(gateway: Gateway, facts: LogFacts, items: Sequence[Item]) -> LoggedResponse:
     """The response of a log of which ``items`` were read."""
     events: list[LogEvent] = []
     for item in items:
@@ -191,10 +191,13 @@ def _logged(facts: LogFacts, items: Sequence[Item]) -> LoggedResponse:
         builder.read(event)
         if isinstance(event, Failed):
             error = error_of(event)
+    if builder.is_complete:
+        builder.issue_receipt(gateway.receipts.sign)
     return LoggedResponse(builder, error)
 
 
-async def _read_all(relay: LogRelay) -> list[Item]:
+async def read_all(relay: LogRelay) -> list[Item]:
+    """What a log has at the moment."""
     catching_up = asyncio.create_task(relay.catch_up(Accepted(body_hash="")))
     items: list[Item] = []
     try:

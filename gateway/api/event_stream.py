@@ -1,6 +1,7 @@
 """Sends a log to one client as Server-Sent Events, and detects that a client has disconnected."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TypeAlias, cast
@@ -13,12 +14,13 @@ from gateway.api.render.chat_completions import ChatChunks, ChunkEncoder, TextCh
 from gateway.api.render.formats import Rendering, decode_rendering, error_of, error_payload
 from gateway.api.render.messages import PING as MESSAGES_PING
 from gateway.api.render.messages import MessageEncoder
+from gateway.api.render.receipts import ReceiptRecorder
 from gateway.api.render.responses import ResponseEncoder, ResponseObject
 from gateway.log.cursor import Item, LogEvent, LogFacts, Restarted
 from gateway.log.framing import PING, Framer, StreamEncoder
 from gateway.log.relay import LogRelay
 from shared.errors import InternalError, ShuttingDown, Unavailable, WarrenError
-from shared.messages import Failed, Started
+from shared.messages import Failed, Receipt, Started
 from shared.settings import GatewaySettings
 from shared.telemetry import incidents
 
@@ -37,6 +39,10 @@ continue."""
 
 Finish: TypeAlias = Callable[[str, ResponseObject], Awaitable[None]]
 """Stores how a tenant's response has ended."""
+
+
+Sign: TypeAlias = Callable[[Receipt], str]
+"""Signs the receipt of an answer."""
 
 
 class ClientGone(Exception):
@@ -94,6 +100,7 @@ class EventStream:
         relay: LogRelay,
         settings: GatewaySettings,
         framer: Framer,
+        sign: Sign,
         finish: Finish,
         observation: Observation | None = None,
         submission: Submission | None = None,
@@ -102,6 +109,9 @@ class EventStream:
         self._relay = relay
         self._observation = observation
         self._framer = framer
+        self._sign = sign
+        self._recorder: ReceiptRecorder | None = None
+        """None: the answer has no receipt."""
         self._finish = finish
         self._submission = submission
         self._encoder: StreamEncoder | None = None
@@ -135,8 +145,12 @@ class EventStream:
         if self._encoder is None and self._relay.facts is not None:
             self._rendering = rendering_in(self._relay.facts, self._submission)
             self._encoder = encoder_for(self._rendering)
+            self._recorder = ReceiptRecorder.of(self._rendering)
         if self._encoder is None:
             return b"" if self._failure is None else self._frame_error(self._failure)
+        if self._recorder is not None:
+            for event in events_of(items):
+                self._recorder.read(event)
         frame, encoder = self._framer.frame, self._encoder
         return b"".join(
             [
@@ -168,7 +182,9 @@ class EventStream:
                 self._observation.failed(self._failure)
             return b""
         assert self._encoder is not None
-        return self._framer.frame_between(self._encoder.end())
+        recorder = self._recorder
+        receipt = None if recorder is None else self._sign(recorder.receipt(time.time()))
+        return self._framer.frame_between(self._encoder.end(receipt))
 
     async def send_all(self, data: bytes, send: Send) -> bytes:
         """Send ``data`` and the rest of the stream except its last bytes, which are returned."""

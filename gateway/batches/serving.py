@@ -148,7 +148,10 @@ class LineServer:
         """The request of a line, and the hash of its body, of which no copy is kept."""
         assert line.text is not None
         raw_body = bytes(LINE_DECODER.decode(line.text).body)
-        return ENDPOINTS[self.batch.endpoint].read(raw_body), hash_body(raw_body)
+        request = ENDPOINTS[self.batch.endpoint].read(raw_body)
+        if isinstance(request, ParsedRequest):
+            request = request.with_receipt(self.gateway, self._limits.key, raw_body)
+        return request, hash_body(raw_body)
 
     async def _embeddings(
         self, request_id: str, request: EmbeddingRequest, slot: LineSlot, num_bytes: int
@@ -203,6 +206,8 @@ class LineServer:
         )
         submitted = (await off_loop(build, num_bytes)).limited(key)
         submitted = await submitted.check_constraint()
+        if request.request_sha256:
+            submitted = submitted.with_receipt(request.request_sha256)
         log = gateway.reply_queues.named(request_id, LOG_RETENTION_S, may_exist=True)
         if slot.grant is None and not await self._is_begun(log):
             await slot.take(tokens_of(submitted.job), submitted.job)
@@ -217,7 +222,7 @@ class LineServer:
                 observation.accepted(relay)
                 # Unless a departure is recorded, the relay ends the job and deletes the log.
                 try:
-                    answer = await read_answer(relay, submitted, observation)
+                    answer = await read_answer(relay, submitted, observation, gateway.receipts.sign)
                 except asyncio.CancelledError:
                     if not self.ends_jobs:
                         relay.close(Departure.LEFT)

@@ -193,8 +193,8 @@ class StreamEncoder(Protocol):
         """The payloads for one accepted event of the log."""
         ...
 
-    def end(self) -> list[Payload]:
-        """The payloads after the end of the last choice."""
+    def end(self, receipt: str | None = None) -> list[Payload]:
+        """The payloads after the end of the last choice, with the receipt if there is one."""
         ...
 
     def fail(self, error: WarrenError) -> list[Payload]:

@@ -94,6 +94,17 @@ from shared.messages.prompts import (
     Tool,
     ToolCall,
 )
+from shared.messages.receipts import (
+    Execution,
+    PromptFacts,
+    Provenance,
+    Receipt,
+    ReceiptChoice,
+    ReceiptUsage,
+    hash_ids,
+    hash_text,
+    prompt_facts,
+)
 from shared.messages.sampling import Constraint, SamplingParams
 from shared.messages.unknown_fields import unknown_fields
 from shared.messages.usage import (
@@ -143,6 +154,7 @@ __all__ = [
     "Embedded",
     "EmbeddingJob",
     "Ended",
+    "Execution",
     "Failed",
     "FinishReason",
     "Finished",
@@ -155,10 +167,15 @@ __all__ = [
     "ModelName",
     "Progress",
     "Prompt",
+    "PromptFacts",
     "PromptScores",
+    "Provenance",
     "QuickAnswer",
     "QuickJob",
     "ReasoningSwitch",
+    "Receipt",
+    "ReceiptChoice",
+    "ReceiptUsage",
     "Release",
     "Replaced",
     "ReplyEvent",
@@ -189,7 +206,10 @@ __all__ = [
     "decode_record",
     "decode_usage",
     "encode",
+    "hash_ids",
+    "hash_text",
     "is_reply_key",
+    "prompt_facts",
     "request_id_in",
     "seconds_left",
     "unknown_fields",

@@ -15,6 +15,7 @@ from shared.messages.fields import (
     TokenIds,
     Wire,
 )
+from shared.messages.receipts import Provenance
 
 
 class Logprob(Struct, frozen=True, array_like=True):
@@ -78,6 +79,8 @@ class Started(Wire, frozen=True, kw_only=True):
     """The context of the job."""
     prompt_texts: tuple[str, ...] = ()
     """The text of each prompt, if the job requests it."""
+    provenance: Provenance | None = None
+    """What the answer is computed from, if the job requests it."""
 
 
 class HandedOver(Wire, frozen=True, kw_only=True):

@@ -58,8 +58,13 @@ class GenerationJob(Wire, frozen=True, kw_only=True):
     """The job counts against the limits of its API key until a worker reports its end: `Ended`."""
     max_total_tokens: Count | None = None
     """The most tokens that all prompts and answers may have together; None: no limit."""
+    given_ids: TokenIds = ()
+    """The tokens with which each choice begins, from an answer that the request continues. They
+    count as tokens of the choice."""
     wants_prompt_text: bool = False
     """Request the text of each prompt in `Started`."""
+    wants_provenance: bool = False
+    """Request in `Started` what the answer is computed from, for its receipt."""
     publication: Count = 0
     """How often this request was published before. Runs of an older publication are superseded once
     a newer one has started."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from joserfc.jwk import OKPKey
 
 from gateway.intake.keys.api_key import SCOPES
 from gateway.intake.keys.key_file import KeyFile
@@ -28,7 +29,10 @@ _TIMEOUT_S = 120
 def smollm2_url(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A server with the demonstration model."""
     log = tmp_path_factory.mktemp("served") / "log"
+    keys = tmp_path_factory.mktemp("keys") / "receipts.pem"
+    keys.write_bytes(OKPKey.generate_key("Ed25519").as_pem(private=True))
     options = ("--dtype=float32", "--compute-threads=1", "--kv-cache-bytes=268435456")
+    options = (*options, f"--receipt-keys-file={keys}")
     named = (f"--model={smollm2}", "--served-name=smollm2")
     with processes.serve(log, *named, *options) as process:
         yield process.url

@@ -59,8 +59,8 @@ GOLDEN_JOB = (
     '{"type":"chat","messages":[{"role":"user","content":"hi"}]},'
     '{"type":"text","text":"a"},{"type":"tokens","token_ids":[1,2]}],"num_choices":1,'
     '"sampling":{"max_tokens":3,"temperature":0.5,"stop":["x"]},"mode":"stream","deadline":1.5,'
-    '"created_at":0.0,"tenant":"","key_id":"","is_detached":false,"is_counted":false,'
-    '"max_total_tokens":null,"wants_prompt_text":false,'
+    '"created_at":0.0,"tenant":"","key_id":"","is_detached":false,"each_token":false,"is_counted":false,'
+    '"max_total_tokens":null,"given_ids":[],"wants_prompt_text":false,"wants_provenance":false,'
     '"publication":0,"execution":0,"context":"","trace":{},"version":1}'
 )
 GOLDEN_EVENTS = [
@@ -69,7 +69,8 @@ GOLDEN_EVENTS = [
         Started(worker="worker.1", ticket="t", num_prompt_tokens=(7,)),
         '{"type":"started","worker":"worker.1","ticket":"t","num_prompt_tokens":[7],'
         '"is_waiting":false,"publication":0,"num_returns":0,"is_alone":false,'
-        '"num_moves":0,"execution":0,"numerics":"","context":"","prompt_texts":[]}',
+        '"num_moves":0,"execution":0,"numerics":"","context":"","prompt_texts":[],'
+        '"provenance":null}',
     ),
     (HandedOver(ticket="t"), '{"type":"handed_over","ticket":"t"}'),
     (

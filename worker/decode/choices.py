@@ -2,6 +2,7 @@
 the tokens of its answers into text and events."""
 
 import itertools
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -19,13 +20,16 @@ from shared.messages import (
     GenerationJob,
     JobClass,
     Prompt,
+    Provenance,
     SamplingParams,
     TextPrompt,
     TokenDelta,
     TokenLogprobs,
     TokenPrompt,
     encode,
+    prompt_facts,
 )
+from shared.telemetry.metrics import VERSION
 from worker.decode.constraints import Grammar, GrammarMatcher, token_mask
 from worker.decode.scores import PromptScorer, token_logprobs
 from worker.decode.served_model import ServedModel
@@ -104,6 +108,23 @@ async def prompt_texts(
     if sum(len(plan.prompt_ids) for plan in plans) <= _INLINE_SIZE:
         return _texts(job, plans, model.tokenizer)
     return await model.texts.run(job.tenant, partial(_texts, job, plans, model.tokenizer))
+
+
+def provenance(
+    job: GenerationJob, plans: Iterable[ChoicePlan], model: ServedModel
+) -> Provenance | None:
+    """What the answer is computed from, if the job requests it."""
+    if not job.wants_provenance:
+        return None
+    return Provenance(
+        fingerprint=model.fingerprint,
+        tokenizer=model.tokenizer_sha256,
+        weight_format=model.weight_format,
+        dtype=str(model.facts.get("dtype", "")),
+        version=VERSION,
+        started_at=time.time(),
+        prompts=tuple(prompt_facts(plan.prompt_ids, plan.max_tokens) for plan in plans),
+    )
 
 
 def _texts(
@@ -300,6 +321,19 @@ class ChoiceWriter:
             return [self._finish("length")]
         return []
 
+    def give(self, token_ids: Sequence[int]) -> Iterator[TokenDelta | Finished]:
+        """The events for the tokens with which the choice begins, as far as the log does not have
+        them yet."""
+        known = len(self._chain.token_ids)
+        for start in range(known, len(token_ids), _MAX_EVENT_TOKENS):
+            if self.is_finished:
+                return
+            part = token_ids[start : start + _MAX_EVENT_TOKENS]
+            identity = SequenceId("", self._choice)
+            event = self.advance([StepOutput(identity, token_id) for token_id in part])
+            if event is not None:
+                yield event
+
     def advance(
         self, outputs: Sequence[StepOutput], *, is_due: bool = True
     ) -> TokenDelta | Finished | None:
@@ -368,8 +402,9 @@ class ChoiceWriter:
         )
 
 
-def is_long_replay(log: LogWriter) -> bool:
-    return sum(len(chain.token_ids) for chain in log.chains) > _LONG_REPLAY
+def is_long_replay(log: LogWriter, job: GenerationJob) -> bool:
+    num_given = len(job.given_ids)
+    return sum(max(len(chain.token_ids), num_given) for chain in log.chains) > _LONG_REPLAY
 
 
 class Choices:
@@ -388,11 +423,14 @@ class Choices:
         self._model = model
         self._log = log
         self._writers = [self._writer(choice) for choice in range(job.total_choices)]
+        self._given = [event for writer in self._writers for event in writer.give(job.given_ids)]
         self._matchers = [self._matcher(choice) for choice in range(job.total_choices)]
         self._scorers = self._new_scorers()
 
     def begin(self) -> Iterator[ChoiceEvent]:
-        """The events that need no further tokens."""
+        """The events that need no further tokens: the given tokens that the log does not have yet,
+        and ends that are missing."""
+        yield from self._given
         for choice, writer in enumerate(self._writers):
             scorer = self._scorers.get(choice)
             if scorer is not None:

@@ -10,7 +10,7 @@ from shared.settings import ModelSettings
 from worker.decode.constraints import Constraints
 from worker.engine.driver import EngineThread
 from worker.engine.engine import Engine
-from worker.engine.interface import TokenEngine
+from worker.engine.interface import ModelRunner, TokenEngine
 from worker.text import (
     TextThreads,
     Tokenizer,
@@ -34,6 +34,13 @@ class ServedModel:
     fingerprint: str
     numerics: str = ""
     """See `worker.model.numerics`."""
+    tokenizer_sha256: str = ""
+    weight_format: str = "auto"
+    is_exact: bool = False
+    """Whether a token's logits have the same bits whatever else is in their step, and on every
+    machine with these numerics."""
+    runner: ModelRunner | None = None
+    """The model runner of the engine; None if the engine is not in this process."""
     tool_parser: str | None = None
     """The format in which the model writes tool calls; None if it does not support tools."""
     reasoning_parser: str | None = None
@@ -112,6 +119,10 @@ def load(settings: ModelSettings) -> ServedModel:
         max_seq_len=min(runner.max_seq_len, runner.num_blocks * runner.block_size),
         fingerprint=loading.fingerprint(directory, settings.weight_format),
         numerics=numerics,
+        tokenizer_sha256=loading.tokenizer_sha256(directory),
+        weight_format=settings.weight_format,
+        is_exact=runner.decoder.traits.is_row_exact,
+        runner=runner,
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser(tokenizer, settings.reasoning_parser),
         reasoning_switches=reasoning_switches(tokenizer, settings.reasoning_parser),

@@ -36,6 +36,7 @@ from shared.messages import (
     Failed,
     GenerationJob,
     HandedOver,
+    Provenance,
     Replaced,
     ReplyEvent,
     Started,
@@ -80,6 +81,7 @@ class Planned(Struct, frozen=True):
 
     num_prompt_tokens: tuple[int, ...] = ()
     prompt_texts: tuple[str, ...] = ()
+    provenance: Provenance | None = None
     is_fresh: bool = True
     """Whether work may begin before the broker has confirmed that there is a log."""
 
@@ -371,6 +373,7 @@ class JobRun:
             numerics=self._numerics,
             context=self._job.context,
             prompt_texts=self._planned.prompt_texts,
+            provenance=self._planned.provenance,
         )
 
     def _generate(self) -> list[Action]:

@@ -22,7 +22,14 @@ from shared.messages import GenerationJob, HandedOver, JobClass, ReplyEvent
 from shared.telemetry import incidents, requests
 from shared.topology import OVERFLOW, Lane, resumed_queue
 from worker.decode.bridge import Generation, Generations
-from worker.decode.choices import ChoicePlan, Choices, is_long_replay, plan, prompt_texts
+from worker.decode.choices import (
+    ChoicePlan,
+    Choices,
+    is_long_replay,
+    plan,
+    prompt_texts,
+    provenance,
+)
 from worker.decode.served_model import ServedModel
 from worker.engine.interface import StepOutput
 from worker.jobs.delivery import Ledger, LogMoved, ReplyPublisher, recorded
@@ -342,7 +349,7 @@ class JobRunner:
                 self._start(self._find_peers)
             case Work.GENERATE:
                 log = self._run.log
-                if is_long_replay(log):
+                if is_long_replay(log, self._job):
                     self._start(partial(self._replay, log))
                 else:
                     self._generate(self._new_choices(log), log)
@@ -369,6 +376,7 @@ class JobRunner:
             Planned(
                 tuple(len(plan.prompt_ids) for plan in self._plans),
                 texts,
+                provenance(self._job, self._plans, model),
                 is_fresh=not self._job.created_at or age_s < _FRESH_S,
             )
         )

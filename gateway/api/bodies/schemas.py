@@ -180,6 +180,13 @@ class GenerationRequest(Body, frozen=True, kw_only=True):
         | None
     ) = None
     user: str | None = None
+    receipt: Annotated[
+        bool,
+        Meta(
+            description="End the answer with a signed receipt, which `warren verify` checks. An "
+            "extension of Warren."
+        ),
+    ] = False
 
     def __post_init__(self) -> None:
         if self.model:

@@ -25,7 +25,7 @@ from gateway.api.bodies.structured_output import (
     wanted_constraint,
 )
 from gateway.api.bodies.tool_choice import ToolUse
-from gateway.api.render.formats import Rendering
+from gateway.api.render.formats import ReceiptTerms, Rendering
 from gateway.intake.keys.api_key import ApiKey
 from gateway.log.cursor import LogFacts
 from gateway.text.reasoning import CLOSED, THOUGHTS, Thought
@@ -100,6 +100,36 @@ class Submission(NamedTuple):
             dropping = partial(submitted._dropping_part, error)
             return await (await off_loop(dropping, LARGE_BYTES)).check_constraint()
         return submitted
+
+    def continuing(self, token_ids: Sequence[int]) -> "Submission":
+        """The same, but each choice begins with these tokens. Raises `InvalidRequest` if the
+        request asks for the scores of its tokens."""
+        sampling = self.job.sampling
+        if sampling.logprobs is not None or sampling.prompt_logprobs is not None:
+            raise refused("logprobs", "not for a fork, whose first tokens are not drawn.")
+        return self._replace(job=structs.replace(self.job, given_ids=tuple(token_ids)))
+
+    def with_receipt(self, request_sha256: str) -> "Submission":
+        """The same, but its answer has a receipt. ``request_sha256`` is the hash of the request's
+        body. Raises `InvalidRequest`."""
+        job, facts = self.job, self.facts
+        terms = ReceiptTerms(
+            request_sha256=request_sha256,
+            sampling=structs.replace(job.sampling, seed=None),
+            seed=str(job.seed),
+            created_at=_template_time(job),
+            num_given_tokens=len(job.given_ids),
+        )
+        rendering = structs.replace(self.rendering, receipt=terms)
+        facts, context = facts_of(
+            rendering,
+            tenant=facts.tenant,
+            body_hash=facts.body_hash,
+            is_detached=facts.is_detached,
+            trace_id=facts.trace_id,
+        )
+        job = structs.replace(job, context=context, wants_provenance=True)
+        return self._replace(job=job, facts=facts, rendering=rendering)
 
     def check_constraint_now(self) -> "Submission":
         """`check_constraint` for callers outside an event loop; it blocks."""
@@ -206,6 +236,12 @@ def _token_param(request: GenerationBody) -> str:
             return "max_output_tokens"
         case _:
             return "max_tokens"
+
+
+def _template_time(job: GenerationJob) -> float:
+    """The time that the chat templates of a job print."""
+    chats = (prompt for prompt in job.prompts if isinstance(prompt, ChatPrompt))
+    return next((chat.now for chat in chats if chat.now), job.created_at)
 
 
 def _dated(prompt: Prompt, template_time: float) -> Prompt:

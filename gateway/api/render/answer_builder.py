@@ -1,10 +1,13 @@
 """The choices of a whole answer, collected from the log or from the single message of a job."""
 
 import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.api.render.choice_reader import ChoiceReader, Part
 from gateway.api.render.formats import Rendering, TokenCounts, Usage, system_fingerprint
+from gateway.api.render.receipts import ReceiptRecorder
 from gateway.log.cursor import LogEvent
 from gateway.text.pieces import CallArguments, CallInput, CallStart, Content, Piece, Reasoning
 from shared import messages
@@ -13,6 +16,7 @@ from shared.messages import (
     Finished,
     FinishReason,
     PromptScores,
+    Receipt,
     Started,
     TokenDelta,
     TokenLogprobs,
@@ -96,12 +100,18 @@ class AnswerBuilder:
             for k in range(rendering.total_drawn)
         ]
         self._counts = TokenCounts(rendering.num_drawn)
+        self.recorder = ReceiptRecorder.of(rendering)
+        """None: the answer has no receipt."""
+        self.receipt: str | None = None
+        """The signed receipt, once it is issued."""
         self.num_logprobs = 0
         """Those of tokens and their alternatives that the log has had so far."""
 
     def read(self, event: LogEvent) -> None:
         """Read the next accepted event of the log."""
         self._counts.read(event)
+        if self.recorder is not None:
+            self.recorder.read(event)
         if isinstance(event, TokenDelta | Finished | PromptScores):
             self.num_logprobs += sum(1 + len(one.top) for one in event.logprobs if one is not None)
         match event:
@@ -123,6 +133,16 @@ class AnswerBuilder:
             self.prompt_ids[prompt] += [token.chosen.token_id if token else 0 for token in scores]
         for drawn, choice in zip(self._drawn, completed.choices, strict=True):
             drawn.read(choice)
+
+    def issue_receipt(self, sign: Callable[[Receipt], str]) -> None:
+        """Have the receipt of the complete answer signed, if the request asks for one."""
+        if self.recorder is not None:
+            self.receipt = sign(self.recorder.receipt(time.time()))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all choices have ended."""
+        return all(choice.finish_reason is not None for choice in self._drawn)
 
     @property
     def usage(self) -> Usage:

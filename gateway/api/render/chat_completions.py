@@ -248,10 +248,10 @@ class ChunkEncoder:
             case Failed():
                 return self.fail(error_of(event))
 
-    def end(self) -> list[Payload]:
-        if not self._rendering.include_usage:
+    def end(self, receipt: str | None = None) -> list[Payload]:
+        if not self._rendering.include_usage and receipt is None:
             return [DONE]
-        return [self._encode((), self.usage, self._fingerprint), DONE]
+        return [self._encode((), self.usage, self._fingerprint, receipt), DONE]
 
     def fail(self, error: WarrenError) -> list[Payload]:
         return [error_payload(error)]
@@ -289,7 +289,11 @@ class ChunkEncoder:
         return self._encode((choice,), usage, fingerprint)
 
     def _encode(
-        self, choices: Sequence[ChunkChoice], usage: Usage | None, fingerprint: str | None
+        self,
+        choices: Sequence[ChunkChoice],
+        usage: Usage | None,
+        fingerprint: str | None,
+        receipt: str | None = None,
     ) -> Payload:
         chunk = Chunk(
             id=self._rendering.request_id,
@@ -302,6 +306,7 @@ class ChunkEncoder:
             service_tier=self._tier or UNSET,
             system_fingerprint=fingerprint or UNSET,
             obfuscation=self._padding(choices) if self._rendering.is_obfuscated else UNSET,
+            receipt=receipt or UNSET,
         )
         return Payload(ENCODER.encode(chunk))
 
@@ -325,6 +330,7 @@ def whole_chat(builder: AnswerBuilder) -> ChatCompletion:
         service_tier=rendering.service_tier or UNSET,
         system_fingerprint=builder.system_fingerprint or UNSET,
         prompt_logprobs=UNSET if rendering.prompt_logprobs is None else prompt_logprobs(scores),
+        receipt=builder.receipt or UNSET,
     )
 
 
@@ -383,6 +389,7 @@ def whole_completion(builder: AnswerBuilder) -> Completion:
         choices=[_text_choice(builder, k, choice) for k, choice in enumerate(builder.choices)],
         usage=builder.usage,
         system_fingerprint=builder.system_fingerprint or UNSET,
+        receipt=builder.receipt or UNSET,
     )
 
 

@@ -24,6 +24,7 @@ from shared.messages import (
     Completed,
     Failed,
     Finished,
+    SamplingParams,
     Started,
     TokenDelta,
     TokenLogprobs,
@@ -37,6 +38,17 @@ ENCODER = msgspec.json.Encoder()
 DONE = Payload(b"[DONE]", has_place=False)
 _PADDED_BYTES = 32
 FinishReason: TypeAlias = messages.FinishReason | Literal["tool_calls", "function_call"]
+
+
+class ReceiptTerms(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the receipt of an answer states of its request, which the log does not have."""
+
+    request_sha256: str
+    sampling: SamplingParams
+    """Without the seed."""
+    seed: str
+    created_at: float
+    num_given_tokens: int = 0
 
 
 class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -90,6 +102,8 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The one in which the request is served, if it names any."""
     is_stored: bool = False
     """The response is stored in the database."""
+    receipt: ReceiptTerms | None = None
+    """None: the answer has no receipt."""
     echoed: bytes = b"{}"
     """The request's fields that a response of the Responses API repeats, as JSON."""
 
@@ -356,6 +370,8 @@ class ChatCompletion(_AnswerBody, frozen=True, kw_only=True):
     system_fingerprint: str | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     """The same as in vLLM."""
+    receipt: str | UnsetType = UNSET
+    """A signed receipt, if the request asks for one. An extension of Warren."""
 
 
 class Completion(_AnswerBody, frozen=True, kw_only=True):
@@ -365,6 +381,8 @@ class Completion(_AnswerBody, frozen=True, kw_only=True):
     choices: Sequence[TextChoice]
     usage: Usage
     system_fingerprint: str | UnsetType = UNSET
+    receipt: str | UnsetType = UNSET
+    """The same as in chats."""
 
 
 class Chunk(_AnswerBody, frozen=True, kw_only=True):
@@ -377,6 +395,8 @@ class Chunk(_AnswerBody, frozen=True, kw_only=True):
     system_fingerprint: str | UnsetType = UNSET
     obfuscation: str | UnsetType = UNSET
     """Padding, if the request asks for it."""
+    receipt: str | UnsetType = UNSET
+    """The same as in whole answers; the last chunk has it."""
 
 
 def call_id(rendering: Rendering, choice: int, index: int, name: str) -> str:

@@ -74,6 +74,8 @@ class AnswerMessage(Struct, frozen=True, kw_only=True, tag_field="type", tag="me
     usage: MessageUsage
     system_fingerprint: str | UnsetType = UNSET
     """The same as in chats, once the message has ended. An extension of Warren."""
+    receipt: str | UnsetType = UNSET
+    """The same as in chats."""
 
 
 def whole_message(builder: AnswerBuilder) -> AnswerMessage:
@@ -93,6 +95,7 @@ def whole_message(builder: AnswerBuilder) -> AnswerMessage:
         stop_sequence=sequence,
         usage=_usage(usage),
         system_fingerprint=builder.system_fingerprint or UNSET,
+        receipt=builder.receipt or UNSET,
     )
 
 
@@ -131,7 +134,7 @@ class MessageEncoder:
             case Started() | PromptScores():
                 return []
 
-    def end(self) -> list[Payload]:
+    def end(self, receipt: str | None = None) -> list[Payload]:
         last = self._last
         assert last is not None
         reason, sequence = _stop(
@@ -141,6 +144,8 @@ class MessageEncoder:
         ended: Event = {"type": "message_delta", "delta": delta, "usage": _usage(self.usage)}
         if fingerprint := system_fingerprint(self._rendering, self._counts):
             ended["system_fingerprint"] = fingerprint
+        if receipt is not None:
+            ended["receipt"] = receipt
         return _payloads([ended, {"type": "message_stop"}])
 
     def fail(self, error: WarrenError) -> list[Payload]:

@@ -98,6 +98,8 @@ class ResponseObject(Echo, frozen=True, kw_only=True, tag_field="object", tag="r
     service_tier: ServiceTier | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
     """The same as in chats, once the response has ended. An extension of Warren."""
+    receipt: str | UnsetType = UNSET
+    """The same as in chats."""
 
 
 def response_object(
@@ -107,6 +109,7 @@ def response_object(
     usage: Usage | None = None,
     error: WarrenError | None = None,
     fingerprint: str | None = None,
+    receipt: str | None = None,
 ) -> ResponseObject:
     """A response, as far as it has been generated."""
     return ResponseObject(
@@ -121,6 +124,7 @@ def response_object(
         usage=None if usage is None else _usage(usage),
         service_tier=rendering.service_tier or UNSET,
         system_fingerprint=fingerprint or UNSET,
+        receipt=receipt or UNSET,
     )
 
 
@@ -142,7 +146,14 @@ def build_response(
         return response_object(rendering, status, writer.items)
     status = _status(choice.finish_reason)
     writer.close(is_complete=status == "completed" and not choice.reader.has_open_call)
-    return response_object(rendering, status, writer.items, usage, fingerprint=fingerprint)
+    return response_object(
+        rendering,
+        status,
+        writer.items,
+        usage,
+        fingerprint=fingerprint,
+        receipt=builder.receipt,
+    )
 
 
 class ResponseEncoder:
@@ -175,9 +186,9 @@ class ResponseEncoder:
             case PromptScores():
                 return []
 
-    def end(self) -> list[Payload]:
+    def end(self, receipt: str | None = None) -> list[Payload]:
         assert self._finish_reason is not None
-        return _payloads([self._ended(_status(self._finish_reason))])
+        return _payloads([self._ended(_status(self._finish_reason), receipt=receipt)])
 
     def fail(self, error: WarrenError) -> list[Payload]:
         if isinstance(error, TakenOver | Unavailable):  # the response goes on without this stream
@@ -198,10 +209,12 @@ class ResponseEncoder:
         events = [*self._begin(), *self._writer.cut_off()]
         return _payloads([*events, self._ended("failed", error)])
 
-    def _ended(self, status: Status, error: WarrenError | None = None) -> Event:
+    def _ended(
+        self, status: Status, error: WarrenError | None = None, receipt: str | None = None
+    ) -> Event:
         fingerprint = system_fingerprint(self._rendering, self._counts)
         self.outcome = response_object(
-            self._rendering, status, self._writer.items, self.usage, error, fingerprint
+            self._rendering, status, self._writer.items, self.usage, error, fingerprint, receipt
         )
         return {"type": f"response.{status}", "response": self.outcome}
 

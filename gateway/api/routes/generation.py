@@ -22,6 +22,7 @@ from gateway.api.event_stream import (
     STREAM_HEADERS,
     ClientGone,
     EventStream,
+    Sign,
     raise_failure,
     rendering_in,
     require_client,
@@ -38,6 +39,7 @@ from gateway.api.response_storage import ResponseStorage
 from gateway.intake.admission import Entry, read_body
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Grant
+from gateway.intake.receipts import hash_request
 from gateway.intake.signer import KEY_HEADER, Verb, check_key, hash_body
 from gateway.intake.token_estimates import tokens_of
 from gateway.log.cursor import Departure, Fate, Restarted
@@ -72,6 +74,15 @@ _COMPLETION_EXAMPLE: Mapping[str, Any] = {
 }
 
 
+class Origin(NamedTuple):
+    """The place in an answer at which a request continues it."""
+
+    stream_id: str
+    choice: int
+    at: int
+    """The number of the choice's tokens before it."""
+
+
 class ParsedRequest(NamedTuple):
     """A parsed request body."""
 
@@ -84,12 +95,26 @@ class ParsedRequest(NamedTuple):
     """Raises the errors of the job in the terms of the endpoint."""
     ignored: tuple[str, ...] = ()
     """The unknown parameters."""
+    request_sha256: str = ""
+    """`hash_request` of the body, if the answer has a receipt."""
+    origin: Origin | None = None
+    """Where the request continues another answer; None if it does not."""
+    given_ids: tuple[int, ...] = ()
+    """The tokens with which each choice begins, once the answer was read that it continues."""
 
     @classmethod
     def of(cls, kind: type[GenerationBody], raw_body: bytes) -> "ParsedRequest":
         """Raises `InvalidRequest` and `ModelNotFound`."""
         body, ignored = parse_with_ignored(kind, raw_body)
         return cls(body, ignored=ignored)
+
+    def with_receipt(self, gateway: Gateway, caller: ApiKey, raw_body: bytes) -> "ParsedRequest":
+        """The same with the body's hash, if the request or its caller asks for a receipt. Raises
+        `InvalidRequest`."""
+        if not (self.body.receipt or caller.receipts):
+            return self
+        gateway.receipts.require()
+        return self._replace(request_sha256=hash_request(raw_body))
 
     async def load_history(
         self, gateway: Gateway, tenant: str, entry: Entry
@@ -164,6 +189,8 @@ async def generate(
                 is_stored=storage is not None,
                 num_bytes=entry.num_bytes,
             )
+            if parsed.given_ids:
+                submitted = submitted.continuing(parsed.given_ids)
             job = submitted.job
             num_tokens = tokens_of(job) if caller.has_limits else 0
             async with gateway.limits.admit(caller, num_tokens, job) as grant:
@@ -172,6 +199,8 @@ async def generate(
                 submitted = await submitted.check_constraint()
                 job = await parsed.truncate_prompt(gateway, submitted.job)
                 submitted = submitted._replace(job=job)
+                if parsed.request_sha256:
+                    submitted = submitted.with_receipt(parsed.request_sha256)
                 job_class = parsed.body.job_class
                 responder = Responder(
                     gateway, request, send, log, submitted, job_class, grant, storage, entry
@@ -198,7 +227,8 @@ async def _read(
     Raises `RequestError`, `ModelNotFound`, `Overloaded`, `Unavailable` and HTTPException.
     """
     raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
-    parsed = await off_loop(partial(read, raw_body), entry.num_bytes)
+    caller: ApiKey = request.state.caller
+    parsed = await off_loop(partial(_parsed, gateway, caller, raw_body, read), entry.num_bytes)
     request.state.ignored_parameters = parsed.ignored
     entry.begin()
     if not parsed.body.model:
@@ -207,10 +237,16 @@ async def _read(
     request.state.model = parsed.body.model
     body_hash = ""
     if KEY_HEADER in request.headers:
-        body_hash = await off_loop(partial(hash_body, raw_body), len(raw_body))
-    caller: ApiKey = request.state.caller
+        origin = b"" if parsed.origin is None else msgspec.json.encode(parsed.origin)
+        body_hash = await off_loop(partial(hash_body, raw_body + origin), len(raw_body))
     caller.require_model(parsed.body.model)
     return parsed, body_hash
+
+
+def _parsed(
+    gateway: Gateway, caller: ApiKey, raw_body: bytes, read: Callable[[bytes], ParsedRequest]
+) -> ParsedRequest:
+    return read(raw_body).with_receipt(gateway, caller, raw_body)
 
 
 async def _build_submission(
@@ -365,7 +401,8 @@ class Responder:
 
     async def _send_whole(self, relay: LogRelay, observation: Observation) -> None:
         async with until_disconnect(self.request.receive):
-            answer = await read_answer(relay, self.submitted, observation, self.entry.hold)
+            sign = self.gateway.receipts.sign
+            answer = await read_answer(relay, self.submitted, observation, sign, self.entry.hold)
         if isinstance(answer, ResponseObject) and answer.store and relay.facts is not None:
             await response_storage.finish(self.gateway, relay.facts.tenant, answer)
         body = msgspec.json.encode(answer)
@@ -378,6 +415,7 @@ class Responder:
             relay,
             self.gateway.settings,
             framer,
+            self.gateway.receipts.sign,
             partial(response_storage.finish, self.gateway),
             observation,
             self.submitted,
@@ -413,10 +451,12 @@ async def read_answer(
     relay: LogRelay,
     submitted: Submission,
     observation: Observation,
+    sign: Sign,
     hold: Callable[[int], object] = lambda num_bytes: None,
 ) -> object:
-    """Read the whole answer of a log. ``hold`` counts the memory of its logprobs, which may be
-    many times that of the request. Raises the error with which the job failed."""
+    """Read the whole answer of a log, and ``sign`` its receipt. ``hold`` counts the memory of its
+    logprobs, which may be many times that of the request. Raises the error with which the job
+    failed."""
     builder: AnswerBuilder | None = None
     num_held = 0
     while not relay.is_ended:
@@ -434,6 +474,7 @@ async def read_answer(
             hold((num_logprobs - num_held) * _BYTES_OF_LOGPROB)
             num_held = num_logprobs
     assert builder is not None
+    builder.issue_receipt(sign)
     if builder.num_logprobs < _MANY_LOGPROBS:
         return whole_answer(builder)
     return await asyncio.to_thread(whole_answer, builder)  # other requests go on

@@ -45,6 +45,7 @@ class _KeyFields(Body, frozen=True, kw_only=True):
     max_concurrent: Limit | None = None
     max_detached: Limit | None = None
     max_tokens: Limit | None = None
+    receipts: Annotated[bool, Meta(description="Whether all answers have a receipt.")] | None = None
 
     def options(self) -> dict[str, Any]:
         """The fields of `ApiKey` that are given. Raises `InvalidRequest`."""
@@ -80,6 +81,7 @@ class KeyChanges(_KeyFields, frozen=True, kw_only=True):
                 "max_concurrent",
                 "max_detached",
                 "max_tokens",
+                "receipts",
             ],
             ...,
         ],
@@ -115,6 +117,7 @@ class KeyDescription(Struct, frozen=True, kw_only=True, tag_field="object", tag=
     max_concurrent: int | None
     max_detached: int | None
     max_tokens: int | None
+    receipts: bool
 
 
 class KeyWithSecret(KeyDescription, frozen=True, kw_only=True, tag="api_key"):
@@ -200,7 +203,7 @@ _SAME = ("tenant", "created", *(name for name in SETTABLE if name != "expires"))
 _DEFAULTS: Mapping[str, Any] = {
     name: DEFAULT_SCOPES if name == "scopes" else () if name == "models" else None
     for name in SETTABLE
-} | {"label": ""}
+} | {"label": "", "receipts": False}
 
 
 def _described(gateway: Gateway, key: ApiKey) -> KeyDescription:

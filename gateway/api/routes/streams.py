@@ -32,8 +32,8 @@ _CONTINUED_ELSEWHERE = (TakenOver, Unavailable)
 """The errors of a stream that another connection or another gateway continues."""
 _START = {"type": "http.response.start"}
 _ID = re.compile(r"[a-z]{1,16}[-_][0-9a-f]{32}")
-_STREAM_ID = Path(description="The `id` of the response, or its `x-request-id`.")
-_READ_TOKEN = Query(None, description="The stream's `x-stream-token`, instead of an API key.")
+STREAM_ID = Path(description="The `id` of the response, or its `x-request-id`.")
+READ_TOKEN = Query(None, description="The stream's `x-stream-token`, instead of an API key.")
 _CANCEL_TOKEN = Query(None, description="The stream's `x-cancel-token`, instead of an API key.")
 
 
@@ -81,7 +81,9 @@ class ResumedStream(Response):
 
     async def _stream(self, relay: LogRelay, receive: Receive, send: Send) -> None:
         finish = partial(response_storage.finish, self._gateway)
-        stream = EventStream(relay, self._gateway.settings, self._framer, finish)
+        stream = EventStream(
+            relay, self._gateway.settings, self._framer, self._gateway.receipts.sign, finish
+        )
         async with until_disconnect(receive):
             data = await self._first(relay, stream)
             requests.write_line("stream resumed", None, self._fields_of(relay))
@@ -142,31 +144,32 @@ class ResumedStream(Response):
         return data
 
 
+def right_to(
+    gateway: Gateway, verb: Verb, request_id: str, request: Request, token: str | None
+) -> tuple[str | None, str]:
+    """The tenant that must own the request, None if the token proves the right to it; and the
+    tenant of the client. Raises `InvalidApiKey`."""
+    tenant: str | None = request.state.tenant
+    if token is not None:
+        tag = gateway.signer.tag_in_token(request_id, verb, token)
+        owner = None if tag is None else gateway.tenant_of(tag, verb)
+        if owner is not None:
+            return None, owner
+    if token is not None or tenant is None:
+        fields = {"reason": f"token not valid to {verb}", "path": request.url.path[:256]}
+        caller: ApiKey | None = request.state.caller
+        key_id = "" if caller is None else caller.key_id
+        gateway.refusals.record("login refused", tenant=tenant or "", key_id=key_id, **fields)
+        raise InvalidApiKey(
+            f"This token does not permit you to {verb} this stream, it has expired, or its API "
+            "key was revoked.",
+            param="token",
+        )
+    return tenant, tenant
+
+
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(tags=["streams"])
-
-    def right_to(
-        verb: Verb, request_id: str, request: Request, token: str | None
-    ) -> tuple[str | None, str]:
-        """The tenant that must own the request, None if the token proves the right to it; and the
-        tenant of the client."""
-        tenant: str | None = request.state.tenant
-        if token is not None:
-            tag = gateway.signer.tag_in_token(request_id, verb, token)
-            owner = None if tag is None else gateway.tenant_of(tag, verb)
-            if owner is not None:
-                return None, owner
-        if token is not None or tenant is None:
-            fields = {"reason": f"token not valid to {verb}", "path": request.url.path[:256]}
-            caller: ApiKey | None = request.state.caller
-            key_id = "" if caller is None else caller.key_id
-            gateway.refusals.record("login refused", tenant=tenant or "", key_id=key_id, **fields)
-            raise InvalidApiKey(
-                f"This token does not permit you to {verb} this stream, it has expired, or its API "
-                "key was revoked.",
-                param="token",
-            )
-        return tenant, tenant
 
     @routes.get(
         "/v1/streams/{stream_id}",
@@ -175,11 +178,11 @@ def router(gateway: Gateway) -> APIRouter:
     )
     async def resume_stream(
         request: Request,
-        stream_id: str = _STREAM_ID,
+        stream_id: str = STREAM_ID,
         after: str = Query(
             "", description="The `id:` of the last event that was received; empty: the start."
         ),
-        token: str | None = _READ_TOKEN,
+        token: str | None = READ_TOKEN,
         last_event_id: str = Header(
             "", description="The same as `after`, which it overrides. An `EventSource` sends it."
         ),
@@ -187,16 +190,16 @@ def router(gateway: Gateway) -> APIRouter:
         """Continue a stream, at any gateway. The status is 204 if there is nothing more, and 410 if
         the stream is no longer kept."""
         position = EventId.parse(last_event_id or after)
-        tenant, client = right_to("read", stream_id, request, token)
+        tenant, client = right_to(gateway, "read", stream_id, request, token)
         request.state.request_id = checked_id(stream_id)
         return ResumedStream(gateway, stream_id, tenant, Framer(position), admitted_as=client)
 
     @routes.delete("/v1/streams/{stream_id}")
     async def cancel_stream(
-        request: Request, stream_id: str = _STREAM_ID, token: str | None = _CANCEL_TOKEN
+        request: Request, stream_id: str = STREAM_ID, token: str | None = _CANCEL_TOKEN
     ) -> dict[str, Any]:
         """Cancel a request, at any gateway. Its stream ends and is deleted."""
-        tenant, _ = right_to("cancel", stream_id, request, token)
+        tenant, _ = right_to(gateway, "cancel", stream_id, request, token)
         await gateway.cancel(checked_id(stream_id), tenant)
         return {"id": stream_id, "object": "stream", "deleted": True}
 

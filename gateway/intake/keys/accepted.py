@@ -26,7 +26,7 @@ _STORED_VALID_S = 3600.0
 missed for so long, but requests that need no database go on."""
 _NO_DIGEST = "0" * 64
 _OPEN_PATHS = frozenset({"/", "/console", "/live", "/health", "/docs", "/openapi.json"})
-_OPEN_FOLDERS = ("/docs/assets/", "/console/")
+_OPEN_FOLDERS = ("/docs/assets/", "/console/", "/.well-known/")
 _METRICS = "/metrics"
 _OPERATORS = "/admin"
 

@@ -64,6 +64,8 @@ class ApiKey:
     """Detached requests of the tenant whose jobs have not ended."""
     max_tokens: int | None = None
     """The largest ``max_tokens`` of a request, and that of a request without one."""
+    receipts: bool = False
+    """Whether all answers have a receipt, as if each request had ``receipt``."""
     previous: str = ""
     """The digest of the key before its last rotation, which is valid until ``previous_until``."""
     previous_until: datetime | None = None
@@ -169,6 +171,8 @@ class ApiKey:
 
 def _written(value: object) -> str:
     match value:
+        case bool():
+            return str(value).lower()
         case datetime():
             return value.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         case tuple():
@@ -210,6 +214,12 @@ def _models(text: str) -> tuple[str, ...]:
     return tuple(map(_matching(_MODEL), text.split(",")))
 
 
+def _flag(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError("expected true or false")
+    return text.lower() == "true"
+
+
 def _limit(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 1 << 53:
         raise ValueError("expected a positive number")
@@ -232,6 +242,7 @@ _OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "max_concurrent": _limit,
     "max_detached": _limit,
     "max_tokens": _limit,
+    "receipts": _flag,
     "previous": _matching(_DIGEST),
     "previous_until": _time,
 }

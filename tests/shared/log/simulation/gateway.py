@@ -94,7 +94,7 @@ class Renderer:
             return [_said(event, self._texts[event.choice])]
         return [_said(event, "")] if isinstance(event, Failed) else []
 
-    def end(self) -> list[Payload]:
+    def end(self, receipt: str | None = None) -> list[Payload]:
         return []
 
     def fail(self, error: WarrenError) -> list[Payload]:

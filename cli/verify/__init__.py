@@ -1,0 +1,1 @@
+"""The command ``warren verify``: `command` checks a receipt, `recomputation` its answer."""

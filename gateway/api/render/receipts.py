@@ -1,0 +1,100 @@
+"""The receipt of an answer, collected from the log."""
+
+from dataclasses import dataclass, field
+from typing import Self
+
+from gateway.api.render.formats import ReceiptTerms, Rendering, TokenCounts
+from gateway.log.cursor import LogEvent
+from shared.messages import (
+    Execution,
+    Finished,
+    FinishReason,
+    Receipt,
+    ReceiptChoice,
+    ReceiptUsage,
+    Started,
+    TokenDelta,
+    hash_text,
+)
+from shared.telemetry.metrics import VERSION
+
+
+@dataclass(slots=True)
+class _ChoiceRecord:
+    token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+
+    def read(self, event: TokenDelta | Finished) -> None:
+        self.token_ids += event.token_ids
+        self.texts.append(event.text)
+        if isinstance(event, Finished):
+            self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
+
+    def facts(self) -> ReceiptChoice:
+        assert self.finish_reason is not None, "the answer has not ended"
+        return ReceiptChoice(
+            token_ids=tuple(self.token_ids),
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            text_sha256=hash_text(self.texts),
+        )
+
+
+class ReceiptRecorder:
+    """Records what the receipt of one answer states."""
+
+    def __init__(self, rendering: Rendering, terms: ReceiptTerms) -> None:
+        self._rendering = rendering
+        self._terms = terms
+        self._counts = TokenCounts(rendering.num_drawn)
+        self._choices = [_ChoiceRecord() for _ in range(rendering.total_drawn)]
+        self._executions: list[Execution] = []
+
+    @classmethod
+    def of(cls, rendering: Rendering) -> Self | None:
+        """The recorder of a request; None if it asks for no receipt."""
+        return None if rendering.receipt is None else cls(rendering, rendering.receipt)
+
+    def read(self, event: LogEvent) -> None:
+        """Read the next accepted event of the log."""
+        self._counts.read(event)
+        match event:
+            case TokenDelta() | Finished():
+                self._choices[event.choice].read(event)
+            case Started():
+                self._executions.append(self._execution(event))
+
+    def receipt(self, issued_at: float) -> Receipt:
+        """The receipt of the complete answer, issued at this Unix time."""
+        usage, terms = self._counts.usage, self._terms
+        return Receipt(
+            id=self._rendering.request_id,
+            endpoint=self._rendering.endpoint,
+            model=self._rendering.model,
+            request_sha256=terms.request_sha256,
+            sampling=terms.sampling,
+            seed=terms.seed,
+            num_choices=self._rendering.num_drawn,
+            num_given_tokens=terms.num_given_tokens,
+            choices=tuple(choice.facts() for choice in self._choices),
+            usage=ReceiptUsage(
+                prompt_tokens=usage.prompt_tokens,
+                cached_tokens=usage.prompt_tokens_details.cached_tokens,
+                completion_tokens=usage.completion_tokens,
+            ),
+            executions=tuple(self._executions),
+            created_at=terms.created_at,
+            issued_at=issued_at,
+            gateway_version=VERSION,
+        )
+
+    def _execution(self, event: Started) -> Execution:
+        return Execution(
+            worker=event.worker,
+            attempt=len(self._executions) + 1,
+            numerics=event.numerics,
+            num_tokens_before=tuple(len(choice.token_ids) for choice in self._choices),
+            provenance=event.provenance,
+        )

@@ -1,0 +1,145 @@
+"""Answers of SmolLM2 with receipts, from a gateway and a worker."""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from joserfc.jwk import OKPKey
+
+from shared import settings
+from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.settings import WorkerSettings
+from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
+from worker.decode import served_model
+from worker.process.service import run_worker
+
+MODEL = "smollm2"
+REQUESTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "sampled chat": (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "Tell me about lighthouses."}],
+            "max_tokens": 80,
+            "ignore_eos": True,
+            "seed": (1 << 62) + 1,
+            "frequency_penalty": 0.4,
+            "logit_bias": {"19": 2.5},
+            "top_p": 0.95,
+        },
+    ),
+    "several choices": (
+        "/v1/completions",
+        {"prompt": ["Once upon", "The sea"], "n": 2, "max_tokens": 24, "temperature": 0.9},
+    ),
+    "constrained": (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "How warm is it? Answer in JSON."}],
+            "max_tokens": 40,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {
+                    "name": "weather",
+                    "schema": {
+                        "type": "object",
+                        "properties": {"celsius": {"type": "integer"}},
+                        "required": ["celsius"],
+                    },
+                },
+            },
+        },
+    ),
+    "stop string": (
+        "/v1/completions",
+        {"prompt": "1, 2, 3, 4,", "max_tokens": 40, "temperature": 0, "stop": "9"},
+    ),
+    "message": (
+        "/v1/messages",
+        {
+            "messages": [{"role": "user", "content": "Say hello."}],
+            "max_tokens": 12,
+            "temperature": 0,
+        },
+    ),
+    "response": ("/v1/responses", {"input": "Count to three.", "max_output_tokens": 12}),
+}
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What was asked and answered, by name, and the published keys."""
+
+    requests: Mapping[str, bytes]
+    answers: Mapping[str, dict[str, Any]]
+    keys: dict[str, Any]
+    signing_key: Path
+    seconds: Mapping[str, float]
+    """The CPU time of each answer."""
+
+
+@pytest.fixture(scope="session")
+def signing_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("receipts") / "key.pem"
+    path.write_bytes(OKPKey.generate_key("Ed25519").as_pem(private=True))
+    return path
+
+
+@pytest.fixture(scope="session")
+def answered(smollm2: Path, signing_key: Path) -> Answers:
+    return asyncio.run(answers_of(smollm2, signing_key, REQUESTS))
+
+
+async def answers_of(
+    model: Path,
+    signing_key: Path,
+    requests: Mapping[str, tuple[str, Mapping[str, Any]]],
+    **options: Any,
+) -> Answers:
+    """Ask a worker that has the model in the directory ``model`` all ``requests``."""
+    worker = settings.load(
+        WorkerSettings,
+        model=str(model),
+        served_name=MODEL,
+        kv_cache_bytes=64 << 20,
+        compute_threads=1,
+        announce_interval_s=0.05,
+        **options,
+    )
+    broker, stop, ready = MemoryBroker(), asyncio.Event(), asyncio.Event()
+    served = served_model.load(worker)
+    bodies = {
+        name: json.dumps({"model": MODEL, "receipt": True, **body}).encode()
+        for name, (_, body) in requests.items()
+    }
+    async with (
+        MemoryBus(broker) as bus,
+        live_gateway(broker, receipt_keys_file=signing_key) as gateway,
+    ):
+        working = asyncio.create_task(
+            run_worker(worker, bus, stop=stop, ready=ready.set, model=served)
+        )
+        await hears_a_worker(gateway)
+        paths: Sequence[str] = [path for path, _ in requests.values()]
+        found, seconds = list[dict[str, Any]](), list[float]()
+        for path, body in zip(paths, bodies.values(), strict=True):
+            began = time.process_time()
+            found.append(await _asked(gateway, path, body))
+            seconds.append(time.process_time() - began)
+        keys = (await gateway.http.get("/.well-known/jwks.json")).json()
+        stop.set()
+        await working
+    answers = dict(zip(bodies, found, strict=True))
+    return Answers(bodies, answers, keys, signing_key, dict(zip(bodies, seconds, strict=True)))
+
+
+async def _asked(gateway: LiveGateway, path: str, body: bytes) -> dict[str, Any]:
+    headers = {"content-type": "application/json"}
+    response = await gateway.http.post(path, content=body, headers=headers, timeout=60)
+    answer: dict[str, Any] = response.json()
+    assert response.status_code == 200, answer
+    return answer
