@@ -52,7 +52,7 @@ def serve(
     gateway_settings = settings.load(GatewaySettings, **chosen(GatewaySettings, options))
     worker_settings = settings.load(WorkerSettings, **chosen(WorkerSettings, options))
     configure(gateway_settings, "warren")
-    _pull(worker_settings.model)
+    _pull_for(worker_settings)
     run(_serve(gateway_settings, worker_settings, ask, once))
 
 
@@ -78,7 +78,7 @@ def worker(**options: Any) -> None:
     with needs("worker"):
         from worker.process.prepared_queues import WorkerBus
     bus = broker_of(chosen_settings, WorkerBus)
-    _pull(chosen_settings.model)
+    _pull_for(chosen_settings)
     run(_work(chosen_settings, bus))
 
 
@@ -187,6 +187,13 @@ def _list_models() -> None:
     for row in rows:
         line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         output.print(line.rstrip(), markup=False, soft_wrap=True)
+
+
+def _pull_for(worker_settings: WorkerSettings) -> None:
+    """Pull the model. Of an engine's model, a directory with the tokenizer suffices."""
+    path = Path(worker_settings.model).expanduser()
+    if worker_settings.engine == "own" or not path.is_dir():
+        _pull(worker_settings.model)
 
 
 def _pull(model: str) -> Path:

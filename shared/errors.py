@@ -41,6 +41,7 @@
     │   ├── QueueBusy                   another connection or exclusive consumer holds the queue
     │   ├── AccessRefused               the broker's user lacks the permission
     │   └── MessageTooLarge
+    ├── EngineFailed                  a worker's engine: the job continues elsewhere
     ├── UndecodableMessage            bytes that are not a valid message of this version
     └── StartupError                  an invalid setting, model or environment
 
@@ -271,6 +272,13 @@ class AccessRefused(BusError):
 
 class MessageTooLarge(BusError):
     code = "message_too_large"
+
+
+class EngineFailed(WarrenError):
+    """An engine that a worker uses ended or broke while it ran the request, or its answer makes no
+    sense. The job is returned to its queue, and the run counts as a crash."""
+
+    code = "engine_failed"
 
 
 class UndecodableMessage(WarrenError):

@@ -58,7 +58,7 @@ _EXPECTED = {
 """What a setting has to be, by the type of pydantic's error."""
 DEFAULT_MODEL = "smollm2"
 MIN_SECRET_BYTES = 32
-_SECRETS = ("broker", "secret", "database_url")
+_SECRETS = ("broker", "secret", "database_url", "engine_key")
 """Settings that can also be read from a file, which another setting names."""
 
 _CONFIG = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
@@ -669,6 +669,31 @@ class ModelSettings(BaseSettings):
 class WorkerSettings(CommonSettings, ModelSettings):
     """Settings of the worker."""
 
+    engine: Literal["own", "vllm", "sglang", "llama-server", "trtllm", "openai"] = Field(
+        "own",
+        description="Engine that runs the model: Warren's own, or a server of another kind. "
+        "WARREN_MODEL then names the tokenizer and the chat template. Set it for models that "
+        "need several GPUs, or that the server runs faster.",
+    )
+    engine_url: str | None = Field(
+        None,
+        description="Base URL of the engine's server, without /v1. Unset: the server's usual port "
+        "on this machine. Set it if the server runs elsewhere.",
+    )
+    engine_command: str | None = Field(
+        None,
+        description="Command that starts the engine's server, such as `vllm serve MODEL`. The "
+        "worker starts it again when it ends, and ends it with itself. Unset: the server runs "
+        "already.",
+    )
+    engine_key: SecretStr | None = Field(
+        None,
+        description="API key that the engine's server requires. Set the variable or "
+        "WARREN_ENGINE_KEY_FILE, because options are visible in the process list.",
+    )
+    engine_key_file: Path | None = Field(
+        None, description="File that contains WARREN_ENGINE_KEY, such as a mounted secret."
+    )
     require_same_numerics: bool = Field(
         False,
         description="Let a stream that has begun wait, until its deadline, for a worker with the "

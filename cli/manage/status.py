@@ -29,6 +29,7 @@ _WORKERS = (
     Column("id"),
     Column("model"),
     Column("state"),
+    Column("engine", rank=4),
     Column("running", is_number=True),
     Column("waiting", is_number=True),
     Column("kv cache", rank=1),
@@ -213,7 +214,12 @@ def _worker(worker: dict[str, Any], now: float, name_of: Callable[[str], str]) -
     return (
         name_of(worker["id"]),
         worker["model"],
-        Text(worker["state"], style="green" if worker["state"] == "serving" else "yellow"),
+        Text(
+            worker["state"].replace("_", " "),
+            style="green" if worker["state"] == "serving" else "yellow",
+        ),
+        # A gateway of an earlier version does not state the engine.
+        worker.get("engine") or "own",
         f"{worker['num_running']} of {worker['max_num_seqs']}",
         str(worker["num_waiting"]),
         _bar(worker["kv_usage"]),

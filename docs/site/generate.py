@@ -10,6 +10,7 @@ from pathlib import Path
 from cli.options import table
 from docs.site.clients import client_table
 from docs.site.compatibility import tables
+from docs.site.engines import capabilities, engine_table
 from docs.site.messages import message_tables
 from docs.site.metrics import metric_tables
 from docs.site.models import blocks, families, formats, known_models
@@ -25,8 +26,10 @@ COMPOSE = ROOT / "docker-compose.yml"
 _BLOCKS: Mapping[str, Callable[[], str]] = {
     "clients": client_table,
     "compatibility": tables,
+    "capabilities": capabilities,
     "costs": cost_table,
     "curve": curve_table,
+    "engines": engine_table,
     "messages": message_tables,
     "metrics": metric_tables,
     "models": known_models,

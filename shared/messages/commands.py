@@ -187,6 +187,13 @@ class Announcement(Wire, frozen=True, kw_only=True):
     """The format in which the model writes its reasoning; None if it does not."""
     reasoning_switches: tuple[ReasoningSwitch, ...] = ()
     """The variables of the chat template that change this format."""
+    engine: Annotated[str, Meta(max_length=256)] = ""
+    """The kind and version of the engine over HTTP that computes the tokens; empty for Warren's
+    own."""
+    is_engine_away: bool = False
+    """The engine does not answer, and the worker takes no jobs until it does."""
+    unsupported: tuple[str, ...] = ()
+    """The sampling parameters that the engine lacks, by their names in `SamplingParams`."""
     takes_near_jobs: bool = False
     """Jobs whose prefix the worker may have in its cache can be published to its own queue."""
     is_leaving: bool = False

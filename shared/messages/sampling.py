@@ -1,5 +1,6 @@
 """Sampling parameters and output constraints."""
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
@@ -85,3 +86,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Keep the matched stop string in the text."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
+
+    def used(self, names: Iterable[str]) -> list[str]:
+        """The parameters among ``names`` that have another value than the default."""
+        default = SamplingParams()
+        return [name for name in names if getattr(self, name) != getattr(default, name)]

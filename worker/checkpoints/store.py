@@ -43,6 +43,12 @@ def resolve(model: str) -> Path:
         raise unreadable(Path(error.filename or model), error) from None
 
 
+def resolve_tokenizer(model: str) -> Path:
+    """Like `resolve`, for a worker whose engine has the weights: a directory need not have any."""
+    path = Path(model).expanduser()
+    return path if (path / "tokenizer.json").is_file() else resolve(model)
+
+
 def pull(model: str, progress: Progress) -> Path:
     """Like `resolve`, but downloads and converts a name of `MODELS` if necessary.
 

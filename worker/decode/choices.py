@@ -75,7 +75,7 @@ async def plan(job: GenerationJob, model: ServedModel) -> list[ChoicePlan]:
 
     Raises `InvalidRequest` and `ContextLengthExceeded`.
     """
-    _check(job.sampling, model.tokenizer)
+    _check(job.sampling, model)
     constraint, grammar = job.sampling.constraint, None
     if constraint is not None:
         grammar = await model.constraints.compile(constraint, job.tenant)
@@ -89,11 +89,21 @@ async def plan(job: GenerationJob, model: ServedModel) -> list[ChoicePlan]:
 
 def plan_now(job: GenerationJob, model: ServedModel) -> list[ChoicePlan]:
     """`plan` in the calling thread, for the jobs of the program itself. Raises the same errors."""
-    _check(job.sampling, model.tokenizer)
+    _check(job.sampling, model)
     constraint, grammar = job.sampling.constraint, None
     if constraint is not None:
         grammar = model.constraints.compile_now(constraint)
     return _plan_long(job, model, _vocabulary(job.sampling, model.tokenizer, grammar))
+
+
+def _check_supported(sampling: SamplingParams, model: ServedModel) -> None:
+    """Raise `InvalidRequest` for a parameter that the engine of this worker lacks. Gateways refuse
+    it before, unless workers of one model have different engines."""
+    for name in sampling.used(model.unsupported):
+        raise InvalidRequest(
+            f"The engine of this model ({model.engine_version}) does not support {name}.",
+            param=name,
+        )
 
 
 async def prompt_texts(
@@ -222,8 +232,11 @@ def _dated(prompt: Prompt, job: GenerationJob) -> Prompt:
     return structs.replace(prompt, now=job.created_at)
 
 
-def _check(sampling: SamplingParams, tokenizer: Tokenizer) -> None:
-    """Raise `InvalidRequest` if a token id is not in the vocabulary."""
+def _check(sampling: SamplingParams, model: ServedModel) -> None:
+    """Raise `InvalidRequest` if the engine lacks a parameter, or if a token id is not in the
+    vocabulary."""
+    _check_supported(sampling, model)
+    tokenizer = model.tokenizer
     _check_ids(sampling.logit_bias, "logit_bias", tokenizer)
     _check_ids(sampling.stop_token_ids, "stop_token_ids", tokenizer)
     allowed_ids = sampling.allowed_token_ids or ()

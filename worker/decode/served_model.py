@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from shared.control_groups import usable_cpus
 from shared.messages import ReasoningSwitch
-from shared.settings import ModelSettings
+from shared.settings import ModelSettings, WorkerSettings
 from worker.decode.constraints import Constraints
 from worker.engine.driver import EngineThread
 from worker.engine.engine import Engine
@@ -49,6 +49,12 @@ class ServedModel:
     """The variables of the chat template that change this format."""
     embedder: "Embedder | None" = None
     """None: the model does not support embeddings."""
+    engine_version: str = ""
+    """The kind and version of an engine over HTTP; empty for Warren's own."""
+    unsupported: tuple[str, ...] = ()
+    """The sampling parameters that the engine lacks, by their names in `SamplingParams`."""
+    max_num_seqs: int | None = None
+    """The slots of an engine over HTTP; None: as many as the settings say."""
     facts: Mapping[str, str | int] = field(default_factory=dict)
     """How the model runs, for the log and for metrics: device, data type, numerics, threads, and
     the size of the KV cache."""
@@ -65,6 +71,46 @@ def name_of(settings: ModelSettings) -> str:
     from worker.checkpoints import store
 
     return settings.served_name or store.served_name(settings.model)
+
+
+def load_for_worker(settings: WorkerSettings) -> ServedModel:
+    """Load model and tokenizer, or find the engine that has the model. Takes seconds; raises
+    `StartupError`."""
+    return load(settings) if settings.engine == "own" else _load_remote(settings)
+
+
+def _load_remote(settings: WorkerSettings) -> ServedModel:
+    from worker.checkpoints import store
+    from worker.engines.start_up import EngineOptions, open_engine
+
+    options = EngineOptions(
+        engine=settings.engine,
+        url=settings.engine_url,
+        command=settings.engine_command,
+        api_key=settings.engine_key and settings.engine_key.get_secret_value(),
+        max_num_seqs=settings.max_num_seqs,
+        batch_reserve=settings.batch_reserve,
+        max_seq_len=settings.max_seq_len,
+        stall_timeout_s=settings.stall_timeout_s,
+        tenant_weights=settings.tenant_weights,
+    )
+    opened = open_engine(options, store.resolve_tokenizer(settings.model))
+    tokenizer, tool_parser = with_known_calls(opened.tokenizer, settings.tool_parser)
+    return ServedModel(
+        name=name_of(settings),
+        tokenizer=tokenizer,
+        engine=opened.engine,
+        max_seq_len=opened.max_seq_len,
+        fingerprint=opened.fingerprint,
+        numerics=opened.numerics,
+        tool_parser=tool_parser,
+        reasoning_parser=reasoning_parser(tokenizer, settings.reasoning_parser),
+        reasoning_switches=reasoning_switches(tokenizer, settings.reasoning_parser),
+        engine_version=f"{settings.engine} {opened.version}",
+        unsupported=opened.adapter.traits.unsupported,
+        max_num_seqs=opened.max_num_seqs,
+        facts={"device": settings.engine, "numerics": opened.numerics},
+    )
 
 
 def load(settings: ModelSettings) -> ServedModel:

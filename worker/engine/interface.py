@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
@@ -172,6 +172,8 @@ class EngineLoad:
     """Tokens that were drafted since the start, and below those that were drawn as drafted."""
     num_accepted_tokens: int = 0
     last_step: StepFacts | None = None
+    num_failures: Mapping[str, int] = field(default_factory=dict)
+    """Failures of an engine over HTTP since the start, by kind."""
 
 
 class EngineListener(Protocol):

@@ -20,6 +20,7 @@ from shared.errors import (
     BusError,
     Cancelled,
     DeadlineExceeded,
+    EngineFailed,
     InternalError,
     QueueDown,
     Unroutable,
@@ -327,6 +328,10 @@ class JobRun:
                 return self._follow(self._attempt.obey(news, is_settled=is_settled))
             case Unroutable():
                 return self._settle_unread()
+            case EngineFailed():
+                # Without `HandedOver`, so that this run counts as a crash: the request itself may
+                # be what ends the engine.
+                return self._settle(Outcome.REQUEUED)
             case _:
                 return self._fail(news) if self._started else self._fail_in_place(news)
 

@@ -23,7 +23,7 @@ async def load(settings: WorkerSettings, name: str) -> ServedModel:
     """Load the model in a thread, and log every few seconds that it is being loaded."""
     began = time.monotonic()
     logger.info("loading the model", extra={"model": name, "from": settings.model})
-    loading = asyncio.create_task(in_daemon_thread(lambda: served_model.load(settings)))
+    loading = asyncio.create_task(in_daemon_thread(lambda: served_model.load_for_worker(settings)))
     try:
         while not (await asyncio.wait([loading], timeout=_PROGRESS_INTERVAL_S))[0]:
             memory_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

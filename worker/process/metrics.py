@@ -143,6 +143,16 @@ class WorkerMetrics:
             of_engine(lambda now: now.num_accepted_tokens),
             vllm="spec_decode_num_accepted_tokens",
         )
+        catalog.at_scrape(
+            "counter",
+            "warren_worker_engine_failures_total",
+            "Failures of the engine's server, by kind: failed (a stream broke, or an answer made "
+            "no sense), unreachable, busy (429 or 503), refused (a request), constraint (a token "
+            "was not allowed, and was drawn again), away (the server stopped answering), unfit (it "
+            "answers, and serves something else).",
+            (*_BY_MODEL, "kind"),
+            lambda: [((jobs.model, kind), count) for kind, count in load().num_failures.items()],
+        )
         steps = catalog.describe(
             "warren_worker_step_duration_seconds",
             "histogram",

@@ -6,6 +6,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 
@@ -55,6 +56,7 @@ _PROGRESS_INTERVAL_S = 5.0
 """Seconds between the lines about draining."""
 _BALANCE_INTERVAL_S = 0.25
 _RETRY_PAUSE_S = 1.0
+_PAUSE_AGAIN_S = 0.5
 _ANNOUNCED_WITHIN_S = 2.0
 """Seconds to wait for a confirmation, which needs every process that listens."""
 _SET_ASIDE_SHARE = 4
@@ -105,6 +107,9 @@ async def _run_worker(
     finally:
         hearing.cancel()
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    if model.max_num_seqs is not None:
+        slots = min(settings.max_num_seqs, model.max_num_seqs)
+        settings = settings.model_copy(update={"max_num_seqs": slots})
     generations = Generations(model.engine, settings.stream_events_per_s)
     with Watchdog(lambda: generations.stalled_s, settings.stall_timeout_s, on_stall):
         async with generations:
@@ -203,6 +208,7 @@ class Worker:
                     self._announce,
                     self._hear_peers,
                     self._balance,
+                    self._follow_engine,
                     self._upkeep.run,
                     self._supervisor.cancel_unread,
                     self._supervisor.promote_batch,
@@ -346,7 +352,8 @@ class Worker:
 
     def _is_healthy(self) -> bool:
         has_begun = all(consumer.has_begun for consumer in self._consumers)
-        return has_begun and self._bus.is_connected and not self._is_draining
+        can_work = self._generations.ready.is_set() and not self._is_draining
+        return has_begun and self._bus.is_connected and can_work
 
     async def _obey(self) -> None:
         """Apply the commands that arrive on this worker's control queue."""
@@ -395,6 +402,25 @@ class Worker:
             if self._has_news:
                 await self._announce_once()
 
+    async def _follow_engine(self) -> None:
+        """While the engine is away, take no jobs, and leave those that are here to other workers,
+        or to this one once the engine is back."""
+        while True:
+            await self._generations.away.wait()
+            logger.warning("no jobs are taken while the engine is away")
+            await self._announce_once()
+            while self._generations.away.is_set():
+                # The end of a job in quarantine resumes the others.
+                await asyncio.gather(*(consumer.pause() for consumer in self._consumers))
+                for held in self._held.values():
+                    held.hand_over("engine away")
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_PAUSE_AGAIN_S):
+                        await self._generations.ready.wait()
+            for consumer in self._consumers:
+                consumer.resume()
+            await self._announce_once()
+
     async def _leave_to_peers(
         self, new: JobConsumer, overflow: JobConsumer, num_reserved: int
     ) -> None:
@@ -426,6 +452,9 @@ class Worker:
             tool_parser=self._model.tool_parser,
             reasoning_parser=self._model.reasoning_parser,
             reasoning_switches=self._model.reasoning_switches,
+            engine=self._model.engine_version,
+            is_engine_away=self._generations.away.is_set(),
+            unsupported=self._model.unsupported,
             takes_near_jobs=self._takes_near_jobs,
             is_leaving=self._is_draining,
             started_at=self._started_at,

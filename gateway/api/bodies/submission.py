@@ -56,6 +56,8 @@ _MAX_ECHOED = 4 << 20
 _ECHOED_CHARS_PER_TOKEN = 16
 """More than those of a usual token. Few tokens have more, such as long rows of spaces."""
 
+_PARAMS = {"constraint": "response_format"}
+"""The names that clients use for sampling parameters, where they differ."""
 GenerationBody: TypeAlias = ChatRequest | CompletionRequest | ResponsesRequest | MessagesRequest
 
 
@@ -455,6 +457,8 @@ def _check_sizes(request: GenerationBody, job: GenerationJob, served: Announceme
     _check_returned(request, job)
     if served is not None:
         _check_vocabulary(job, served.vocab_size)
+        for name in sampling.used(served.unsupported):
+            raise refused(_PARAMS.get(name, name), f"not with the model's engine, {served.engine}.")
 
 
 def _check_returned(request: GenerationBody, job: GenerationJob) -> None:

@@ -49,7 +49,10 @@ class GatewayStatus(Struct, frozen=True, kw_only=True):
 class WorkerStatus(Struct, frozen=True, kw_only=True):
     id: str
     model: str
-    state: Literal["serving", "leaving"]
+    state: Literal["serving", "engine_away", "leaving"]
+    """With `engine_away`, its engine's server does not answer, and it takes no jobs."""
+    engine: str
+    """The kind and version of the engine's server; empty for Warren's own engine."""
     device: str
     """`cpu` or `cuda`; empty if the worker does not say."""
     numerics: str
@@ -233,11 +236,18 @@ def _key(key: ApiKey, gateway: Gateway) -> KeyStatus:
     )
 
 
+def _state_of(worker: Announcement) -> Literal["serving", "engine_away", "leaving"]:
+    if worker.is_leaving:
+        return "leaving"
+    return "engine_away" if worker.is_engine_away else "serving"
+
+
 def _worker(worker: Announcement, heard_s: float) -> WorkerStatus:
     return WorkerStatus(
         id=_id_of(worker.worker),
         model=worker.model,
-        state="leaving" if worker.is_leaving else "serving",
+        state=_state_of(worker),
+        engine=worker.engine,
         device=worker.numerics.partition(" ")[0],
         numerics=worker.numerics,
         num_running=worker.num_running,

@@ -24,6 +24,10 @@ class Model(
     root: str
     parent: None = None
     max_model_len: int
+    engine: str
+    """The kind and version of the server that computes the tokens; empty for Warren's engine."""
+    unsupported_parameters: Sequence[str]
+    """The sampling parameters that the engine lacks. A request with one of them is refused."""
 
 
 class ModelList(Struct, frozen=True, forbid_unknown_fields=True, tag_field="object", tag="list"):
@@ -39,6 +43,8 @@ def router(gateway: Gateway) -> APIRouter:
             created=gateway.workers.first_seen_at(model),
             root=model,
             max_model_len=min(worker.max_seq_len for worker in workers),
+            engine=", ".join(sorted({worker.engine for worker in workers})),
+            unsupported_parameters=sorted({n for worker in workers for n in worker.unsupported}),
         )
 
     @routes.head("/v1/models", include_in_schema=False)

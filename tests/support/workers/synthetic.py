@@ -11,7 +11,9 @@ from shared import settings
 from shared.bus.base import Bus
 from shared.bus.memory import MemoryBroker
 from shared.settings import WorkerSettings
+from tests.support.network.engine_server import ScriptedEngine
 from tests.support.workers.connections import connected
+from worker.decode import served_model
 from worker.decode.served_model import ServedModel
 from worker.process.service import run_worker
 
@@ -42,6 +44,27 @@ async def echo_worker(
             is_clock=is_clock,
         )
         task = await _start(bus, stop, model, on_stall, options)
+        try:
+            yield stop
+        finally:
+            stop.set()
+            await task
+
+
+@asynccontextmanager
+async def remote_worker(
+    place: Bus | MemoryBroker, server: ScriptedEngine, **options: Any
+) -> AsyncIterator[asyncio.Event]:
+    """Run a worker whose engine is ``server``; yields the event that makes it drain."""
+    stop = asyncio.Event()
+    options = {
+        "engine": server.protocol,
+        "engine_url": server.url,
+        "max_seq_len": server.max_seq_len,
+        **options,
+    }
+    async with connected(place) as bus:
+        task = await _start(bus, stop, served_model.load_for_worker, lambda: None, options)
         try:
             yield stop
         finally:

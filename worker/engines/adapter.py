@@ -1,0 +1,140 @@
+"""The protocol of an adapter: what it knows of one kind of server."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+
+from shared.messages import Constraint, SamplingParams
+from worker.engine.interface import TokenScore
+from worker.text import Tokenizer
+
+Json: TypeAlias = Mapping[str, Any]
+End: TypeAlias = Literal["stop", "length"]
+
+BY_THE_WORKER = (
+    "max_tokens",
+    "clamp_max_tokens",
+    "stop",
+    "include_stop_in_output",
+    "skip_special_tokens",
+)
+"""The sampling parameters that the worker applies itself, to the text of any engine."""
+WITH_TOKEN_IDS = ("stop_token_ids", "min_tokens", "allowed_token_ids", "constraint")
+"""The sampling parameters that the worker can apply itself if the engine returns token ids and can
+ban tokens."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineTraits:
+    """What an engine can do, as data."""
+
+    name: str
+    """The value of ``--engine``."""
+    versions: str
+    """The versions of the server that the adapter was tried with, or read from."""
+    parameters: frozenset[str]
+    """The sampling parameters that the engine applies, by their names in `SamplingParams`."""
+    constraints: frozenset[str] = frozenset()
+    """The kinds of constraints that are sent to the engine in its own form."""
+    has_token_ids: bool = True
+    """Whether it takes and returns token ids rather than text."""
+    has_min_tokens: bool = False
+    """Whether the engine applies ``min_tokens``. Otherwise the worker bans the end tokens in a
+    first request."""
+    max_logprobs: int = 20
+    """The most alternatives that it returns for a token."""
+    remarks: str = ""
+
+    def can(self, parameter: str) -> bool:
+        """Whether requests may use a sampling parameter."""
+        if parameter == "constraint" and self.constraints:
+            return True
+        known = (*BY_THE_WORKER, *(WITH_TOKEN_IDS if self.has_token_ids else ()))
+        return parameter in known or parameter in self.parameters
+
+    @property
+    def unsupported(self) -> tuple[str, ...]:
+        """The sampling parameters with which a request is refused."""
+        return tuple(name for name in SamplingParams.__struct_fields__ if not self.can(name))
+
+
+class Ask(NamedTuple):
+    """One request to an engine: to continue a sequence by some tokens."""
+
+    token_ids: Sequence[int]
+    """The prompt and the output so far."""
+    max_tokens: int
+    sampling: SamplingParams
+    seed: int
+    """31 bits, which every engine accepts."""
+    min_tokens: int = 0
+    """What is left of the sampling parameter."""
+    allowed_ids: Sequence[int] | None = None
+    """The only tokens that may be drawn; None: all."""
+    banned_ids: Sequence[int] = ()
+    constraint: Constraint | None = None
+    """To be sent in the engine's own form. The output begins with the request."""
+    is_batch: bool = False
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether there is no choice of the next token, so that the engine need not be asked."""
+        has_no_choice = self.allowed_ids is not None and len(self.allowed_ids) == 1
+        return has_no_choice and self.max_tokens == 1 and self.sampling.logprobs is None
+
+
+class Piece(NamedTuple):
+    """What one event of an engine's stream brings."""
+
+    token_ids: Sequence[int] = ()
+    scores: Sequence[TokenScore | None] = ()
+    """One for each token, if logprobs are requested."""
+    end: End | None = None
+    """Why the engine has ended the stream."""
+
+
+class EngineCall(Protocol):
+    """One request in the form of a server, and the reader of its stream."""
+
+    path: str
+    body: Json
+
+    def read(self, event: Json) -> Piece:
+        """Read an event. Raises `EngineFailed` for one that makes no sense."""
+        ...
+
+
+class EngineFacts(NamedTuple):
+    """What a server says of itself."""
+
+    version: str
+    model: str
+    """A name that changes when it serves another model."""
+    max_seq_len: int | None = None
+    num_slots: int | None = None
+    vocab_size: int | None = None
+
+
+class Http(Protocol):
+    """The part of a connection that adapters use for questions."""
+
+    def get(self, path: str) -> Json:
+        """The answer. Raises `EngineAway` and `EngineFailed`."""
+        ...
+
+    def post(self, path: str, body: Json) -> Json: ...
+
+
+class Adapter(Protocol):
+    traits: EngineTraits
+    default_port: int
+    health_path: str
+
+    def facts(self, http: Http) -> EngineFacts: ...
+
+    def tokenize(self, http: Http, text: str) -> list[int] | None:
+        """The token ids of a text, without special tokens around it; None if the server does not
+        say."""
+        ...
+
+    def call(self, ask: Ask, tokenizer: Tokenizer) -> EngineCall: ...

@@ -1,0 +1,61 @@
+"""Servers that return text alone, by OpenAI's ``/v1/completions``: TGI, TabbyAPI, Triton, Ollama,
+hosted services."""
+
+from collections.abc import Sequence
+
+from shared.errors import EngineFailed
+from worker.engines.adapter import Ask, EngineFacts, EngineTraits, Http, Json, Piece
+from worker.engines.completions import PATH, body_of, choice_of, end_of
+from worker.text import Tokenizer
+
+
+class OpenAI:
+    """The tokens are those of the text, by the worker's tokenizer."""
+
+    traits = EngineTraits(
+        name="openai",
+        versions="any",
+        parameters=frozenset(
+            ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty")
+        ),
+        has_token_ids=False,
+        remarks="Only the text is kept across a take-over: the tokens are those of the text, by "
+        "the tokenizer of --model. Set --max-seq-len.",
+    )
+    default_port = 8000
+    health_path = "/v1/models"
+
+    def __init__(self) -> None:
+        self._model = ""
+
+    def facts(self, http: Http) -> EngineFacts:
+        model = http.get("/v1/models")["data"][0]
+        self._model = model["id"]
+        return EngineFacts("unknown", self._model, max_seq_len=model.get("max_model_len"))
+
+    def tokenize(self, http: Http, text: str) -> list[int] | None:
+        return None
+
+    def call(self, ask: Ask, tokenizer: Tokenizer) -> "OpenAICall":
+        return OpenAICall(ask, self._model, tokenizer)
+
+
+class OpenAICall:
+    path = PATH
+
+    def __init__(self, ask: Ask, model: str, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.body: Json = {**body_of(ask, model), "prompt": tokenizer.decode(ask.token_ids)}
+
+    def read(self, event: Json) -> Piece:
+        choice = choice_of(event)
+        text, end = choice.get("text", ""), end_of(choice)
+        if not isinstance(text, str):
+            raise EngineFailed("The engine's event has no text.")
+        return Piece(self._tokens_of(text), (), end)
+
+    def _tokens_of(self, text: str) -> Sequence[int]:
+        token_ids = self._tokenizer.encode_text(text)
+        if self._tokenizer.decode(token_ids) != text:
+            raise EngineFailed("The engine's text cannot be written with the model's tokens.")
+        return token_ids

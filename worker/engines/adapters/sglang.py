@@ -1,0 +1,121 @@
+"""SGLang: ``python -m sglang.launch_server --model-path MODEL``."""
+
+from typing import Any
+
+from shared.errors import EngineFailed
+from worker.engine.interface import TokenScore
+from worker.engines.adapter import Ask, EngineFacts, EngineTraits, Http, Json, Piece
+from worker.engines.completions import biases_of, score_of
+from worker.text import Tokenizer
+
+_BAN = -1e9
+
+
+class SGLang:
+    """Its own endpoint takes and returns token ids."""
+
+    traits = EngineTraits(
+        name="sglang",
+        versions="0.5, from its sources",
+        parameters=frozenset(
+            (
+                *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
+                *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+                *("min_tokens", "stop_token_ids", "ignore_eos", "logprobs"),
+            )
+        ),
+        constraints=frozenset(("json_schema", "regex")),
+        has_min_tokens=True,
+        remarks="Seeds count with --enable-deterministic-inference alone. After a take-over, "
+        "presence and frequency penalties do not count the tokens before it.",
+    )
+    default_port = 30000
+    health_path = "/health"
+
+    def facts(self, http: Http) -> EngineFacts:
+        server = http.get("/get_server_info")
+        model = http.get("/v1/models")["data"][0]
+        return EngineFacts(
+            str(server.get("version", "unknown")),
+            http.get("/get_model_info")["model_path"],
+            max_seq_len=model["max_model_len"],
+            num_slots=server.get("max_running_requests"),
+        )
+
+    def tokenize(self, http: Http, text: str) -> list[int] | None:
+        try:
+            answer = http.post("/tokenize", {"prompt": text, "add_special_tokens": False})
+        except EngineFailed:  # earlier versions have no such endpoint
+            return None
+        return list(answer["tokens"])
+
+    def call(self, ask: Ask, tokenizer: Tokenizer) -> "SGLangCall":
+        return SGLangCall(ask, tokenizer.vocab_size)
+
+
+class SGLangCall:
+    path = "/generate"
+
+    def __init__(self, ask: Ask, vocab_size: int) -> None:
+        sampling = ask.sampling
+        self._num_top = sampling.logprobs
+        self._num_known = 0
+        biases = biases_of(ask, vocab_size, _BAN)
+        params: dict[str, Any] = {
+            "max_new_tokens": ask.max_tokens,
+            "min_new_tokens": ask.min_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "sampling_seed": ask.seed,
+            "logit_bias": {str(one): bias for one, bias in biases.items()} or None,
+            "stop_token_ids": list(sampling.stop_token_ids) or None,
+            "ignore_eos": sampling.ignore_eos,
+            "skip_special_tokens": False,
+        }
+        if ask.constraint is not None:
+            params[ask.constraint.kind] = ask.constraint.source
+        self.body: Json = {
+            "input_ids": list(ask.token_ids),
+            "sampling_params": params,
+            "stream": True,
+            "return_logprob": sampling.logprobs is not None,
+            "top_logprobs_num": sampling.logprobs or 0,
+        }
+
+    def read(self, event: Json) -> Piece:
+        """Read an event, whose ids are all of the output, or the new ones if the server is started
+        with incremental output."""
+        try:
+            facts = event["meta_info"]
+            num_tokens, token_ids = facts["completion_tokens"], event["output_ids"]
+            num_new = num_tokens - self._num_known
+            if len(token_ids) not in (num_new, num_tokens):
+                raise EngineFailed(f"The engine counts {num_tokens} tokens, and sent others.")
+            self._num_known = num_tokens
+            new_ids = token_ids[len(token_ids) - num_new :]
+            return Piece(new_ids, self._scores(facts, num_new), _end_of(facts["finish_reason"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise EngineFailed(f"The engine's event is not one of SGLang's: {error!r}") from error
+
+    def _scores(self, facts: Json, num_new: int) -> list[TokenScore]:
+        if self._num_top is None or not num_new:
+            return []
+        drawn = facts["output_token_logprobs"][-num_new:]
+        tops = facts["output_top_logprobs"][-num_new:] if self._num_top else [[]] * num_new
+        return [
+            score_of(logprob, {token: value for value, token, _ in top}, self._num_top)
+            for (logprob, _, _), top in zip(drawn, tops, strict=True)
+        ]
+
+
+def _end_of(reason: Json | None) -> Any:
+    if reason is None:
+        return None
+    if reason["type"] not in ("stop", "length"):
+        raise EngineFailed(f"The engine ended the stream: {reason.get('message', reason['type'])}")
+    return reason["type"]

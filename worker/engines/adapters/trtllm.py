@@ -1,0 +1,72 @@
+"""TensorRT-LLM: ``trtllm-serve MODEL``."""
+
+from worker.engines.adapter import Ask, EngineFacts, EngineTraits, Http, Json, Piece
+from worker.engines.completions import (
+    PATH,
+    biases_of,
+    body_of,
+    choice_of,
+    end_of,
+    token_ids_of,
+)
+from worker.text import Tokenizer
+
+
+class TensorRT:
+    """Without detokenization, events carry token ids."""
+
+    traits = EngineTraits(
+        name="trtllm",
+        versions="1.2, from its sources",
+        parameters=frozenset(
+            (
+                *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
+                *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+                *("min_tokens", "stop_token_ids", "ignore_eos"),
+            )
+        ),
+        has_min_tokens=True,
+        remarks="The server does not state its context length: set --max-seq-len. It has no "
+        "endpoint that tokenizes, so that the worker cannot compare the vocabularies.",
+    )
+    default_port = 8000
+    health_path = "/health"
+
+    def __init__(self) -> None:
+        self._model = ""
+
+    def facts(self, http: Http) -> EngineFacts:
+        self._model = http.get("/v1/models")["data"][0]["id"]
+        return EngineFacts(http.get("/version")["version"], self._model)
+
+    def tokenize(self, http: Http, text: str) -> list[int] | None:
+        return None
+
+    def call(self, ask: Ask, tokenizer: Tokenizer) -> "TensorRTCall":
+        return TensorRTCall(ask, self._model, tokenizer.vocab_size)
+
+
+class TensorRTCall:
+    path = PATH
+
+    def __init__(self, ask: Ask, model: str, vocab_size: int) -> None:
+        sampling = ask.sampling
+        biases = biases_of(ask, vocab_size)
+        self.body: Json = {
+            **body_of(ask, model),
+            "prompt": list(ask.token_ids),
+            "add_special_tokens": False,
+            "detokenize": False,
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "logit_bias": {str(one): bias for one, bias in biases.items()} or None,
+            "min_tokens": ask.min_tokens,
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "ignore_eos": sampling.ignore_eos,
+            "skip_special_tokens": False,
+        }
+
+    def read(self, event: Json) -> Piece:
+        choice = choice_of(event)
+        return Piece(token_ids_of(choice), (), end_of(choice))

@@ -1,0 +1,92 @@
+"""vLLM: ``vllm serve MODEL``."""
+
+import json
+
+from worker.engines.adapter import Ask, EngineFacts, EngineTraits, Http, Json, Piece
+from worker.engines.completions import (
+    PATH,
+    body_of,
+    choice_of,
+    end_of,
+    scores_of,
+    token_ids_of,
+)
+from worker.text import Tokenizer
+
+
+class VLLM:
+    """Tokens come several at a time, with their ids."""
+
+    traits = EngineTraits(
+        name="vllm",
+        versions="0.32, from its sources",
+        parameters=frozenset(
+            (
+                *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
+                *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+                *("min_tokens", "stop_token_ids", "ignore_eos", "bad_words"),
+                *("allowed_token_ids", "logprobs"),
+            )
+        ),
+        constraints=frozenset(("json_schema", "regex")),
+        has_min_tokens=True,
+        remarks="After a take-over, presence and frequency penalties do not count the tokens "
+        "before it. More than 20 logprobs need --max-logprobs.",
+    )
+    default_port = 8000
+    health_path = "/health"
+
+    def __init__(self) -> None:
+        self._model = ""
+
+    def facts(self, http: Http) -> EngineFacts:
+        model = http.get("/v1/models")["data"][0]
+        self._model = model["id"]
+        version = http.get("/version")["version"]
+        name = model.get("root") or model["id"]
+        return EngineFacts(version, name, max_seq_len=model["max_model_len"])
+
+    def tokenize(self, http: Http, text: str) -> list[int] | None:
+        asked = {"model": self._model, "prompt": text, "add_special_tokens": False}
+        return list(http.post("/tokenize", asked)["tokens"])
+
+    def call(self, ask: Ask, tokenizer: Tokenizer) -> "VLLMCall":
+        return VLLMCall(ask, self._model)
+
+
+class VLLMCall:
+    path = PATH
+
+    def __init__(self, ask: Ask, model: str) -> None:
+        sampling = ask.sampling
+        self._num_top = sampling.logprobs
+        self.body: Json = {
+            **body_of(ask, model),
+            "prompt": list(ask.token_ids),
+            "top_k": sampling.top_k,
+            "min_p": sampling.min_p,
+            "repetition_penalty": sampling.repetition_penalty,
+            "logit_bias": {str(one): bias for one, bias in sampling.logit_bias.items()},
+            "min_tokens": ask.min_tokens,
+            "stop_token_ids": list(sampling.stop_token_ids),
+            "ignore_eos": sampling.ignore_eos,
+            "bad_words": list(sampling.bad_words),
+            "allowed_token_ids": None if ask.allowed_ids is None else list(ask.allowed_ids),
+            "logprobs": sampling.logprobs,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "skip_special_tokens": False,
+            **_structured(ask),
+        }
+
+    def read(self, event: Json) -> Piece:
+        choice = choice_of(event)
+        return Piece(token_ids_of(choice), scores_of(choice, self._num_top), end_of(choice))
+
+
+def _structured(ask: Ask) -> Json:
+    if ask.constraint is None:
+        return {}
+    source = ask.constraint.source
+    is_json = ask.constraint.kind == "json_schema"
+    return {"structured_outputs": {"json": json.loads(source)} if is_json else {"regex": source}}

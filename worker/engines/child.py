@@ -1,0 +1,92 @@
+"""An engine as a child process of the worker: it is started, watched, and started again."""
+
+import logging
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 1.0
+_MAX_PAUSE_S = 60.0
+_LASTED_S = 60.0
+"""Seconds after which an engine counts as started well, so that the pauses begin anew."""
+_LAST_LINES = 5
+_END_S = 15.0
+
+
+class EngineProcess:
+    """The engine's command under a guard (`worker.engines.guard`), which ends it with the worker.
+
+    Its lines are written to the worker's log. After each exit it is started again, with pauses that
+    double up to a minute.
+    """
+
+    def __init__(self, name: str, command: str) -> None:
+        self._name = name
+        self._command = shlex.split(command)
+        self.num_exits = 0
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._stopping = threading.Event()
+        self._guard: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="engine process", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the engine; returns when it has ended."""
+        self._stopping.set()
+        self.end()
+        self._thread.join(_END_S)
+
+    def end(self) -> None:
+        """End the engine's processes, after which they are started again unless `stop` is
+        called."""
+        with self._lock:
+            if self._guard is not None and self._guard.stdin is not None:
+                with suppress(OSError):
+                    self._guard.stdin.close()
+
+    def _run(self) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while not self._stopping.is_set():
+            began_at = time.monotonic()
+            status = self._run_once()
+            if self._stopping.is_set():
+                return
+            self.num_exits += 1
+            if time.monotonic() - began_at > _LASTED_S:
+                pause_s = _FIRST_PAUSE_S
+            facts = {"engine": self._name, "status": status, "started_again_after_s": pause_s}
+            logger.error("engine process ended", extra=facts)
+            self._stopping.wait(pause_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+    def _run_once(self) -> int:
+        """Run the command until it ends; returns its exit status."""
+        with self._lock:
+            self._guard = guard = subprocess.Popen(  # noqa: S603 (the operator's own command)
+                [sys.executable, "-m", f"{__package__}.guard", *self._command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+        if self._stopping.is_set():
+            self.end()
+        logger.info("engine process started", extra={"engine": self._name, "pid": guard.pid})
+        assert guard.stdout is not None
+        with guard.stdout as lines:
+            for line in lines:
+                self.last_lines.append(line.rstrip())
+                logger.info("engine says", extra={"engine": self._name, "line": line.rstrip()})
+        status = guard.wait()
+        self.end()
+        return status

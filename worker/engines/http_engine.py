@@ -1,0 +1,378 @@
+"""The engine over HTTP: one request for each running sequence, and a look at the server every
+second."""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+
+from shared.errors import (
+    ContextLengthExceeded,
+    EngineFailed,
+    InternalError,
+    InvalidRequest,
+    WarrenError,
+)
+from shared.telemetry import incidents
+from worker.engine.interface import (
+    CancelSequence,
+    Command,
+    EngineListener,
+    EngineLoad,
+    Output,
+    Promote,
+    SequenceFailed,
+    SequenceId,
+    Submit,
+)
+from worker.engine.shares import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST, Shares
+from worker.engine.step_times import StepTimes
+from worker.engines.adapter import Adapter, Piece
+from worker.engines.child import EngineProcess
+from worker.engines.remote_sequence import RemoteSequence
+from worker.engines.server import EngineAway, EngineBusy, EngineServer, events
+from worker.text import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+_LOOK_INTERVAL_S = 1.0
+_MAX_MISSED_LOOKS = 2
+"""Looks in succession that a server may leave unanswered: a connection may be lost by chance."""
+_MAX_MISSED_AS_CHILD = 20
+"""Looks in succession that a child leaves unanswered before it is ended and started again."""
+_BUSY_PAUSE_S = 0.1
+_MAX_BUSY_PAUSE_S = 2.0
+
+
+class HttpEngine:
+    """A `TokenEngine` whose tokens a server computes.
+
+    When the server ends or hangs, every sequence that was running there fails with `EngineFailed`.
+    Sequences that had not begun wait until the server is back.
+    """
+
+    def __init__(
+        self,
+        server: EngineServer,
+        adapter: Adapter,
+        tokenizer: Tokenizer,
+        *,
+        max_seq_len: int,
+        max_num_seqs: int,
+        batch_reserve: int,
+        tenant_weights: dict[str, float],
+        recheck: Callable[[], object],
+        process: EngineProcess | None,
+    ) -> None:
+        """``recheck`` raises `WarrenError` if the server, which was away, serves another model now.
+        ``process`` is the server's, if it is the worker's child."""
+        self.step_times = StepTimes()
+        self.stalled_s = 0.0
+        """A server that hangs is no reason to end this process: see `EngineServer`."""
+        self._server = server
+        self._adapter = adapter
+        self._tokenizer = tokenizer
+        self._max_seq_len = max_seq_len
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batch = max(1, max_num_seqs - batch_reserve)
+        self._shares = Shares(tenant_weights)
+        self._recheck = recheck
+        self._process = process
+        self._waiting: dict[SequenceId, RemoteSequence] = {}
+        self._running: dict[SequenceId, tuple[RemoteSequence, asyncio.Task[None]]] = {}
+        self._num_submitted = 0
+        self._failures: Counter[str] = Counter()
+        self._is_ready = True
+        self._outputs: list[Output] = []
+        self._load = self._new_load()
+        self._loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
+        self._stopping = asyncio.Event()
+        self._looks = asyncio.Event()
+        """Set to look at the server at once."""
+        self._thread: threading.Thread | None = None
+
+    def start(self, listener: EngineListener) -> None:
+        self._listener = listener
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._loop.call_soon_threadsafe(self._stopping.set)
+            self._thread.join()
+        else:
+            self._loop.close()
+        self._server.close()
+        if self._process is not None:
+            self._process.stop()
+
+    def send(self, command: Command) -> None:
+        if isinstance(command, Submit):
+            self._check(command)
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._obey, command)
+
+    def load(self) -> EngineLoad:
+        return self._load
+
+    def _check(self, submit: Submit) -> None:
+        if len(submit.prompt_ids) + submit.max_tokens > self._max_seq_len:
+            raise ContextLengthExceeded(
+                f"{len(submit.prompt_ids)} tokens in the prompt and {submit.max_tokens} in the "
+                f"completion exceed the {self._max_seq_len} that fit"
+            )
+        if submit.max_tokens <= len(submit.output_ids):
+            raise ValueError(
+                f"max_tokens is {submit.max_tokens} and {len(submit.output_ids)} are there already"
+            )
+
+    def _run(self) -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(self._serve())
+        except BaseException as error:  # noqa: BLE001 (the process decides how to react)
+            self._listener.hear_failure(error)
+
+    async def _serve(self) -> None:
+        async with self._server.open() as self._client:
+            watching = asyncio.create_task(self._watch())
+            stopping = asyncio.create_task(self._stopping.wait())
+            await asyncio.wait([watching, stopping], return_when=asyncio.FIRST_COMPLETED)
+            tasks = [task for _, task in self._running.values()]
+            for task in [watching, stopping, *tasks]:
+                task.cancel()
+            await asyncio.wait([watching, stopping, *tasks])
+            if not self._stopping.is_set():
+                watching.result()
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Submit():
+                sequence = RemoteSequence(
+                    command,
+                    self._adapter.traits,
+                    vocab_size=self._tokenizer.vocab_size,
+                    arrival=self._num_submitted,
+                )
+                self._num_submitted += 1
+                self._waiting[command.sequence_id] = sequence
+                self._shares.enter(command.tenant)
+            case CancelSequence(sequence_id):
+                if sequence_id in self._running:
+                    self._running[sequence_id][1].cancel()
+                self._leave(sequence_id)
+            case Promote(sequence_id):
+                waiting = self._waiting.get(sequence_id)
+                running = self._running.get(sequence_id)
+                for sequence in (waiting, running and running[0]):
+                    if sequence is not None:
+                        sequence.is_batch = False
+        self._fill()
+
+    def _fill(self) -> None:
+        """Start sequences as long as the engine has slots for them: interactive ones first, and
+        those of the tenant that was served least."""
+        while self._is_ready and self._waiting and len(self._running) < self._max_num_seqs:
+            sequence = min(self._waiting.values(), key=self._turn)
+            num_batch = sum(running.is_batch for running, _ in self._running.values())
+            if sequence.is_batch and num_batch >= self._max_num_batch:
+                break
+            submit = sequence.submit
+            del self._waiting[submit.sequence_id]
+            self._shares.charge(submit.tenant, PROMPT_TOKEN_COST * len(submit.prompt_ids))
+            task = self._loop.create_task(self._generate(sequence))
+            self._running[submit.sequence_id] = sequence, task
+        self._load = self._new_load()
+
+    def _turn(self, sequence: RemoteSequence) -> tuple[bool, float, int]:
+        counter = self._shares.counter(sequence.submit.tenant)
+        return sequence.is_batch, counter, sequence.arrival
+
+    def _leave(self, sequence_id: SequenceId) -> None:
+        running = self._running.pop(sequence_id, None)
+        sequence = self._waiting.pop(sequence_id, None) or (running and running[0])
+        if sequence is not None:
+            self._shares.leave(sequence.submit.tenant)
+
+    async def _generate(self, sequence: RemoteSequence) -> None:
+        """Run a sequence to its end; a failure of the engine or of the request ends it, too."""
+        sequence_id = sequence.submit.sequence_id
+        pause_s = _BUSY_PAUSE_S
+        while True:
+            try:
+                if await self._ask(sequence):
+                    continue
+            except EngineBusy as error:
+                sequence.is_at_work = False
+                self._note("busy", sequence, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _MAX_BUSY_PAUSE_S)
+                continue
+            except EngineAway as error:
+                self._note("unreachable", sequence, error)
+                sequence.is_at_work = False
+                self._become(is_ready=False)
+            except InvalidRequest as error:
+                self._note("refused", sequence, error)
+                self._fail(sequence, error)
+            except EngineFailed as error:
+                self._note("failed", sequence, error)
+                self._fail(sequence, error)
+                self._looks.set()
+            except Exception as error:  # noqa: BLE001 (a bug fails only this sequence)
+                incidents.report("job", "sequence failed", error)
+                self._fail(sequence, InternalError("The worker failed on this request."))
+            else:
+                self._leave(sequence_id)
+            self._fill()
+            return
+
+    async def _ask(self, sequence: RemoteSequence) -> bool:
+        """Make the next request of a sequence; returns whether another one must follow."""
+        ask = sequence.next_ask()
+        if ask.is_decided:
+            outputs, _ = sequence.take(Piece(ask.allowed_ids or ()))
+            self._put(sequence, outputs)
+            return not outputs or outputs[-1].finish_reason is None
+        call = self._adapter.call(ask, self._tokenizer)
+        sequence.is_at_work = True
+        num_before, num_violations = len(sequence.output_ids), sequence.num_violations
+        began_at = time.monotonic()
+        stream = events(self._client, call)
+        goes_on = True
+        try:
+            async for event in stream:
+                outputs, goes_on = sequence.take(call.read(event))
+                now = time.monotonic()
+                self.step_times.add(now - began_at)
+                began_at = now
+                self._put(sequence, outputs)
+                if outputs and outputs[-1].finish_reason is not None:
+                    return False
+                if not goes_on:
+                    break
+        finally:
+            await stream.aclose()
+        if goes_on:
+            raise EngineFailed("The engine's stream ended without an end.")
+        if sequence.num_violations > num_violations:
+            self._failures["constraint"] += 1
+        elif len(sequence.output_ids) == num_before:
+            raise EngineFailed("The engine ended the stream without a token.")
+        return True
+
+    def _put(self, sequence: RemoteSequence, outputs: list[Output]) -> None:
+        if not outputs:
+            return
+        self._shares.charge(sequence.submit.tenant, OUTPUT_TOKEN_COST * len(outputs))
+        if not self._outputs:  # what other sequences receive in this turn of the loop joins it
+            self._loop.call_soon(self._hand_out)
+        self._outputs += outputs
+
+    def _hand_out(self) -> None:
+        outputs, self._outputs = self._outputs, []
+        if outputs:
+            self._listener.hear_outputs(outputs)
+
+    def _fail(self, sequence: RemoteSequence, error: WarrenError) -> None:
+        self._hand_out()  # tokens come before the failure
+        self._leave(sequence.submit.sequence_id)
+        self._listener.hear_failed([SequenceFailed(sequence.submit.sequence_id, error)])
+
+    def _note(self, kind: str, sequence: RemoteSequence, error: Exception) -> None:
+        self._failures[kind] += 1
+        facts = {
+            "engine": self._adapter.traits.name,
+            "kind": kind,
+            "reason": str(error),
+            "request_id": sequence.submit.sequence_id.request_id.partition("/")[0],
+            "num_tokens": len(sequence.output_ids),
+        }
+        logger.warning("engine failed a sequence", extra=facts)
+
+    async def _watch(self) -> None:
+        """Look at the server every second: whether it answers, and after an absence whether it is
+        the same one."""
+        num_missed = 0
+        while True:
+            with_haste = asyncio.create_task(self._looks.wait())
+            await asyncio.wait([with_haste], timeout=_LOOK_INTERVAL_S)
+            with_haste.cancel()
+            self._looks.clear()
+            is_healthy = await _in_thread(
+                partial(self._server.is_healthy, self._adapter.health_path)
+            )
+            num_missed = 0 if is_healthy else num_missed + 1
+            if num_missed >= _MAX_MISSED_LOOKS:
+                self._become(is_ready=False)
+                if self._process is not None and num_missed % _MAX_MISSED_AS_CHILD == 0:
+                    self._process.end()  # it hangs, or is gone already
+            elif is_healthy and not self._is_ready:
+                await self._return()
+
+    async def _return(self) -> None:
+        try:
+            await _in_thread(self._recheck)
+        except (EngineAway, WarrenError) as error:
+            self._failures["unfit"] += 1
+            facts = {"engine": self._adapter.traits.name, "reason": str(error)}
+            logger.error(  # noqa: TRY400 (the reason says it all)
+                "engine answers, and is not used", extra=facts
+            )
+        else:
+            self._become(is_ready=True)
+
+    def _become(self, *, is_ready: bool) -> None:
+        if is_ready == self._is_ready:
+            return
+        self._is_ready = is_ready
+        facts = {"engine": self._adapter.traits.name, "url": self._server.url}
+        if is_ready:
+            logger.info("engine is back", extra=facts)
+        else:
+            self._failures["away"] += 1
+            logger.error("engine is away", extra=facts)
+            for sequence_id, (sequence, task) in [*self._running.items()]:
+                if task is not asyncio.current_task():
+                    task.cancel()
+                if sequence.is_at_work:
+                    self._fail(sequence, EngineFailed("The engine does not answer any more."))
+                else:
+                    del self._running[sequence_id]
+                    self._waiting[sequence_id] = sequence
+        self._listener.hear_ready(is_ready)
+        self._fill()
+
+    def _new_load(self) -> EngineLoad:
+        running = [sequence.is_batch for sequence, _ in self._running.values()]
+        waiting = [sequence.is_batch for sequence in self._waiting.values()]
+        return EngineLoad(
+            num_running=len(running),
+            num_waiting=len(waiting),
+            num_blocks=self._max_num_seqs,
+            num_free_blocks=self._max_num_seqs - len(running),
+            num_preemptions=0,
+            num_running_batch=sum(running),
+            num_waiting_batch=sum(waiting),
+            num_failures=dict(self._failures),
+        )
+
+
+async def _in_thread(work: Callable[[], object]) -> object:
+    """The result of ``work``. Unlike `asyncio.to_thread`, its thread does not keep the process
+    alive."""
+    result: Future[object] = Future()
+    result.set_running_or_notify_cancel()  # it cannot be cancelled from now on
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # noqa: BLE001 (raised where it is awaited)
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="engine question", daemon=True).start()
+    return await asyncio.wrap_future(result)
