@@ -186,7 +186,7 @@ def write_hollow_model(directory: Path, model_type: str) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(("model_type", "helps"), [("llama", True), ("phi3", False)])
+@pytest.mark.parametrize(("model_type", "helps"), [("llama", True), ("phi", False)])
 def test_weights_are_packed_only_if_the_model_runs_natively(
     tmp_path: Path, model_type: str, helps: bool
 ) -> None:
