@@ -45,7 +45,7 @@ class CompressedTensors(Coded):
         described = declared(config) or {}
         groups = list((described.get("config_groups") or {}).values())
         layouts = {group.get("format") or described.get("format") for group in groups}
-        bits = {(group.get("weights") or {}).get("num_bits") for group in groups}
+        bits: set[Any] = {(group.get("weights") or {}).get("num_bits") for group in groups}
         if not layouts or not layouts <= _LAYOUTS or len(bits) != 1 or not bits <= {4, 8}:
             raise StartupError(
                 "the model's weights are quantized with compressed-tensors ("
