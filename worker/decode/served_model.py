@@ -83,11 +83,12 @@ def _load_remote(settings: WorkerSettings) -> ServedModel:
     from worker.checkpoints import store
     from worker.engines.start_up import EngineOptions, open_engine
 
+    key = settings.engine_key
     options = EngineOptions(
         engine=settings.engine,
         url=settings.engine_url,
         command=settings.engine_command,
-        api_key=settings.engine_key and settings.engine_key.get_secret_value(),
+        api_key=None if key is None else key.get_secret_value(),
         max_num_seqs=settings.max_num_seqs,
         batch_reserve=settings.batch_reserve,
         max_seq_len=settings.max_seq_len,

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -64,7 +64,7 @@ class HttpEngine:
         max_seq_len: int,
         max_num_seqs: int,
         batch_reserve: int,
-        tenant_weights: dict[str, float],
+        tenant_weights: Mapping[str, float],
         recheck: Callable[[], object],
         process: EngineProcess | None,
     ) -> None:
@@ -166,11 +166,10 @@ class HttpEngine:
                     self._running[sequence_id][1].cancel()
                 self._leave(sequence_id)
             case Promote(sequence_id):
-                waiting = self._waiting.get(sequence_id)
-                running = self._running.get(sequence_id)
-                for sequence in (waiting, running and running[0]):
-                    if sequence is not None:
-                        sequence.is_batch = False
+                if sequence_id in self._waiting:
+                    self._waiting[sequence_id].is_batch = False
+                elif sequence_id in self._running:
+                    self._running[sequence_id][0].is_batch = False
         self._fill()
 
     def _fill(self) -> None:
@@ -265,7 +264,7 @@ class HttpEngine:
             raise EngineFailed("The engine ended the stream without a token.")
         return True
 
-    def _put(self, sequence: RemoteSequence, outputs: list[Output]) -> None:
+    def _put(self, sequence: RemoteSequence, outputs: Sequence[Output]) -> None:
         if not outputs:
             return
         self._shares.charge(sequence.submit.tenant, OUTPUT_TOKEN_COST * len(outputs))

@@ -1,7 +1,7 @@
 """The connection to an engine's server, and what its failures mean."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
@@ -74,7 +74,7 @@ class EngineServer:
         return _decoded(response.text)
 
 
-async def events(client: httpx.AsyncClient, call: EngineCall) -> AsyncIterator[Json]:
+async def events(client: httpx.AsyncClient, call: EngineCall) -> AsyncGenerator[Json, None]:
     """The events of a call's stream, each a JSON object.
 
     Raises `EngineAway` and `EngineBusy` before the engine has begun, `InvalidRequest` if it refuses
