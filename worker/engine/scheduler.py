@@ -410,6 +410,8 @@ class Scheduler:
 
     def _has_next_slot(self, sequence: Sequence) -> bool:
         """Give the sequence room for its next token; false if it had to be preempted itself."""
+        if sequence.num_computed < sequence.num_covered:
+            return True
         while not self._cache.extend(sequence, sequence.num_computed + 1):
             last = self._running[-1]
             self._preempt(last)
