@@ -93,6 +93,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
                 gateway.samples.run,
                 gateway.recall_models,
                 gateway.key_directory.run,
+                gateway.suspension.run,
             ):
                 stack.callback(asyncio.create_task(incidents.keep_running(work)).cancel)
             await stack.enter_async_context(_recording_usage(gateway))

@@ -26,6 +26,7 @@ from gateway.intake.signer import Signer, Verb
 from gateway.ledger.budgets import Budgets
 from gateway.ledger.prices import PriceTable
 from gateway.ledger.recorder import UsageRecorder
+from gateway.ledger.suspension import Suspension
 from gateway.log.bindings import LogBindings
 from gateway.log.registry import Relays
 from gateway.log.reply_queues import ReplyQueues
@@ -94,6 +95,7 @@ class Gateway:
     recorder: UsageRecorder
     prices: PriceTable
     budgets: Budgets
+    suspension: Suspension
     erasure: TenantErasure
     key_directory: KeyDirectory
     listing_letters: asyncio.Lock
@@ -179,6 +181,9 @@ class Gateway:
             ),
             prices=prices,
             budgets=budgets,
+            suspension=Suspension(
+                bus, budgets, lambda: [worker.worker for worker, _ in workers.announced()]
+            ),
             erasure=TenantErasure(bus, store, relays, limits, keys, settings, listing_letters),
             key_directory=KeyDirectory(store, keys),
             listing_letters=listing_letters,

@@ -42,6 +42,7 @@ from shared.messages import (
     GenerationJob,
     JobClass,
     QuickJob,
+    SpentBudgets,
     StopWork,
     is_reply_key,
 )
@@ -323,8 +324,8 @@ class Publishers:
 
     def may_command(self, user: str, command: Command) -> bool:
         """Whether ``user`` may give this command. Only trusted users command workers as a whole and
-        end the work of a tenant."""
-        if isinstance(command, Drain | StopWork | Declare):
+        end or refuse the work of a tenant."""
+        if isinstance(command, Drain | StopWork | Declare | SpentBudgets):
             return user in self._trusted
         return self.may_name(user, command.request_id)
 

@@ -77,6 +77,7 @@ _GROUPS: Sequence[tuple[str, str, Sequence[type[msgspec.Struct]]]] = (
             messages.Release,
             messages.Withheld,
             messages.StopWork,
+            messages.SpentBudgets,
             messages.UsageReport,
             messages.KeyUsage,
             messages.DetachedJob,

@@ -98,10 +98,17 @@ class Budgets:
         budget = self.of(tenant)
         if budget is not None and budget.spent >= budget.monthly:
             raise QuotaExceeded(
-                f"The tenant {tenant} has spent its budget of {budget.monthly} "
-                f"{self._prices.currency} for this month.",
+                self._says(tenant, budget.monthly),
                 retry_after_s=max(1.0, budget.ends_at - self._clock()),
             )
+
+    def spent(self) -> dict[str, str]:
+        """What tenants that have spent their budgets are told, by tenant."""
+        return {
+            tenant: self._says(tenant, budget.monthly)
+            for tenant, _ in self._budgets()
+            if (budget := self.of(tenant)) is not None and budget.spent >= budget.monthly
+        }
 
     async def run(self) -> None:
         """Add up what tenants have spent, again and again; never returns."""
@@ -131,6 +138,10 @@ class Budgets:
         sums = await usage.sums({"model"}, start=month.start, end=month.end, tenant=tenant)
         costs = (priced.cost for priced in self._prices.priced(sums, ("model",)))
         return sum((cost for cost in costs if cost is not None), Decimal())
+
+    def _says(self, tenant: str, monthly: Decimal) -> str:
+        amount = f"{monthly} {self._prices.currency}"
+        return f"The tenant {tenant} has spent its budget of {amount} for this month."
 
     def _report(self, share: Decimal) -> None:
         """Count the tenants that have spent this share of their budgets, and log new ones."""

@@ -31,6 +31,7 @@ from shared.messages.commands import (
     ReasoningSwitch,
     Release,
     Replaced,
+    SpentBudgets,
     StopWork,
     Withheld,
 )
@@ -183,6 +184,7 @@ __all__ = [
     "Restored",
     "Role",
     "SamplingParams",
+    "SpentBudgets",
     "Started",
     "StopWork",
     "TextPrompt",

@@ -130,7 +130,19 @@ class Declare(Wire, frozen=True, kw_only=True):
     of them found no queue."""
 
 
-Command: TypeAlias = Cancel | Continue | Release | Withheld | Drain | StopWork | Declare
+class SpentBudgets(Wire, frozen=True, kw_only=True):
+    """To one worker, from a gateway: these tenants have spent their budgets of the month, and no
+    others. New jobs that they publish themselves are answered with ``insufficient_quota``."""
+
+    tenants: dict[Tenant, str]
+    """What they are answered, by tenant."""
+    valid_s: Annotated[float, Meta(ge=0.0)]
+    """Seconds after which the command has no effect any more, unless it is repeated."""
+
+
+Command: TypeAlias = (
+    Cancel | Continue | Release | Withheld | Drain | StopWork | Declare | SpentBudgets
+)
 
 
 class ReasoningSwitch(Struct, frozen=True, kw_only=True):

@@ -33,6 +33,7 @@ from shared.messages import (
     Release,
     Restored,
     SamplingParams,
+    SpentBudgets,
     Started,
     StopWork,
     TextPrompt,
@@ -138,6 +139,10 @@ GOLDEN_COMMANDS = [
     (Drain(), '{"type":"drain","is_immediate":false}'),
     (StopWork(tenant="alice"), '{"type":"stop_work","tenant":"alice","key_id":""}'),
     (Declare(), '{"type":"declare"}'),
+    (
+        SpentBudgets(tenants={"alice": "spent"}, valid_s=60.0),
+        '{"type":"spent_budgets","tenants":{"alice":"spent"},"valid_s":60.0}',
+    ),
 ]
 GOLDEN_ANNOUNCEMENT = (
     '{"type":"announcement","worker":"worker.1","model":"m","vocab_size":9,"max_seq_len":8,'

@@ -38,13 +38,15 @@ from shared.topology import Publishers, first_log
 from worker.jobs.delivery import (
     JobDelivery,
     ReplyPublisher,
+    SpentTenants,
     as_message,
     in_order,
     published_again,
     refuse,
+    turn_away,
 )
 from worker.jobs.metrics import JobMetrics
-from worker.jobs.observation import report_ignored, report_undecodable
+from worker.jobs.observation import report_ignored, report_turned_away, report_undecodable
 from worker.jobs.run import ENDS, MAX_RETURNS, Outcome, Signal
 from worker.jobs.runner import JobRunner
 from worker.jobs.window import JobWindow, Place, Turn
@@ -205,6 +207,7 @@ class JobConsumer:
         window: JobWindow,
         held: HeldJobs,
         publishers: Publishers,
+        spent: SpentTenants,
         new_runner: NewRunner,
         metrics: JobMetrics,
     ) -> None:
@@ -218,6 +221,7 @@ class JobConsumer:
         self.window = window
         self._held = held
         self._publishers = publishers
+        self._spent = spent
         self._new_runner = new_runner
         self._metrics = metrics
         self._subscription: Subscription | None = None
@@ -387,6 +391,11 @@ class JobConsumer:
                 await self._tell_end(delivery.message.correlation_id, num_tokens=0)
             return
         report_ignored(job, delivery.note_ignored_fields(job), self._worker)
+        refusal = self._spent.refusal_of(delivery, job.tenant)
+        if refusal is not None:
+            report_turned_away(job, refusal, self._metrics, self._worker)
+            await turn_away(self._bus, delivery, refusal)
+            return
         # A job that runs here does not wait: it is adopted, superseded, or dropped. Nor does one
         # that leaves the queue before it reaches the delivery limit.
         at_once = key_of(job) in self._held or delivery.num_returns >= MAX_RETURNS

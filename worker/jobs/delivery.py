@@ -5,7 +5,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -24,8 +24,10 @@ from shared.errors import (
     PublishRefused,
     PublishUnconfirmed,
     QueueDown,
+    QuotaExceeded,
     UndecodableMessage,
     Unroutable,
+    WarrenError,
 )
 from shared.messages import (
     JSON,
@@ -33,6 +35,7 @@ from shared.messages import (
     GenerationJob,
     QuickJob,
     ReplyEvent,
+    SpentBudgets,
     UsageRecord,
     encode,
     unknown_fields,
@@ -111,6 +114,12 @@ class JobDelivery:
         self._is_trusted = is_trusted
         self._delivery = delivery
         self._subscription = subscription
+
+    @property
+    def is_new(self) -> bool:
+        """Whether a publisher has just sent the job, rather than a gateway, which has admitted it,
+        or a worker that had it before."""
+        return not self._is_trusted and not self.num_returns
 
     def note_ignored_fields(self, job: GenerationJob | QuickJob) -> str:
         """Find the fields of the message that ``job``, which was decoded from it, does not have;
@@ -384,6 +393,36 @@ def num_returns_before(message: Message) -> int:
     """How often the messages were returned that a worker's message replaces."""
     num = message.headers.get(_RETURNS_HEADER, 0)
     return max(0, num) if isinstance(num, int) else 0
+
+
+class SpentTenants:
+    """The tenants that have spent their budgets, as gateways say. The jobs that they publish
+    themselves pass no gateway, so workers refuse them."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._reasons: Mapping[str, str] = {}
+        self._until = -math.inf
+
+    def obey(self, command: SpentBudgets) -> None:
+        self._reasons = command.tenants
+        self._until = self._clock() + command.valid_s
+
+    def refusal_of(self, delivery: JobDelivery, tenant: str) -> QuotaExceeded | None:
+        """Why a job of a tenant that is delivered must not run; None if it may."""
+        if not delivery.is_new or self._clock() > self._until or tenant not in self._reasons:
+            return None
+        return QuotaExceeded(self._reasons[tenant])
+
+
+async def turn_away(bus: Bus, delivery: JobDelivery, error: WarrenError) -> None:
+    """Answer a job that is not run with an error, and acknowledge it. A reply queue that is not
+    there gets nothing."""
+    publisher = ReplyPublisher(bus, delivery, delivery.message.correlation_id)
+    with suppress(BusError, LogMoved, TimeoutError):
+        async with asyncio.timeout(_REFUSAL_S):
+            await publisher.publish(Failed(code=error.code, message=error.message))
+    await delivery.ack()
 
 
 async def refuse(

@@ -78,6 +78,13 @@ class JobMetrics:
             "Jobs moved to the model's overflow queue, because their tenant had many waiting.",
             "model",
         )
+        self.turned_away = catalog.counter(
+            "warren_worker_jobs_turned_away_total",
+            "Jobs of AMQP publishers that were answered with an error and not run, because their "
+            "tenant has spent its budget of the month.",
+            "model",
+            "reason",
+        )
         self.near_jobs = catalog.counter(
             "warren_worker_near_jobs_total",
             "Jobs published to this worker's own queue because it may have their prefix in its "

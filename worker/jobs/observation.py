@@ -10,7 +10,7 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 
 from shared.bus.base import Message
 from shared.dead_letters import name_of
-from shared.errors import InternalError, NotFinite, OutOfMemory, UndecodableMessage
+from shared.errors import InternalError, NotFinite, OutOfMemory, UndecodableMessage, WarrenError
 from shared.messages import (
     Completed,
     Failed,
@@ -320,6 +320,14 @@ def report_ignored(job: GenerationJob | QuickJob, fields: str, worker: str) -> N
     if fields:
         facts = {"worker": worker, "fields": fields}
         requests.write_line("fields ignored", job, facts, is_warning=True)
+
+
+def report_turned_away(
+    job: GenerationJob | QuickJob, error: WarrenError, metrics: JobMetrics, worker: str
+) -> None:
+    """Report a job that is answered with an error instead of being run."""
+    metrics.turned_away.labels(metrics.model, error.code).inc()
+    requests.write_line("job refused", job, {"worker": worker, "outcome": error.code})
 
 
 def report_undecodable(

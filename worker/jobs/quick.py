@@ -43,12 +43,21 @@ from shared.telemetry import incidents, requests
 from shared.topology import Publishers
 from worker.decode.embedding import MAX_TEXT_BYTES, embedder_of, embedding_prompt
 from worker.decode.served_model import ServedModel
-from worker.jobs.delivery import JobDelivery, Ledger, ReplyPublisher, recorded, refuse
+from worker.jobs.delivery import (
+    JobDelivery,
+    Ledger,
+    ReplyPublisher,
+    SpentTenants,
+    recorded,
+    refuse,
+    turn_away,
+)
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.observation import (
     FAULTS,
     record_queue_span,
     report_ignored,
+    report_turned_away,
     report_undecodable,
     start_run_span,
 )
@@ -73,12 +82,14 @@ class QuickConsumer:
         publishers: Publishers,
         metrics: JobMetrics,
         ledger: Ledger,
+        spent: SpentTenants,
         worker: str = "",
     ) -> None:
         """``worker`` is the address that log lines name."""
         self._bus = bus
         self._metrics = metrics
         self._ledger = ledger
+        self._spent = spent
         self._worker = worker
         self._model = model
         self._publishers = publishers
@@ -158,6 +169,10 @@ class QuickConsumer:
             report_undecodable(message, error, self._metrics, self._worker)
             return await refuse(self._bus, delivery, error, self._publishers)
         report_ignored(job, delivery.note_ignored_fields(job), self._worker)
+        refusal = self._spent.refusal_of(delivery, job.tenant)
+        if refusal is not None:
+            report_turned_away(job, refusal, self._metrics, self._worker)
+            return await turn_away(self._bus, delivery, refusal)
         # A connection that is lost returns jobs, too.
         is_poison = delivery.num_returns >= _MAX_RETURNS and self._bus.is_settled
         began = time.monotonic()

@@ -27,6 +27,7 @@ from tests.support.workers.jobs import (
 from tests.support.workers.synthetic import echo_worker
 from worker.jobs import consumer as consumer_module
 from worker.jobs.consumer import HeldJobs, JobConsumer
+from worker.jobs.delivery import SpentTenants
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.runner import JobRunner
 from worker.jobs.window import JobWindow
@@ -57,6 +58,7 @@ async def consuming(bus: MemoryBus) -> AsyncIterator[tuple[JobConsumer, "asyncio
         window=JobWindow(1, {}),
         held=HeldJobs(),
         publishers=Publishers(("gateway",)),
+        spent=SpentTenants(),
         new_runner=endless,
         metrics=JobMetrics("echo", 0),
     )

@@ -22,6 +22,7 @@ from shared.messages import (
     Finished,
     GenerationJob,
     SamplingParams,
+    SpentBudgets,
     Started,
     StopWork,
     TextPrompt,
@@ -267,6 +268,34 @@ async def test_a_publisher_cancels_its_own_run(alice: MemoryBus) -> None:
     assert log.last.code == "cancelled"
 
 
+async def test_jobs_of_a_publisher_that_has_spent_its_budget_are_refused(
+    broker: MemoryBroker,
+) -> None:
+    async with (
+        MemoryBus(broker, user="worker-1") as bus,
+        echo_worker(bus, trusted_users="edge"),
+        MemoryBus(broker, user="edge") as edge,
+        MemoryBus(broker, user="alice") as alice,
+        MemoryBus(broker, user="mallory") as mallory,
+    ):
+        first = await ask(alice, job_of("alice"))
+        address = topology.worker_binding(str(first.reader.worker))
+        for bus, tenant in ((mallory, "mallory"), (edge, "alice")):
+            command = SpentBudgets(tenants={tenant: f"spent by {tenant}"}, valid_s=60.0)
+            await bus.publish(address, Message(encode(command)))
+        refused = await ask(alice, job_of("alice"))
+        others = [
+            await ask(mallory, job_of("mallory")),
+            await ask(edge, msgspec.structs.replace(new_job("echo"), tenant="alice")),
+        ]
+        await edge.publish(address, Message(encode(SpentBudgets(tenants={}, valid_s=60.0))))
+        again = await ask(alice, job_of("alice"))
+
+    assert isinstance(refused.last, Failed)
+    assert (refused.last.code, refused.last.message) == ("insufficient_quota", "spent by alice")
+    assert all(isinstance(log.last, Finished) for log in (first, *others, again))
+
+
 async def test_a_configured_user_is_trusted(broker: MemoryBroker) -> None:
     async with (
         MemoryBus(broker, user="worker-1") as bus,
@@ -294,6 +323,7 @@ def test_only_trusted_users_drain_workers() -> None:
     assert not publishers.may_command("mallory", Drain())
     assert publishers.may_command("gateway", StopWork(tenant="mallory"))
     assert not publishers.may_command("mallory", StopWork(tenant="mallory"))
+    assert not publishers.may_command("mallory", SpentBudgets(tenants={}, valid_s=1.0))
     assert publishers.may_command("mallory", Cancel(request_id="mallory.1"))
     assert not publishers.may_command("mallory", Cancel(request_id="alice.1"))
 
