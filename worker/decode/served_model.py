@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from shared.control_groups import usable_cpus
+from shared.errors import StartupError
 from shared.messages import ReasoningSwitch
 from shared.settings import ModelSettings, WorkerSettings
 from worker.decode.constraints import Constraints
@@ -76,7 +77,11 @@ def name_of(settings: ModelSettings) -> str:
 def load_for_worker(settings: WorkerSettings) -> ServedModel:
     """Load model and tokenizer, or find the engine that has the model. Takes seconds; raises
     `StartupError`."""
-    return load(settings) if settings.engine == "own" else _load_remote(settings)
+    if settings.engine != "own":
+        return _load_remote(settings)
+    if settings.engine_url or settings.engine_command:
+        raise StartupError("--engine-url and --engine-command need --engine")
+    return load(settings)
 
 
 def _load_remote(settings: WorkerSettings) -> ServedModel:

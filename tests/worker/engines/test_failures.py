@@ -170,3 +170,8 @@ def test_a_server_of_another_kind_stops_the_start(server: ScriptedEngine) -> Non
         served_model.load_for_worker(
             WorkerSettings(engine="vllm", engine_url=f"{server.url}", engine_key="x")
         )
+
+
+def test_a_server_without_its_kind_stops_the_start() -> None:
+    with pytest.raises(StartupError, match="need --engine"):
+        served_model.load_for_worker(WorkerSettings(engine_url="http://127.0.0.1:1"))
