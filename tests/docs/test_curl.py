@@ -31,10 +31,9 @@ def smollm2_url(smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
     log = tmp_path_factory.mktemp("served") / "log"
     keys = tmp_path_factory.mktemp("keys") / "receipts.pem"
     keys.write_bytes(OKPKey.generate_key("Ed25519").as_pem(private=True))
-    options = ("--dtype=float32", "--compute-threads=1", "--kv-cache-bytes=268435456")
-    options = (*options, f"--receipt-keys-file={keys}")
+    sizes = ("--dtype=float32", "--compute-threads=1", "--kv-cache-bytes=268435456")
     named = (f"--model={smollm2}", "--served-name=smollm2")
-    with processes.serve(log, *named, *options) as process:
+    with processes.serve(log, *named, *sizes, f"--receipt-keys-file={keys}") as process:
         yield process.url
 
 

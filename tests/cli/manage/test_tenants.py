@@ -39,9 +39,9 @@ def test_erasing_asks_first(url: str, typed: str, exit_code: int) -> None:
 
 def test_limits_are_changed_shown_and_listed(tmp_path: Path) -> None:
     keys = KeyFile(tmp_path / "keys")
-    options = ("--api-key", keys.add("ops", scopes=("operator",)))
-    with served(keys_file=str(keys.path)) as url:
-        options = ("--url", url, *options)
+    key = keys.add("ops", scopes=("operator",))
+    with served(key=key, keys_file=str(keys.path)) as url:
+        options = ("--url", url, "--api-key", key)
         run("tenants", "limits", "alice", "--tokens-per-minute", "5000", *options)
         changed = run("tenants", "limits", "alice", "--max-concurrent", "3", *options)
         run("tenants", "limits", "alice", "--unset", "max-concurrent", *options)

@@ -184,7 +184,7 @@ def test_what_is_no_receipt_is_refused(keys: ReceiptKeys, text: str) -> None:
 def test_no_other_algorithm_is_accepted(key: OKPKey, keys: ReceiptKeys, signed: str) -> None:
     _, payload, signature = signed.split(".")
     none = encoded(b'{"alg":"none","typ":"warren-receipt"}')
-    public = OctKey.import_key(base64.urlsafe_b64decode(key.as_dict(private=False)["x"] + "="))
+    public = OctKey.import_key(base64.urlsafe_b64decode(f"{key.as_dict(private=False)['x']}="))
     mac = jws.serialize_compact({"alg": "HS256", "typ": TYPE}, canonical(RECEIPT), public)
 
     for text in (f"{none}.{payload}.", f"{none}.{payload}.{signature}", mac):

@@ -22,7 +22,7 @@ def test_token_ids_beyond_the_embedding_are_refused_whatever_else_the_files_say(
     path.write_text(json.dumps(json.loads(path.read_text()) | {"text_config": {"vocab_size": 999}}))
 
     served = load(WorkerSettings(model=str(tmp_path), device="cpu", kv_cache_bytes=1 << 20))
-    served.engine.close()
+    served.engine.stop()
 
     assert served.tokenizer.num_entries > VOCAB_SIZE
     assert served.tokenizer.encode(TokenPrompt(token_ids=(VOCAB_SIZE - 1,))) == [VOCAB_SIZE - 1]

@@ -20,7 +20,11 @@ from worker.engine.redraw import Redrawing
 
 NUM_PROMPT = 9
 NUM_TOKENS = 30
-PENALTIES = {"repetition_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": -1.25}
+PENALTIES: dict[str, Any] = {
+    "repetition_penalty": 1.5,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -1.25,
+}
 SUBMITS: dict[str, dict[str, Any]] = {
     "plain": {},
     "edited": {

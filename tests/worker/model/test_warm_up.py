@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bench.dense_shape import DenseShape
 from bench.gpu import model
 from bench.gpu.scale import SCALES
 from kernels.providers import load_ops
@@ -27,6 +28,16 @@ from worker.model.warm_up import NUM_SEQS, PROMPT_LENS, warm_steps
 ATTENTION = (attend_configuration, merge_configuration)
 MAX_SEQ_LEN = 160
 """More than one split of decode attention."""
+ONE_HEAD = {
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 16,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "rms_norm_eps": 1e-5,
+}
 
 
 def steps(*, max_num_seqs: int = 4, max_num_batched_tokens: int = 128) -> list[ScheduledBatch]:
@@ -44,9 +55,7 @@ def test_a_warm_runner_finds_all_kernels_of_attention() -> None:
     attention = load_ops("triton").paged_attention
     ops = replace(load_ops("reference"), paged_attention=attention)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    small = replace(
-        SCALES["tiny"].model, hidden_size=16, num_heads=1, num_kv_heads=1, head_dim=16, num_layers=1
-    )
+    small = DenseShape.of(ONE_HEAD)
     decoder = model.decoder(replace(SCALES["tiny"], model=small), ops, device, torch.float32)
     block = BlockShape(
         decoder.num_layers, 16, decoder.num_kv_heads, decoder.head_dim, decoder.dtype
