@@ -16,7 +16,7 @@ class SGLang:
 
     traits = EngineTraits(
         name="sglang",
-        versions="0.5, from its sources",
+        versions="0.5, read and not run",
         parameters=frozenset(
             (
                 *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),

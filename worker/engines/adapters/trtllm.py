@@ -17,7 +17,7 @@ class TensorRT:
 
     traits = EngineTraits(
         name="trtllm",
-        versions="1.2, from its sources",
+        versions="1.2, read and not run",
         parameters=frozenset(
             (
                 *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),

@@ -19,7 +19,7 @@ class VLLM:
 
     traits = EngineTraits(
         name="vllm",
-        versions="0.32, from its sources",
+        versions="0.32, read and not run",
         parameters=frozenset(
             (
                 *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
