@@ -40,6 +40,8 @@ _GROUPS: Sequence[tuple[str, str, Sequence[type[msgspec.Struct]]]] = (
             messages.Choice,
             messages.Failed,
             messages.Started,
+            messages.Provenance,
+            messages.PromptFacts,
             messages.PromptScores,
             messages.TokenDelta,
             messages.Finished,
@@ -49,6 +51,16 @@ _GROUPS: Sequence[tuple[str, str, Sequence[type[msgspec.Struct]]]] = (
             messages.Tokenized,
             messages.Detokenized,
             messages.Embedded,
+        ),
+    ),
+    (
+        "Receipts",
+        "A gateway signs a receipt as canonical JSON; no queue contains it.",
+        (
+            messages.Receipt,
+            messages.ReceiptChoice,
+            messages.ReceiptUsage,
+            messages.Execution,
         ),
     ),
     (

@@ -1,8 +1,8 @@
 """Gemma 3: five layers with a window and positions of their own before each layer without."""
 
 from worker.model.config import Config
-from worker.model.families.gemma2 import NAMES
-from worker.model.spec import Layer, ModelSpec, Names, Norm, QkNorm, Rope
+from worker.model.families import gemma2
+from worker.model.spec import ModelSpec, Names, Norm, QkNorm, Rope
 
 DEFAULTS = {
     "vocab_size": 262_208,
@@ -20,10 +20,9 @@ DEFAULTS = {
 }
 
 
-def read(config: Config, names: Names = NAMES) -> ModelSpec:
+def read(config: Config, names: Names = gemma2.NAMES) -> ModelSpec:
     config = config.with_defaults(DEFAULTS)
     norm = Norm(eps=config.number("rms_norm_eps", 1e-6), adds_one=True)
-    has_bias = config.flag("attention_bias")
     ropes = {"full_attention": config.rope(config.head_dim, "full_attention", theta=1e6)}
     ropes["sliding_attention"] = _local_rope(config)
     every = config.get("sliding_window_pattern", 6)
@@ -34,20 +33,12 @@ def read(config: Config, names: Names = NAMES) -> ModelSpec:
         ]
     )
     layers = [
-        Layer(
-            attention=config.attention(
-                scale=config.number("query_pre_attn_scalar") ** -0.5,
-                rope=ropes[kind],
-                window=config.window() if kind == "sliding_attention" else None,
-                qk_norm=QkNorm(norm=norm),
-                has_qkv_bias=has_bias,
-                has_output_bias=has_bias,
-            ),
-            feed_forward=config.mlp(activation=config.activation("hidden_activation")),
-            before_attention=norm,
-            after_attention=norm,
-            before_feed_forward=norm,
-            after_feed_forward=norm,
+        gemma2.layer(
+            config,
+            norm,
+            rope=ropes[kind],
+            window=config.window() if kind == "sliding_attention" else None,
+            qk_norm=QkNorm(norm=norm),
         )
         for kind in kinds
     ]

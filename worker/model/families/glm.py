@@ -4,7 +4,7 @@ from worker.model.config import Config
 from worker.model.families.phi3 import NAMES as STORED_TOGETHER
 from worker.model.spec import Layer, LayerNames, ModelSpec, Names, Norm
 
-_DEFAULTS = {
+DEFAULTS = {
     "num_key_value_heads": 2,
     "head_dim": 128,
     "max_position_embeddings": 131_072,
@@ -15,9 +15,13 @@ _NAMES = Names(layers=LayerNames(gate_up=STORED_TOGETHER.layers.gate_up))
 
 
 def read(config: Config) -> ModelSpec:
-    config = config.with_defaults(_DEFAULTS)
+    config = config.with_defaults(DEFAULTS)
     norm = Norm(eps=config.number("rms_norm_eps", 1.5625e-7))
-    layer = Layer(
+    return config.model([layer(config, norm)] * config.num_layers, norm, _NAMES)
+
+
+def layer(config: Config, norm: Norm) -> Layer:
+    return Layer(
         attention=config.attention(
             rope=config.rope(config.head_dim, is_partial=True, is_interleaved=True),
             has_qkv_bias=config.flag("attention_bias"),
@@ -26,4 +30,3 @@ def read(config: Config) -> ModelSpec:
         before_attention=norm,
         before_feed_forward=norm,
     )
-    return config.model([layer] * config.num_layers, norm, _NAMES)

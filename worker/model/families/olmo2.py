@@ -1,7 +1,7 @@
 """OLMo 2, with norms after both parts, and of all heads of queries and keys together."""
 
 from worker.model.config import Config
-from worker.model.spec import Layer, ModelSpec, Norm, QkNorm
+from worker.model.spec import Attention, Layer, ModelSpec, Norm, QkNorm
 
 _DEFAULTS = {"max_position_embeddings": 2048}
 
@@ -9,16 +9,20 @@ _DEFAULTS = {"max_position_embeddings": 2048}
 def read(config: Config) -> ModelSpec:
     config = config.with_defaults(_DEFAULTS)
     norm = Norm(eps=config.number("rms_norm_eps", 1e-5))
-    has_bias = config.flag("attention_bias")
     layer = Layer(
-        attention=config.attention(
-            qk_norm=QkNorm(norm=norm, over="all heads"),
-            has_qkv_bias=has_bias,
-            has_output_bias=has_bias,
-        ),
+        attention=attention(config, norm),
         feed_forward=config.mlp(),
         before_attention=None,
         after_attention=norm,
         after_feed_forward=norm,
     )
     return config.model([layer] * config.num_layers, norm)
+
+
+def attention(config: Config, norm: Norm) -> Attention:
+    has_bias = config.flag("attention_bias")
+    return config.attention(
+        qk_norm=QkNorm(norm=norm, over="all heads"),
+        has_qkv_bias=has_bias,
+        has_output_bias=has_bias,
+    )

@@ -1,8 +1,8 @@
 """OLMoE, with experts, and norms of all heads of queries and keys together."""
 
 from worker.model.config import Config, NotNative
-from worker.model.families import qwen2_moe
-from worker.model.spec import Layer, ModelSpec, Norm, QkNorm
+from worker.model.families import olmo2, qwen2_moe
+from worker.model.spec import Layer, ModelSpec, Norm
 
 _DEFAULTS = {
     "max_position_embeddings": 4096,
@@ -16,13 +16,8 @@ def read(config: Config) -> ModelSpec:
     if config.get("clip_qkv") is not None:
         raise NotNative("clip_qkv is set")
     norm = Norm(eps=config.number("rms_norm_eps", 1e-5))
-    has_bias = config.flag("attention_bias")
     layer = Layer(
-        attention=config.attention(
-            qk_norm=QkNorm(norm=norm, over="all heads"),
-            has_qkv_bias=has_bias,
-            has_output_bias=has_bias,
-        ),
+        attention=olmo2.attention(config, norm),
         feed_forward=qwen2_moe.experts(config, size="intermediate_size"),
         before_attention=norm,
         before_feed_forward=norm,

@@ -2,7 +2,7 @@
 
 from worker.model.config import Config
 from worker.model.families import qwen2
-from worker.model.spec import Layer, ModelSpec, Norm, QkNorm
+from worker.model.spec import Attention, Layer, ModelSpec, Norm, QkNorm
 
 DEFAULTS = {**qwen2.DEFAULTS, "head_dim": 128}
 
@@ -10,15 +10,9 @@ DEFAULTS = {**qwen2.DEFAULTS, "head_dim": 128}
 def read(config: Config) -> ModelSpec:
     config = config.with_defaults(DEFAULTS)
     norm = Norm(eps=config.number("rms_norm_eps", 1e-6))
-    has_bias = config.flag("attention_bias")
     layers = [
         Layer(
-            attention=config.attention(
-                window=window,
-                qk_norm=QkNorm(norm=norm),
-                has_qkv_bias=has_bias,
-                has_output_bias=has_bias,
-            ),
+            attention=attention(config, norm, window),
             feed_forward=config.mlp(),
             before_attention=norm,
             before_feed_forward=norm,
@@ -26,3 +20,13 @@ def read(config: Config) -> ModelSpec:
         for window in qwen2.windows(config)
     ]
     return config.model(layers, norm)
+
+
+def attention(config: Config, norm: Norm, window: int | None) -> Attention:
+    has_bias = config.flag("attention_bias")
+    return config.attention(
+        window=window,
+        qk_norm=QkNorm(norm=norm),
+        has_qkv_bias=has_bias,
+        has_output_bias=has_bias,
+    )

@@ -1,8 +1,8 @@
 """Qwen 3 with experts."""
 
 from worker.model.config import Config
-from worker.model.families import qwen2_moe
-from worker.model.spec import Layer, ModelSpec, Norm, QkNorm
+from worker.model.families import qwen2_moe, qwen3
+from worker.model.spec import Layer, ModelSpec, Norm
 
 _DEFAULTS = {
     "num_key_value_heads": 4,
@@ -17,16 +17,10 @@ _DEFAULTS = {
 def read(config: Config) -> ModelSpec:
     config = config.with_defaults(_DEFAULTS)
     norm = Norm(eps=config.number("rms_norm_eps", 1e-6))
-    has_bias = config.flag("attention_bias")
     window = config.window() if config.flag("use_sliding_window") else None
     layers = [
         Layer(
-            attention=config.attention(
-                window=window,
-                qk_norm=QkNorm(norm=norm),
-                has_qkv_bias=has_bias,
-                has_output_bias=has_bias,
-            ),
+            attention=qwen3.attention(config, norm, window),
             feed_forward=qwen2_moe.experts(config)
             if qwen2_moe.is_mixture(config, index)
             else config.mlp(),
