@@ -123,6 +123,7 @@ _BROKER_SAYS: Mapping[type[BusError], str] = {
     errors.BusUnavailable: "The broker is unreachable.",
     errors.PublishersBlocked: "The broker is short of memory or disk space, and takes no messages.",
     errors.NoFreeChannel: "The gateway has no free channel to the broker.",
+    errors.TooManyQueues: "The broker has as many queues as its limit permits.",
     errors.QueueDown: "The broker's node that this request needs is down.",
     errors.PublishUnconfirmed: "The broker did not confirm the request.",
     errors.PublishRefused: "The queue is full.",

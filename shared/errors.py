@@ -31,6 +31,7 @@
     │   ├── BusUnavailable              not connected, or the connection was lost
     │   │   ├── PublishersBlocked         it is short of memory or disk space
     │   │   ├── NoFreeChannel             the connection has no channel left
+    │   │   ├── TooManyQueues             the virtual host or the cluster has no queue left
     │   │   ├── Unanswered                no answer in time: the call may take effect
     │   │   └── QueueDown                 the node of the cluster that keeps the queue is down
     │   │       └── QueueSilent           or slow
@@ -231,6 +232,10 @@ class PublishersBlocked(BusUnavailable):
 
 class NoFreeChannel(BusUnavailable):
     """All channels that the broker allows on the connection are in use."""
+
+
+class TooManyQueues(BusUnavailable):
+    """The virtual host, or the cluster, has as many queues as its limit permits."""
 
 
 class Unanswered(BusUnavailable):

@@ -52,6 +52,8 @@ class Upkeep:
         self._asked = asyncio.Event()
         self._reasons: dict[str, str] = {}
         """Why resources could not be declared, by name."""
+        self._seen: set[str] = set()
+        """The names of resources that the broker had. What it never had is not lost."""
 
     def ask(self) -> None:
         """Declare everything soon, because something seems to be missing."""
@@ -80,7 +82,9 @@ class Upkeep:
             self._refused(resource, error)
             return
         self._reasons.pop(resource.name, None)
-        for name in missing:
+        lost = [name for name in missing if name in self._seen]
+        self._seen.update(missing, (resource.name,))
+        for name in lost:
             _losses.labels("missing").inc()
             logger.warning("declared again", extra={"resource": name})
 

@@ -34,6 +34,7 @@ from shared.errors import (
     QueueBusy,
     QueueDown,
     QueueNotFound,
+    TooManyQueues,
     Unroutable,
 )
 from shared.messages import MSGPACK
@@ -239,6 +240,8 @@ def _meaning(error: Exception, doing: str) -> BusError:
             return QueueBusy(text) if "exclusive use" in text else AccessRefused(text)
         case ChannelPreconditionFailed() if " arg '" in text:
             return BusError(text)  # declared with other arguments; other mismatches are ignored
+        case ChannelPreconditionFailed() if "queue limit in" in text:
+            return TooManyQueues(text)
         case TimeoutError():
             return BusUnavailable(f"{doing}: no answer in time")
         case _:

@@ -24,7 +24,13 @@ from shared.bus.rabbit.channel_consumer import RabbitConsumer, RabbitDelivery
 from shared.bus.rabbit.channels import Resources
 from shared.bus.rabbit.link import Link
 from shared.bus.subscribe import Attached, Lost, Subscription
-from shared.errors import BusUnavailable, PublishUnconfirmed, StartupError, Unroutable
+from shared.errors import (
+    BusUnavailable,
+    PublishUnconfirmed,
+    StartupError,
+    TooManyQueues,
+    Unroutable,
+)
 from shared.telemetry import incidents
 from tests.shared.bus.deliveries import (
     PATIENCE_S,
@@ -355,6 +361,20 @@ async def test_consumers_and_calls_share_the_few_channels_that_a_broker_allows(
         await asyncio.to_thread(node.ctl, "eval", "application:set_env(rabbit, channel_max, 2047).")
 
     assert [state is not None and state.num_consumers for state in states] == [1] * 24
+
+
+@pytest.mark.breaks_broker
+async def test_a_queue_beyond_the_brokers_limit_is_refused_by_name(
+    node: RabbitNode, make_rabbit_queue: QueueMaker
+) -> None:
+    limit = ("-p", "warren", '{"max-queues": 0}')
+    await asyncio.to_thread(node.ctl, "set_vhost_limits", *limit)
+    try:
+        async with RabbitBus(node.url) as bus:
+            with pytest.raises(TooManyQueues, match="queue limit in vhost 'warren'"):
+                await bus.declare(make_rabbit_queue())
+    finally:
+        await asyncio.to_thread(node.ctl, "clear_vhost_limits", "-p", "warren")
 
 
 async def test_consumers_spread_over_as_many_connections_as_they_need(

@@ -40,6 +40,21 @@ def broker() -> MemoryBroker:
     return MemoryBroker()
 
 
+class WatchedBus(MemoryBus):
+    """Counts what was declared again."""
+
+    num_declared = 0
+
+    async def declare_again(self, *resources: Exchange | Queue) -> tuple[str, ...]:
+        missing = await super().declare_again(*resources)
+        self.num_declared += len(resources)
+        return missing
+
+    async def is_kept(self) -> bool:
+        """Whether a round of `RESOURCES` has ended."""
+        return self.num_declared >= len(RESOURCES)
+
+
 @asynccontextmanager
 async def kept_up(
     bus: MemoryBus, resources: Iterable[Exchange | Queue] = RESOURCES, interval_s: float = 0.01
@@ -92,17 +107,28 @@ async def test_a_queue_is_bound_again(broker: MemoryBroker, queue: Queue) -> Non
 async def test_an_exchange_is_declared_again_with_all_its_bindings(
     broker: MemoryBroker, exchange: Exchange, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with MemoryBus(broker) as bus:
+    async with WatchedBus(broker) as bus:
         await bus.declare(*RESOURCES)
         bindings = broker.bindings
-        broker.delete_exchange(exchange.name)
 
         with caplog.at_level(logging.WARNING):
             async with kept_up(bus):
+                await eventually(bus.is_kept)
+                broker.delete_exchange(exchange.name)
                 await until_equal(broker, bindings)
 
     [line] = [record for record in caplog.records if record.message == "declared again"]
     assert vars(line)["resource"] == exchange.name
+
+
+async def test_what_was_never_there_is_declared_without_a_word(
+    broker: MemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with WatchedBus(broker) as bus, kept_up(bus):
+        await eventually(bus.is_kept)
+
+    assert all(map(broker.has, RESOURCES))
+    assert [record.message for record in caplog.records] == []
 
 
 async def test_what_is_asked_for_is_declared_at_once(broker: MemoryBroker) -> None:
