@@ -120,6 +120,14 @@ class TenantThreads:
             raise Overloaded("Too many requests are waiting for their turn.") from None
         began = time.monotonic()
         running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+        def leave(ended: asyncio.Future[_Result]) -> None:
+            self._turns.leave(tenant, time.monotonic() - began)
+            # Nobody asks for the error of work whose request was cancelled, and asyncio would
+            # report it as one that was forgotten.
+            if not ended.cancelled():
+                ended.exception()
+
         # The turn lasts as long as the work, which continues if its request is cancelled.
-        running.add_done_callback(lambda _: self._turns.leave(tenant, time.monotonic() - began))
+        running.add_done_callback(leave)
         return await asyncio.shield(running)

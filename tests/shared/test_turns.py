@@ -1,6 +1,7 @@
 """Turns: whose is next."""
 
 import asyncio
+import gc
 import threading
 
 import pytest
@@ -147,3 +148,24 @@ async def test_work_whose_turn_does_not_come_in_time_is_refused() -> None:
     may_end.set()
     assert await first
     assert await threads.run("b", may_end.wait)
+
+
+async def test_the_error_of_work_whose_request_was_cancelled_is_not_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    threads, may_end = TenantThreads(1, "test"), threading.Event()
+
+    def fail() -> None:
+        may_end.wait()
+        raise ValueError
+
+    asked = asyncio.create_task(threads.run("a", fail))
+    await asyncio.sleep(0)
+    asked.cancel()
+    await asyncio.wait([asked])
+    may_end.set()
+    await threads.run("a", lambda: None)
+    del asked  # whose error refers to the work
+    gc.collect()
+
+    assert caplog.records == []

@@ -61,7 +61,8 @@ class Remains:
 
     def _logs(self) -> list[str]:
         lines = self._node.ctl("--silent", "list_queues", "--vhost", "warren", "name").splitlines()
-        return [name for name in lines if name.startswith("reply.")]
+        logs = [name for name in lines if name.startswith("reply.")]
+        return [name for name in logs if not name.startswith(ground.PROBES)]
 
     def _num_descriptors(self) -> dict[int, int]:
         usages = ground.usages(self._deployment.processes)
