@@ -109,6 +109,7 @@ async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
         worker = await enter(ScriptedWorker(await enter(MemoryBus(broker))))
         dns, dns_port = await enter(dns_server(*HOSTS))
         options = {"port": port, "secret": SECRET, "disconnect_grace_s": 5, "data_dir": tmp_path}
+        options["drain_grace_s"] = PATIENCE_S
         gateways = [
             await enter(live_gateway(await enter(MemoryBus(broker)), host=host, **options))
             for host in HOSTS

@@ -16,7 +16,7 @@ from typing import Self
 import httpx
 
 ROOT = Path(__file__).parents[3]
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 150
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients that never use TLS: loading the certificates takes each of them 45 ms."""
 

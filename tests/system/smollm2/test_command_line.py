@@ -28,7 +28,7 @@ def warren(*args: str, typed: str = "") -> subprocess.CompletedProcess[str]:
         text=True,
         capture_output=True,
         input=typed,
-        timeout=100,
+        timeout=250,
     )
 
 
