@@ -37,6 +37,7 @@ from shared.messages import (
     QuickJob,
     ReplyEvent,
     Started,
+    SpentBudgets,
     StopWork,
     TextPrompt,
     Tokenized,
@@ -339,7 +340,7 @@ class ScriptedWorker:
 
     def _obey_one(self, command: Command) -> None:
         self.commands.append(command)
-        if isinstance(command, Drain | StopWork | Declare):  # a test obeys the first
+        if isinstance(command, Drain | StopWork | SpentBudgets | Declare):  # a test obeys the first
             return
         for job, run in self._running.items():
             if job.job.request_id != command.request_id:
