@@ -21,7 +21,7 @@ from tests.support.gateway.serving import served
 ROOT = Path(__file__).parents[2]
 BROKER = "--broker=amqp://nobody:secret@127.0.0.1:1/warren"
 COMMANDS = ["serve", "gateway", "worker", "pull", "chat", "batch", "status", "top"]
-COMMANDS += ["drain", "doctor", "size"]
+COMMANDS += ["drain", "doctor", "size", "verify"]
 GROUPS = {
     "batches": ["list"],
     "dead": ["list"],
@@ -253,7 +253,7 @@ def test_the_known_models_are_listed_with_how_they_run() -> None:
     assert listed.returncode == 0
     rows = [line.split()[:5] for line in listed.stdout.splitlines()]
     assert ["qwen3-0.6b", "0.6B", "Apache-2.0", "natively", "Qwen/Qwen3-0.6B"] in rows
-    assert ["phi4", "14B", "MIT", "transformers", "microsoft/phi-4"] in rows
+    assert ["phi2", "2.7B", "MIT", "transformers", "microsoft/phi-2"] in rows
 
 
 def test_a_brokers_password_is_never_shown() -> None:

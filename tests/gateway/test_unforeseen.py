@@ -10,7 +10,7 @@ from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from shared.bus.memory import MemoryBroker
-from shared.telemetry import incidents
+from shared.telemetry import floods, incidents
 from tests.support.gateway.http import (
     LiveGateway,
     chat_body,
@@ -47,6 +47,7 @@ CUT_OFF = "cut off"
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(incidents, "_MIN_RESTART_PAUSE_S", 0.01)
+    monkeypatch.setattr(floods, "MAX_LINES", 1000)  # all errors of a test come within a window
 
 
 @pytest.fixture(autouse=True)

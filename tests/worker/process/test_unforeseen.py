@@ -29,7 +29,7 @@ from shared.messages import (
     decode_event,
     encode,
 )
-from shared.telemetry import incidents
+from shared.telemetry import floods, incidents
 from shared.topology import Lane
 from tests.support.workers.faults import (
     Strike,
@@ -64,6 +64,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer, "_RETRY_PAUSE_S", 0.01)
     monkeypatch.setattr(quarantine, "_ARRIVAL_S", 0.01)
     monkeypatch.setattr(incidents, "_MIN_RESTART_PAUSE_S", 0.01)
+    monkeypatch.setattr(floods, "MAX_LINES", 1000)  # all errors of a test come within a window
     # On a busy machine the last of a tenant's many constraints would be refused.
     monkeypatch.setattr(trials, "_MAX_WAIT_S", 60)
 
