@@ -769,9 +769,12 @@ def secret_in(path: Path) -> str:
 
 def _read_secret(name: str, path: Path) -> str:
     try:
-        return secret_in(path)
+        secret = secret_in(path)
     except StartupError as error:
         raise InvalidSetting(f"{name}_file", str(error)) from None
+    if not secret.isprintable():
+        raise InvalidSetting(f"{name}_file", f"{path} does not contain one line of text")
+    return secret
 
 
 def variable(field: str) -> str:
