@@ -1,5 +1,6 @@
 """The OpenAPI document: what it says is what the gateway does."""
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -133,7 +134,7 @@ def test_the_document_is_valid() -> None:
     schemathesis.openapi.from_dict(DOCUMENT).validate()
 
 
-def test_every_operation_but_probes_takes_an_api_key() -> None:
+def test_every_operation_but_probes_and_published_keys_takes_an_api_key() -> None:
     schemes = DOCUMENT["components"]["securitySchemes"]
     taken = {name: [*operation.get("security", ())] for name, operation in operations()}
 
@@ -144,6 +145,7 @@ def test_every_operation_but_probes_takes_an_api_key() -> None:
         ("apiKey", "x-api-key"),
     ]
     assert {name for name, security in taken.items() if not security} == {
+        "GET /.well-known/jwks.json",
         "GET /live",
         "GET /metrics",
     }
@@ -217,6 +219,12 @@ def test_an_example_is_answered_as_documented(path: str, url: str) -> None:
         if "{conversation_id}" in path:
             conversation = client.post("/v1/conversations", json={}).json()
             path = path.format(conversation_id=conversation["id"])
+        if "{stream_id}" in path:
+            streamed = client.post(
+                "/v1/chat/completions", json={**example, **changes, "stream": True, "detach": True}
+            )
+            first = json.loads(streamed.text.split("data: ")[1].splitlines()[0])
+            path = f"{path.format(stream_id=first['id'])}?at=0"
         response = client.post(path, json={**example, **changes})
 
     assert response.status_code == 200, response.text

@@ -133,6 +133,9 @@ ANSWERS: Mapping[str, Answers] = {
 UNTYPED_OPERATIONS = {
     "DELETE /v1/streams/{stream_id}",
     "GET /v1/streams/{stream_id}",
+    "GET /v1/streams/{stream_id}/receipt",
+    "POST /v1/streams/{stream_id}/fork",
+    "GET /.well-known/jwks.json",
     "GET /v1/files/{file_id}/content",
     "GET /v1/usage",
     "POST /detokenize",
