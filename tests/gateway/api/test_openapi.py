@@ -153,6 +153,7 @@ def test_every_operation_but_probes_and_published_keys_takes_an_api_key() -> Non
         "GET /health",
         "DELETE /v1/streams/{stream_id}",
         "GET /v1/streams/{stream_id}",
+        "GET /v1/streams/{stream_id}/receipt",
     }
 
 
