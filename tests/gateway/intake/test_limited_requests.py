@@ -186,7 +186,9 @@ async def test_the_official_client_sees_a_limit_of_concurrent_requests(
         running = asyncio.create_task(chat(gateway, headers))
         await worker.wait_until(lambda: bool(worker.jobs))
 
-        with pytest.raises(openai.RateLimitError, match="concurrent requests: Limit 1, Used 1"):
+        with pytest.raises(
+            openai.RateLimitError, match="concurrent requests of this API key: Limit 1, Used 1"
+        ):
             await gateway.openai.chat.completions.create(**chat_body(), extra_headers=headers)
 
         running.cancel()
@@ -597,7 +599,8 @@ async def test_requests_that_read_or_store_have_a_limit_of_their_own(
     assert {answer.status_code for answer in answers} == {200}
     assert (refused.status_code, refused.json()["error"]["type"]) == (429, "requests")
     assert (
-        "requests of any kind per minute: Limit 60, Used 60" in refused.json()["error"]["message"]
+        "requests of any kind per minute of this API key: Limit 60, Used 60"
+        in refused.json()["error"]["message"]
     )
     assert 0 < int(refused.headers["retry-after"]) <= 61
     assert 'refused_total{reason="requests_per_minute"} 1.0' in metrics
