@@ -35,7 +35,8 @@ async def test_an_older_database_has_the_models_of_recent_requests(
         [a_record(name, model=model, ended_at=at) for name, (model, at) in ends.items()]
     )
     async with database.begin() as connection:
-        await connection.execute(text("DROP TABLE models"))
+        for table in ("models", "api_keys", "tenants"):
+            await connection.execute(text(f"DROP TABLE {table}"))
         for kind in ("input", "cached", "output", "reasoning"):  # of a later version
             column = text(f"ALTER TABLE batches DROP COLUMN num_{kind}_tokens")
             await connection.execute(column)
