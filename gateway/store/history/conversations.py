@@ -86,7 +86,7 @@ class Conversations:
         async with self._database.begin() as connection:
             await connection.execute(insert(CONVERSATIONS).values(values))
             await self._add(connection, tenant, conversation.id, items)
-        await self._room.take(tenant, _size(items))
+        await self._room.take(tenant, _size(items), conversation.id)
         return conversation
 
     @uncancelled
@@ -123,7 +123,7 @@ class Conversations:
         async with self._database.begin() as connection:
             if not await self._add(connection, tenant, conversation_id, items):
                 raise _not_found(conversation_id)
-        await self._room.take(tenant, _size(items))
+        await self._room.take(tenant, _size(items), conversation_id)
 
     @uncancelled
     async def page(

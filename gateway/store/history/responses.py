@@ -78,7 +78,7 @@ class Responses:
                 await connection.execute(insert(RESPONSES).values(values))
         except IntegrityError:
             return False
-        await self._room.take(draft.tenant, len(draft.input))
+        await self._room.take(draft.tenant, len(draft.input), draft.id)
         return True
 
     @uncancelled
@@ -116,7 +116,7 @@ class Responses:
                 await add_items(connection, tenant, row.conversation_id, items, self._room.expiry())
             if event is not None:
                 await announce(connection, tenant, event, response_id)
-        await self._room.take(tenant, num_bytes)
+        await self._room.take(tenant, num_bytes, response_id)
         return True
 
     @uncancelled

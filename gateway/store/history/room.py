@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from sqlalchemy import func, or_, select, union_all
+from sqlalchemy import case, func, or_, select, union_all
 
 from gateway.store.database import Database, uncancelled
 from gateway.store.files.free_space import FreeSpace
@@ -62,9 +62,9 @@ class TenantRoom:
         """When what is stored or changed now expires."""
         return int(time.time() + self.limits.retention_s)
 
-    async def take(self, tenant: str, num_bytes: int) -> None:
-        """Count what was just stored, and delete what it leaves no room for. A sweep makes up for
-        it if the database cannot be reached."""
+    async def take(self, tenant: str, num_bytes: int, newest: str) -> None:
+        """Count what was just stored in the object with the id ``newest``, and delete what it
+        leaves no room for. A sweep makes up for it if the database cannot be reached."""
         kept = self._kept[tenant]
         if kept.num_bytes is not None:
             kept.num_bytes += num_bytes
@@ -72,7 +72,7 @@ class TenantRoom:
                 return
         with suppress(Unavailable):
             async with kept.shrinking:
-                await self._shrink(tenant, kept)
+                await self._shrink(tenant, kept, newest)
 
     async def sweep(self) -> None:
         """Delete the responses and conversations that have expired, and of each tenant those that
@@ -85,12 +85,12 @@ class TenantRoom:
         for kept in self._kept.values():
             kept.num_bytes = None
 
-    async def _shrink(self, tenant: str, kept: _Kept) -> None:
+    async def _shrink(self, tenant: str, kept: _Kept, newest: str) -> None:
         max_bytes = self.limits.max_bytes
         if kept.num_bytes is not None and kept.num_bytes <= max_bytes:  # another addition did it
             return
         if await self._count(tenant, kept) > max_bytes:
-            while await self._delete_surplus(tenant, max_bytes - max_bytes // _SLACK):
+            while await self._delete_surplus(tenant, max_bytes - max_bytes // _SLACK, newest):
                 pass
             await self._count(tenant, kept)
 
@@ -101,9 +101,9 @@ class TenantRoom:
         kept.num_bytes = (kept.num_bytes or 0) - before + int(total or 0)
         return kept.num_bytes
 
-    async def _delete_surplus(self, tenant: str, max_bytes: int) -> bool:
+    async def _delete_surplus(self, tenant: str, max_bytes: int, newest: str = "") -> bool:
         """Delete at most `_MAX_SWEPT` objects; returns whether there were any to delete."""
-        surplus = await self._values(self._surplus(tenant, max_bytes))
+        surplus = await self._values(self._surplus(tenant, max_bytes, newest))
         for table in _TABLES if surplus else ():
             await self._database.delete(table, table.c.id.in_(surplus))
         return bool(surplus)
@@ -124,11 +124,13 @@ class TenantRoom:
             )
         )
 
-    def _surplus(self, tenant: str, max_bytes: int) -> Any:
+    def _surplus(self, tenant: str, max_bytes: int, newest: str) -> Any:
         """The ids of the responses and conversations behind the newest that a tenant may have. The
         newest itself goes only if it does not fit into the whole room."""
         objects = _objects(tenant)
-        order = (objects.c.expires_at.desc(), objects.c.id)
+        # Several objects of one second expire together: the last one is not known by its time.
+        is_older = case((objects.c.id == newest, 0), else_=1)
+        order = (is_older, objects.c.expires_at.desc(), objects.c.id)
         ranked = select(
             objects.c.id,
             func.row_number().over(order_by=order).label("number"),
