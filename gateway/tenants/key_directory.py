@@ -15,8 +15,8 @@ from gateway.intake.keys.accepted import Keys
 from gateway.intake.keys.api_key import ApiKey, new_key, rotated
 from gateway.intake.keys.tenant_limits import TenantLimits
 from gateway.store.state import Store
-from gateway.store.tenants.keys import KeysVersion, StoredKeys
-from gateway.store.tenants.limits import LimitsVersion
+from gateway.store.tenants.keys import StoredKeys
+from gateway.store.tenants.revisions import TableVersion
 from shared.errors import Conflict, NotFound, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class KeyDirectory:
     def __init__(self, store: Store, keys: Keys) -> None:
         self._store = store
         self._keys = keys
-        self._version: tuple[KeysVersion, LimitsVersion] | None = None
+        self._version: tuple[TableVersion, TableVersion] | None = None
         self._reading = asyncio.Lock()
         if keys.are_needed and store.is_in_use:
             keys.expect_stored()

@@ -162,12 +162,12 @@ class Keys:
             return self._anonymous
         self._refresh()
         scheme, _, key = authorization.partition(" ")
-        known = self._keys.get(id_of(key))
+        key_id = id_of(key)
+        known = self._keys.get(key_id)
         if not key:
             raise InvalidApiKey(
                 "An API key is required. Send the header Authorization: Bearer KEY."
             )
-        key_id = id_of(key)
         if key_id and key_id not in self._of_file and time.monotonic() > self._stored_until:
             raise Unavailable("API keys cannot be checked now, because the database is away.")
         if not _is_key(key, known) or known is None:

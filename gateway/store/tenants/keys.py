@@ -1,26 +1,18 @@
 """The API keys in the database, each in the format of its line in a file of keys."""
 
 import logging
-import time
 from collections.abc import Callable
-from typing import NamedTuple
 
-from sqlalchemy import delete, func, insert, select, update
+from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.intake.keys.api_key import ApiKey, parse_line
 from gateway.store.database import Database, uncancelled
 from gateway.store.schema import API_KEYS
+from gateway.store.tenants.revisions import TableVersion, new_revision, version_of
 from shared.errors import NotFound
 
 logger = logging.getLogger(__name__)
-
-
-class KeysVersion(NamedTuple):
-    """Differs whenever any key was added, changed or removed."""
-
-    num_keys: int
-    revision: int
 
 
 class StoredKeys:
@@ -30,11 +22,8 @@ class StoredKeys:
         self._database = database
 
     @uncancelled
-    async def version(self) -> KeysVersion:
-        query = select(func.count(), func.coalesce(func.max(API_KEYS.c.revision), 0))
-        async with self._database.read() as connection:
-            num_keys, revision = (await connection.execute(query)).one()
-        return KeysVersion(num_keys, int(revision))
+    async def version(self) -> TableVersion:
+        return await version_of(self._database, API_KEYS)
 
     @uncancelled
     async def all(self) -> dict[str, ApiKey]:
@@ -56,7 +45,12 @@ class StoredKeys:
 
     @uncancelled
     async def add(self, key: ApiKey) -> None:
-        values = {"id": key.key_id, "tenant": key.tenant, "line": key.line, "revision": _revision()}
+        values = {
+            "id": key.key_id,
+            "tenant": key.tenant,
+            "line": key.line,
+            "revision": new_revision(),
+        }
         async with self._database.begin() as connection:
             await connection.execute(insert(API_KEYS).values(values))
 
@@ -66,7 +60,7 @@ class StoredKeys:
         what ``change`` raises."""
         async with self._database.begin() as connection:
             key = change(await _locked(connection, key_id))
-            values = {"line": key.line, "revision": _revision()}
+            values = {"line": key.line, "revision": new_revision()}
             await connection.execute(update(API_KEYS).where(API_KEYS.c.id == key_id).values(values))
         return key
 
@@ -87,8 +81,3 @@ async def _locked(connection: AsyncConnection, key_id: str) -> ApiKey:
     if key is None:
         raise NotFound(f"No such API key in the database: {key_id[:64]}", param="key_id")
     return key
-
-
-def _revision() -> int:
-    """Larger than that of each earlier change, even of a key that was removed since."""
-    return time.time_ns()

@@ -1,29 +1,21 @@
 """The limits of tenants in the database."""
 
 import logging
-import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import msgspec
-from sqlalchemy import Executable, func, select
+from sqlalchemy import Executable, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.intake.keys.tenant_limits import NO_LIMITS, TenantLimits
 from gateway.store.database import Database, uncancelled
 from gateway.store.schema import TENANTS
+from gateway.store.tenants.revisions import TableVersion, new_revision, version_of
 
 logger = logging.getLogger(__name__)
 
 _CHANGE_LOCK = 0x4C494D49
 """Two changes of one tenant's limits that have no row yet would each miss the other."""
-
-
-class LimitsVersion(NamedTuple):
-    """Differs whenever the limits of any tenant were changed or erased."""
-
-    num_tenants: int
-    revision: int
 
 
 class StoredLimits:
@@ -33,11 +25,8 @@ class StoredLimits:
         self._database = database
 
     @uncancelled
-    async def version(self) -> LimitsVersion:
-        query = select(func.count(), func.coalesce(func.max(TENANTS.c.revision), 0))
-        async with self._database.read() as connection:
-            num_tenants, revision = (await connection.execute(query)).one()
-        return LimitsVersion(num_tenants, int(revision))
+    async def version(self) -> TableVersion:
+        return await version_of(self._database, TENANTS)
 
     @uncancelled
     async def all(self) -> dict[str, TenantLimits]:
@@ -67,7 +56,6 @@ class StoredLimits:
 
     def _upsert(self, tenant: str, limits: TenantLimits) -> Executable:
         insert = sqlite.insert if self._database.is_sqlite else postgresql.insert
-        # Larger than the revision of each earlier change.
-        values = {"limits": msgspec.to_builtins(limits), "revision": time.time_ns()}
+        values = {"limits": msgspec.to_builtins(limits), "revision": new_revision()}
         statement = insert(TENANTS).values(tenant=tenant, **values)
         return statement.on_conflict_do_update(index_elements=("tenant",), set_=values)
