@@ -744,8 +744,9 @@ class WorkerSettings(CommonSettings, ModelSettings):
         10,
         description="Most events per second of an interactive stream, after its first ten tokens; "
         "the tokens between two events are sent together. An event costs worker, broker and "
-        "gateway about as much with one token as with ten. A request with "
-        "`stream_options.each_token` is sent every token at once.",
+        "gateway about as much with one token as with ten. Raise it for smoother text; lower it "
+        "to serve more streams. A request with `stream_options.each_token` is sent every token at "
+        "once.",
     )
     job_timeout_s: Seconds = Field(
         600,

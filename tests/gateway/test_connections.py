@@ -347,13 +347,13 @@ async def test_an_attack_costs_little(victim: Victim) -> None:
         await victim.assert_attack_costs_little(attack, name)
 
 
-async def send_and_stay(parts: Sequence[bytes], url: str) -> None:
+async def send_and_stay(parts: Sequence[bytes], url: str, pause_s: float = 0.005) -> None:
     """Send each part on a connection of its own, and read nothing."""
     async with AsyncExitStack() as stack:
         for part in parts:
             attacker = await stack.enter_async_context(connected(url, ATTACKERS))
             attacker.writer.write(part)
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(pause_s)
         await asyncio.sleep(1)
 
 
@@ -361,7 +361,10 @@ async def test_streams_that_nobody_reads_cost_little(victim: Victim) -> None:
     messages = [{"role": "user", "content": " ".join(["x" * 10_000] * 20)}]
     request = post("/v1/chat/completions", messages=messages, stream=True)
 
-    await victim.assert_attack_costs_little(partial(send_and_stay, [request] * 100))
+    # More than a request takes, so that they do not wait together while others have the processors.
+    attack = partial(send_and_stay, [request] * 100, pause_s=0.02)
+
+    await victim.assert_attack_costs_little(attack)
 
 
 async def test_requests_that_detach_cost_little(victim: Victim) -> None:
