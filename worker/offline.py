@@ -39,7 +39,14 @@ from worker.decode.choices import ChoicePlan, Choices, plan_now
 from worker.decode.embedding import embedder_of, embedding_prompt
 from worker.decode.served_model import ServedModel, load
 from worker.decode.whole_answer import ChoiceEvent, WholeAnswer
-from worker.engine.interface import CancelSequence, Output, SequenceFailed, SequenceId, TokenEngine
+from worker.engine.interface import (
+    CancelSequence,
+    Charges,
+    Output,
+    SequenceFailed,
+    SequenceId,
+    TokenEngine,
+)
 
 _DEFAULT = SamplingParams()
 _MAX_SEQUENCES = 512
@@ -251,7 +258,7 @@ class _Routes:
     def remove(self, sequence_id: SequenceId) -> None:
         self._inboxes.pop(sequence_id, None)
 
-    def hear_outputs(self, outputs: Sequence[Output]) -> None:
+    def hear_outputs(self, outputs: Sequence[Output], charges: Charges) -> None:
         self._tell(outputs)
 
     def hear_failed(self, failed: Sequence[SequenceFailed]) -> None:

@@ -129,6 +129,8 @@ USAGE = Table(
     Column("num_takeovers", Integer, nullable=False),
     Column("queue_s", Float, nullable=False),
     Column("compute_s", Float, nullable=False),
+    # None in records of old workers, whose compute_s is this time.
+    Column("run_s", Float),
     Column("ended_at", Float, nullable=False),
     # The day of ended_at in UTC, as 2026-12-31.
     Column("day", String(10), nullable=False),

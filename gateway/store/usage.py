@@ -210,8 +210,15 @@ def _set_aside(record: UsageRecord) -> Any:
 def _is_before(first: Any, second: Any) -> Any:
     """Whether an execution had ended when the job of another one was created. A job that is
     delivered again was created before. ``queue_s`` is 0 if the time of creation is unknown."""
-    created_at = second.ended_at - second.queue_s - second.compute_s
+    created_at = second.ended_at - second.queue_s - _run_s(second)
     return and_(first.ended_at < created_at, second.queue_s > 0)
+
+
+def _run_s(execution: Any) -> Any:
+    """The time from the beginning of the engine to the end, of a record, a row or an insert."""
+    if isinstance(execution, UsageRecord):
+        return execution.compute_s if execution.run_s is None else execution.run_s
+    return func.coalesce(execution.run_s, execution.compute_s)
 
 
 def _row(record: UsageRecord) -> dict[str, Any]:

@@ -109,5 +109,9 @@ class UsageRecord(Wire, frozen=True, kw_only=True):
     """Seconds from the creation of the job until the engine of the worker that ended it began; 0 if
     unknown."""
     compute_s: Duration = 0.0
-    """Seconds from then until the end."""
+    """Machine time: of each step of the engine, the part of the request's sequences in the tokens
+    that the step computed."""
+    run_s: Duration | None = None
+    """Seconds from the beginning of the engine until the end. Old workers leave it out, and
+    ``compute_s`` is this time."""
     ended_at: UnixTime

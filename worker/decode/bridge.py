@@ -12,6 +12,7 @@ from typing import Self
 from shared.errors import WarrenError
 from worker.engine.interface import (
     CancelSequence,
+    Charges,
     EngineLoad,
     Output,
     Promote,
@@ -102,6 +103,8 @@ class Generation:
         self._pace = pace
         self._interactive_pace = interactive_pace
         self._reads_each = reads_each
+        self.compute_s = 0.0
+        """The machine time that its sequences have used."""
         self._is_due = False
         self._loop = asyncio.get_running_loop()
         self._alarm: asyncio.TimerHandle | None = None
@@ -252,8 +255,8 @@ class Generations:
             raise
         return generation
 
-    def hear_outputs(self, outputs: Sequence[Output]) -> None:
-        self._loop.call_soon_threadsafe(self._dispatch, outputs)
+    def hear_outputs(self, outputs: Sequence[Output], charges: Charges) -> None:
+        self._loop.call_soon_threadsafe(self._dispatch, outputs, charges)
 
     def hear_failed(self, failed: Sequence[SequenceFailed]) -> None:
         self._loop.call_soon_threadsafe(self._dispatch_failed, failed)
@@ -264,7 +267,10 @@ class Generations:
     def hear_ready(self, is_ready: bool) -> None:
         self._loop.call_soon_threadsafe(self._mark_ready, is_ready)
 
-    def _dispatch(self, outputs: Sequence[Output]) -> None:
+    def _dispatch(self, outputs: Sequence[Output], charges: Charges) -> None:
+        for sequence_id, seconds in charges.items():  # before the end of an answer records them
+            if (charged := self._generations.get(sequence_id)) is not None:
+                charged.compute_s += seconds
         for output in outputs:
             generation = self._generations.get(output.sequence_id)
             if generation is not None:

@@ -1,5 +1,7 @@
-"""Checks requests for embeddings against the model."""
+"""Checks requests for embeddings against the model, and measures what they take."""
 
+import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from shared.errors import ContextLengthExceeded, InvalidRequest
@@ -7,10 +9,29 @@ from shared.messages import Prompt
 from worker.decode.served_model import ServedModel
 
 if TYPE_CHECKING:
-    from worker.model.embedder import Embedder
+    from worker.model.embedder import Embedder, Vectors
 
 MAX_TEXT_BYTES = 1 << 19
 """A byte may be a token, and two million tokens take ten seconds and fit in no message."""
+
+
+class ComputeTime:
+    """The time of the forward passes of one job, in seconds."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def of(self, steps: "Iterator[Vectors]") -> "Iterator[Vectors]":
+        """The same steps, whose time is measured where they run."""
+        while True:
+            began = time.monotonic()
+            try:
+                vectors = next(steps, None)
+            finally:
+                self.seconds += time.monotonic() - began
+            if vectors is None:
+                return
+            yield vectors
 
 
 def embedder_of(model: ServedModel, num_dimensions: int | None) -> "Embedder":

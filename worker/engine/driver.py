@@ -85,7 +85,8 @@ class EngineThread:
         self._load = self._engine.load()
         if not self._engine.has_work:
             self._busy_since = None
-        if outputs:
-            listener.hear_outputs(outputs)
+        charges = self._engine.take_charges()
+        if outputs or charges:
+            listener.hear_outputs(outputs, charges)
         if failed := self._engine.take_failed():
             listener.hear_failed(failed)

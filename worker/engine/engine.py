@@ -17,9 +17,11 @@ from shared.errors import (
     WarrenError,
 )
 from worker.engine.cache.block_pool import BlockPool
+from worker.engine.charges import divided
 from worker.engine.interface import (
     NO_TOKEN,
     CancelSequence,
+    Charges,
     Command,
     EngineLoad,
     ModelRunner,
@@ -95,6 +97,7 @@ class Engine:
         self._num_submitted = 0
         self._in_flight: _Launch | None = None
         self._failed: list[SequenceFailed] = []
+        self._charges: Charges = {}
         self._followers: dict[SequenceId, list[Sequence]] = {}
         """Sequences that wait for their leader to compute the shared prompt, by leader."""
         self._unprepared: deque[Sequence] = deque()
@@ -155,6 +158,12 @@ class Engine:
         """The sequences that ended without a last token since the previous call."""
         failed, self._failed = self._failed, []
         return failed
+
+    def take_charges(self) -> Charges:
+        """Whose the duration of the step was that the last call of `step` completed. It belongs to
+        the sequences of the step that had not ended before, by their tokens in it."""
+        charges, self._charges = self._charges, {}
+        return charges
 
     def load(self) -> EngineLoad:
         num_waiting = self._scheduler.num_waiting + sum(map(len, self._followers.values()))
@@ -293,6 +302,9 @@ class Engine:
         duration_s = self._collected_at - began_at
         self._scheduler.learn(launch.plan.work, duration_s)
         self.step_times.add(duration_s)
+        # The answers of sequences that have ended meanwhile are accounted for already.
+        shares = (s for s in launch.plan.shares if s.sequence_id in self._sequences)
+        self._charges = divided(duration_s, {s.sequence_id: s.num_tokens for s in shares})
         work = launch.plan.work
         num_tokens = work.num_prompt_tokens + work.num_decodes
         self._last_step = StepFacts(duration_s, len(launch.plan.shares), num_tokens)

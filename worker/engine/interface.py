@@ -176,12 +176,17 @@ class EngineLoad:
     """Failures of an engine over HTTP since the start, by kind."""
 
 
+Charges: TypeAlias = Mapping[SequenceId, float]
+"""Seconds of machine time that sequences have used. What runs beside others pays for a part."""
+
+
 class EngineListener(Protocol):
     """Hears what an engine does. The methods are called in the engine's thread and must not
     block."""
 
-    def hear_outputs(self, outputs: Sequence[Output]) -> None:
-        """New tokens and scores, after each step that yielded some."""
+    def hear_outputs(self, outputs: Sequence[Output], charges: Charges) -> None:
+        """New tokens and scores, after each step that yielded some, and the machine time that
+        sequences have used since the previous call. Either may be empty."""
         ...
 
     def hear_failed(self, failed: Sequence[SequenceFailed]) -> None:

@@ -18,6 +18,7 @@ from shared.errors import (
     WarrenError,
 )
 from shared.telemetry import incidents
+from worker.engine.charges import SharedTime
 from worker.engine.interface import (
     CancelSequence,
     Command,
@@ -88,6 +89,9 @@ class HttpEngine:
         self._failures: Counter[str] = Counter()
         self._is_ready = True
         self._outputs: list[Output] = []
+        self._time = SharedTime[SequenceId](time.monotonic)
+        """The requests of all sequences share it: which of them the server works on at a moment is
+        unknown."""
         self._load = self._new_load()
         self._loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
@@ -243,18 +247,21 @@ class HttpEngine:
         began_at = time.monotonic()
         stream = events(self._client, call)
         goes_on = True
+        self._time.enter(sequence.submit.sequence_id)
         try:
             async for event in stream:
                 outputs, goes_on = sequence.take(call.read(event))
                 now = time.monotonic()
                 self.step_times.add(now - began_at)
                 began_at = now
+                self._time.settle(sequence.submit.sequence_id)
                 self._put(sequence, outputs)
                 if outputs and outputs[-1].finish_reason is not None:
                     return False
                 if not goes_on:
                     break
         finally:
+            self._time.leave(sequence.submit.sequence_id)
             await stream.aclose()
         if goes_on:
             raise EngineFailed("The engine's stream ended without an end.")
@@ -274,8 +281,9 @@ class HttpEngine:
 
     def _hand_out(self) -> None:
         outputs, self._outputs = self._outputs, []
-        if outputs:
-            self._listener.hear_outputs(outputs)
+        charges = self._time.take()
+        if outputs or charges:
+            self._listener.hear_outputs(outputs, charges)
 
     def _fail(self, sequence: RemoteSequence, error: WarrenError) -> None:
         self._hand_out()  # tokens come before the failure
@@ -302,6 +310,8 @@ class HttpEngine:
             await asyncio.wait([with_haste], timeout=_LOOK_INTERVAL_S)
             with_haste.cancel()
             self._looks.clear()
+            self._time.settle_all()  # a request may be cancelled before its first token
+            self._hand_out()
             is_healthy = await _in_thread(
                 partial(self._server.is_healthy, self._adapter.health_path)
             )

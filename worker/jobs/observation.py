@@ -98,6 +98,7 @@ class JobObservation:
         self._attempt = 0
         self._num_prompt_tokens = 0
         self._num_tokens = 0
+        self._compute_s = 0.0
         self._error_code: str | None = None
         self._finish_reason: str | None = None
         self.hand_over_reason = "replaced by another run"
@@ -179,6 +180,10 @@ class JobObservation:
         self._num_tokens += num_tokens
         self._tokens.inc(num_tokens)
 
+    def computed(self, compute_s: float) -> None:
+        """Take note of machine time that the job has used."""
+        self._compute_s += compute_s
+
     def published(self, event: ReplyEvent) -> None:
         """Learn how the run ends from the events that it publishes."""
         match event:
@@ -203,7 +208,8 @@ class JobObservation:
             model=self._job.model,
             job_class=self._class,
             queue_s=waited_s,
-            compute_s=now - began_at,
+            compute_s=self._compute_s,
+            run_s=now - began_at,
             ended_at=time.time(),
             **msgspec.structs.asdict(record),
         )

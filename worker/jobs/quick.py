@@ -41,7 +41,12 @@ from shared.messages import (
 )
 from shared.telemetry import incidents, requests
 from shared.topology import Publishers
-from worker.decode.embedding import MAX_TEXT_BYTES, embedder_of, embedding_prompt
+from worker.decode.embedding import (
+    MAX_TEXT_BYTES,
+    ComputeTime,
+    embedder_of,
+    embedding_prompt,
+)
 from worker.decode.served_model import ServedModel
 from worker.jobs.delivery import (
     JobDelivery,
@@ -175,13 +180,13 @@ class QuickConsumer:
             return await turn_away(self._bus, delivery, refusal)
         # A connection that is lost returns jobs, too.
         is_poison = delivery.num_returns >= _MAX_RETURNS and self._bus.is_settled
-        began = time.monotonic()
+        began, compute = time.monotonic(), ComputeTime()
         if not delivery.num_returns:
             record_queue_span(job, time.time())
         with trace.use_span(start_run_span(job, "quick", self._worker), end_on_exit=True) as span:
-            answered = _worker_lost() if is_poison else await self._answer(job)
+            answered = _worker_lost() if is_poison else await self._answer(job, compute)
             self._observe(job, answered, span, is_dead_lettered=is_poison)
-        record = _usage(job, answered, time.monotonic() - began)
+        record = _usage(job, answered, compute.seconds, time.monotonic() - began)
         recording = None if record is None else self._ledger.record(record)
         if recording is not None:
             await recorded(recording)
@@ -221,13 +226,13 @@ class QuickConsumer:
                 is_warning=outcome in FAULTS,
             )
 
-    async def _answer(self, job: QuickJob) -> QuickAnswer | Failed:
+    async def _answer(self, job: QuickJob, compute: ComputeTime) -> QuickAnswer | Failed:
         try:
             async with asyncio.timeout(
                 None if job.deadline is None else job.deadline - time.time()
             ):
                 await asyncio.sleep(0)  # where a deadline that has already passed takes effect
-                return await answer(job, self._model)
+                return await answer(job, self._model, compute)
         except TimeoutError:
             return _failed(DeadlineExceeded("The request's deadline has passed."))
         except WarrenError as error:
@@ -237,7 +242,9 @@ class QuickConsumer:
             return _failed(InternalError("The worker failed on this request."))
 
 
-def _usage(job: QuickJob, answered: QuickAnswer | Failed, compute_s: float) -> UsageRecord | None:
+def _usage(
+    job: QuickJob, answered: QuickAnswer | Failed, compute_s: float, run_s: float
+) -> UsageRecord | None:
     """What a job has used, which ends now; None for tokenization, which does not count."""
     if not isinstance(job, EmbeddingJob):
         return None
@@ -252,6 +259,7 @@ def _usage(job: QuickJob, answered: QuickAnswer | Failed, compute_s: float) -> U
         attempt=1,
         num_prompt_tokens=num_tokens,
         compute_s=compute_s,
+        run_s=run_s,
         ended_at=time.time(),
     )
 
@@ -264,7 +272,7 @@ async def _publish(publisher: ReplyPublisher, answer: QuickAnswer | Failed) -> N
         await publisher.publish(_failed(InvalidRequest(reason)))
 
 
-async def answer(job: QuickJob, model: ServedModel) -> QuickAnswer:
+async def answer(job: QuickJob, model: ServedModel, compute: ComputeTime) -> QuickAnswer:
     """Compute the answer to a quick job. Raises `RequestError`."""
     match job:
         case TokenizeJob():
@@ -272,7 +280,7 @@ async def answer(job: QuickJob, model: ServedModel) -> QuickAnswer:
         case DetokenizeJob():
             return await model.texts.run(job.tenant, partial(_detokenize, job, model))
         case EmbeddingJob():
-            return await _embed(job, model)
+            return await _embed(job, model, compute)
 
 
 def _tokenize(job: TokenizeJob, model: ServedModel) -> Tokenized:
@@ -295,14 +303,14 @@ def _detokenize(job: DetokenizeJob, model: ServedModel) -> Detokenized:
     return Detokenized(request_id=job.request_id, text=model.tokenizer.decode(job.token_ids))
 
 
-async def _embed(job: EmbeddingJob, model: ServedModel) -> Embedded:
+async def _embed(job: EmbeddingJob, model: ServedModel, compute: ComputeTime) -> Embedded:
     embedder = embedder_of(model, job.num_dimensions)
     prompts = [
         await model.texts.run(job.tenant, partial(embedding_prompt, prompt, model))
         for prompt in job.prompts
     ]
     vectors: list[tuple[float, ...]] = []
-    steps = embedder.embed(prompts, job.num_dimensions)
+    steps = compute.of(embedder.embed(prompts, job.num_dimensions))
     while (more := await asyncio.wrap_future(embedder.submit(steps))) is not None:
         vectors += more
     return Embedded(

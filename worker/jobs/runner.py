@@ -339,6 +339,7 @@ class JobRunner:
             self._working.cancel()
         if self._generation is not None:
             self._generation.close()
+            self._observation.computed(self._generation.compute_s)
             self._generation = None
         match work:
             case Work.PLAN:

@@ -81,6 +81,7 @@ class UsageRow(Struct, frozen=True, kw_only=True):
     """How often another worker continued a request."""
     queue_seconds: float
     compute_seconds: float
+    """Machine time: each step of an engine is divided among the requests in it."""
     cost: float | None
     """In `currency`; null if a model has no price."""
 

@@ -133,6 +133,20 @@ async def test_each_execution_of_a_request_counts(usage: UsageRecords, is_at_onc
     assert (found.used.num_requests, found.used.num_output_tokens) == (2, 5 + 9)
 
 
+@pytest.mark.parametrize("times", [{"compute_s": 60.0}, {"compute_s": 2.0, "run_s": 60.0}])
+async def test_a_request_that_was_taken_over_counts_once(
+    usage: UsageRecords, times: dict[str, Any]
+) -> None:
+    lost = a_record(attempt=1)
+    takeover = a_record(attempt=2, num_output_tokens=9, ended_at=NOON + 50, **times)
+
+    await usage.write([lost])
+    num_new = await usage.write([takeover])
+
+    assert num_new == 0
+    assert [found.used.num_output_tokens for found in await all_sums(usage)] == [9]
+
+
 async def test_tenants_may_use_the_same_request_ids(usage: UsageRecords) -> None:
     await usage.write([a_record(), a_record(tenant="bob", num_output_tokens=9)])
 

@@ -18,6 +18,7 @@ from worker.engine.driver import EngineThread
 from worker.engine.engine import Engine
 from worker.engine.interface import (
     CancelSequence,
+    Charges,
     ModelRunner,
     Output,
     ScheduledBatch,
@@ -38,7 +39,7 @@ class Listener:
         self.failed: SimpleQueue[Sequence[SequenceFailed]] = SimpleQueue()
         self.failures: SimpleQueue[BaseException] = SimpleQueue()
 
-    def hear_outputs(self, outputs: Sequence[Output]) -> None:
+    def hear_outputs(self, outputs: Sequence[Output], charges: Charges) -> None:
         self.outputs.put(outputs)
 
     def hear_failed(self, failed: Sequence[SequenceFailed]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
+from math import isclose
 from typing import NamedTuple
 
 from hypothesis import settings
@@ -85,6 +86,8 @@ class Service(RuleBasedStateMachine):
         self.owed: dict[SequenceId, list[StepOutput]] = {}
         self.submits: dict[SequenceId, Submit] = {}
         self.last_position: dict[SequenceId, int] = {}
+        self.computed: set[SequenceId] = set()
+        """The sequences of the step in flight."""
         self.num_submitted = 0
         self.max_num_seqs_with_batch = 1
 
@@ -204,7 +207,9 @@ class Service(RuleBasedStateMachine):
     def _step(self) -> None:
         commands, self.commands = self.commands, []
         num_launched = len(self.engine.runner.batches)
+        total_s = self.engine.step_times.total_s
         outputs = self.engine.step(commands)
+        self._check_charges(self.engine.step_times.total_s - total_s)
         for output in outputs:
             owed = self.owed[output.sequence_id]
             assert structs.replace(output, num_cached_tokens=0, is_predicted=False) == owed.pop(0)
@@ -213,7 +218,15 @@ class Service(RuleBasedStateMachine):
             if not owed:
                 del self.owed[output.sequence_id]
         for batch in self.engine.runner.batches[num_launched:]:
+            self.computed = {share.sequence_id for share in batch.sequences}
             self._check_that_batch_yields(batch)
+
+    def _check_charges(self, duration_s: float) -> None:
+        """A completed step belongs to those of its sequences that run, to the last second."""
+        charges = self.engine.take_charges()
+        assert charges.keys() == self.computed & self.owed.keys()
+        assert isclose(sum(charges.values()), duration_s if charges else 0.0)
+        self.computed = set()
 
     def _check_that_batch_yields(self, batch: ScheduledBatch) -> None:
         """If a step starts a batch sequence, no interactive one is waiting, and the reserve is

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,9 +20,12 @@ from shared.messages import (
     TextPrompt,
     TokenDelta,
     TokenPrompt,
+    UsageRecord,
+    decode_record,
 )
+from shared.topology import LEDGER_RECORDS
 from tests.support.network.engine_server import ScriptedEngine, engine_server
-from tests.support.workers.jobs import Log, ask, new_job
+from tests.support.workers.jobs import Log, ask, ask_all, new_job
 from tests.support.workers.synthetic import echo_worker, remote_worker
 from worker.engines.adapters import ADAPTERS
 from worker.text import Tokenizer
@@ -53,6 +57,21 @@ class Place:
 
     async def ask(self, sampling: SamplingParams, *prompts: TextPrompt | TokenPrompt) -> Log:
         return await ask(self._bus, new_job(self.model, *prompts, sampling=sampling))
+
+    async def usage_of_three(self) -> list[UsageRecord]:
+        """Run three requests at once; what they have used."""
+        jobs = [new_job(self.model, sampling=SamplingParams(max_tokens=9)) for _ in range(3)]
+        await ask_all(self._bus, jobs)
+        waited_for = {job.request_id for job in jobs}
+        records: list[UsageRecord] = []
+        async with self._bus.consume(LEDGER_RECORDS.name) as consumer:
+            while len(records) < len(jobs):
+                delivery = await anext(consumer)
+                await delivery.ack()
+                record = decode_record(delivery.message.body)
+                if record.request_id in waited_for:
+                    records.append(record)
+        return records
 
 
 @asynccontextmanager
@@ -93,6 +112,15 @@ async def test_an_answer_has_as_many_tokens_as_were_asked_for(
 
     assert (len(log.token_ids), end_of(log).finish_reason) == (9, "length")
     assert log.text == tokenizer.decode(log.token_ids)
+
+
+async def test_requests_at_once_share_the_time_of_the_machine(place: Place) -> None:
+    began = time.monotonic()
+    records = await place.usage_of_three()
+    elapsed_s = time.monotonic() - began
+
+    assert all(0 < record.compute_s <= (record.run_s or 0) for record in records)
+    assert sum(record.compute_s for record in records) <= elapsed_s
 
 
 async def test_an_answer_may_be_one_token(place: Place) -> None:

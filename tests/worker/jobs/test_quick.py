@@ -37,6 +37,7 @@ from tests.support.workers.jobs import (
     wait_consumers,
 )
 from tests.support.workers.synthetic import echo_worker
+from worker.decode.embedding import ComputeTime
 from worker.decode.served_model import ServedModel
 from worker.jobs import quick
 from worker.text import Tokenizer
@@ -244,10 +245,10 @@ async def test_a_drain_lets_quick_jobs_finish_and_takes_no_more(
     compute, taken, may_answer = quick.answer, asyncio.Event(), asyncio.Event()
     queue = topology.jobs_queue("echo", "quick").name
 
-    async def compute_slowly(job: QuickJob, model: ServedModel) -> QuickAnswer:
+    async def compute_slowly(job: QuickJob, model: ServedModel, time: ComputeTime) -> QuickAnswer:
         taken.set()
         await may_answer.wait()
-        return await compute(job, model)
+        return await compute(job, model, time)
 
     monkeypatch.setattr(quick, "answer", compute_slowly)
     job = DetokenizeJob(request_id="r", model="echo", token_ids=(1,))

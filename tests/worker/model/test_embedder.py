@@ -18,6 +18,7 @@ from shared.errors import InvalidRequest, OutOfMemory, StartupError
 from shared.messages import Embedded, EmbeddingJob, TextPrompt
 from shared.settings import WorkerSettings
 from tests.support.models.tiny import write_tiny_model
+from worker.decode.embedding import ComputeTime
 from worker.jobs.quick import answer
 from worker.model.embedder import Embedder, Vectors, kernels_for, read_pooling, start_embedder
 from worker.model.loading import load_runner
@@ -120,9 +121,10 @@ async def test_an_empty_input_is_named(runner: TorchRunner, model: tuple[Path, A
     served = dataclasses.replace(echo_model(settings.load(WorkerSettings)), embedder=embedder)
 
     prompts = (TextPrompt(text="a"), TextPrompt(text=""))
+    job = EmbeddingJob(request_id="r", model="echo", prompts=prompts)
 
     with pytest.raises(InvalidRequest) as caught:
-        await answer(EmbeddingJob(request_id="r", model="echo", prompts=prompts), served)
+        await answer(job, served, ComputeTime())
 
     assert caught.value.param == "input"
 
@@ -192,14 +194,17 @@ async def test_a_text_waits_for_a_pass_of_a_longer_one_and_not_for_all_of_it(
     line = EmbeddingJob(request_id="line", model="echo", prompts=(text,) * 500)
     request = EmbeddingJob(request_id="request", model="echo", prompts=(text,))
 
-    answering = asyncio.create_task(answer(line, served))
+    of_line = ComputeTime()
+    answering = asyncio.create_task(answer(line, served, of_line))
     await has_begun.wait()
-    await answer(request, served)
+    of_request = ComputeTime()
+    await answer(request, served, of_request)
 
     assert not answering.done()
     answered = await answering
     assert isinstance(answered, Embedded)
     assert len(answered.vectors) == 500
+    assert 0 < of_request.seconds < of_line.seconds
 
 
 def test_prompts_for_which_memory_does_not_suffice_fail_as_such(

@@ -1,0 +1,13 @@
+"""How long the executions of requests have taken. That of earlier ones is their compute_s."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "run_times"
+down_revision = "tenants"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("usage", sa.Column("run_s", sa.Float))
