@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test chaos soak check types lint documents fmt bench up
+.PHONY: help setup demo test engines chaos soak check types lint documents fmt bench up
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -18,6 +18,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # `make test BROKER=4` uses RabbitMQ 4; so do chaos and soak.
 BROKER :=
 WITH_RABBITMQ := infra/rabbitmq/with_rabbitmq$(BROKER).sh
+# The servers of `make engines`, by default those in PATH.
+LLAMA_SERVER := $(shell command -v llama-server)
+VLLM := $(shell command -v vllm)
 # The duration of `make soak`.
 MINUTES := 30
 QUESTION := What is the capital of France?
@@ -28,7 +31,7 @@ YAML_RULES := {extends: default, rules: {document-start: disable, line-length: {
 
 help: ## Show these targets
 	@sed -nE 's/^([a-z]+):[^#]*## (.+)/\1\t\2/p' $(MAKEFILE_LIST) \
-	| while IFS=$$'\t' read -r target text; do printf '  make %-6s %s\n' "$$target" "$$text"; done
+	| while IFS=$$'\t' read -r target text; do printf '  make %-7s %s\n' "$$target" "$$text"; done
 
 setup: $(STAMP) ## Create .venv with everything that development needs
 
@@ -40,6 +43,13 @@ demo: $(SERVING) ## Serve SmolLM2 at http://127.0.0.1:8000 and watch it answer (
 test: setup ## Run all tests that need no GPU, with their own RabbitMQ (BROKER=4: with RabbitMQ 4)
 	$(BIN)/warren pull smollm2
 	$(WITH_RABBITMQ) $(BIN)/pytest -m "not gpu" -n $(NUM_PROCESSES) --dist loadfile --no-loadscope-reorder
+
+engines: setup ## Test the workers' engines with the real servers in PATH (LLAMA_SERVER=, VLLM=)
+	@[[ -n '$(LLAMA_SERVER)$(VLLM)' ]] || { \
+	    echo "make engines needs llama-server or vllm in PATH; bench/README.md says how to get them" >&2; exit 1; }
+	$(BIN)/warren pull smollm2
+	WARREN_TEST_LLAMA_SERVER='$(LLAMA_SERVER)' WARREN_TEST_VLLM='$(VLLM)' \
+	    $(BIN)/pytest -m engines tests/worker/engines
 
 chaos: setup ## Kill, pause and disconnect every process again and again, for hours
 	WARREN_TEST_SCHEDULES=20000 $(BIN)/pytest tests/shared/log/test_simulation.py

@@ -22,7 +22,7 @@ SIDES = ("cli", "gateway", "kernels", "shared", "worker")
 SUPPORT = sorted(
     str(init.parent.relative_to(ROOT)) for init in (ROOT / "tests/support").rglob("__init__.py")
 )
-TARGETS = ["setup", "demo", "test", "chaos", "soak", "check", "fmt", "bench", "up"]
+TARGETS = ["setup", "demo", "test", "engines", "chaos", "soak", "check", "fmt", "bench", "up"]
 
 
 def block(name: str) -> str:

@@ -39,6 +39,8 @@ class RemoteSequence:
         self._end_ids = eos_ids.union(submit.sampling.stop_token_ids)
         self._must_draw_again = False
         self._num_asked = 0
+        self._asked_until = 0
+        """The output's length after all tokens of the last request."""
 
     def next_ask(self) -> Ask:
         """The next request."""
@@ -56,6 +58,7 @@ class RemoteSequence:
             if wanted is not None and wanted.kind in self._traits.constraints:
                 constraint = wanted
         self._num_asked += 1
+        self._asked_until = len(self.output_ids) + num_left
         return Ask(
             token_ids=[*submit.prompt_ids, *self.output_ids],
             max_tokens=num_left,
@@ -84,7 +87,8 @@ class RemoteSequence:
                 return outputs, False
             self._must_draw_again = False
             outputs.append(self._advance(token_id, score))
-            if outputs[-1].finish_reason is not None:
+            # Some servers return more tokens than they were asked for, drawn with the same bans.
+            if outputs[-1].finish_reason is not None or len(self.output_ids) == self._asked_until:
                 return outputs, False
         if piece.end == "stop" and not self._must_draw_again:
             outputs += self._end_of_text()

@@ -11,7 +11,7 @@ from shared import settings
 from shared.bus.base import Bus
 from shared.bus.memory import MemoryBroker
 from shared.settings import WorkerSettings
-from tests.support.network.engine_server import ScriptedEngine
+from tests.support.engines.scripted_server import ScriptedEngine
 from tests.support.workers.connections import connected
 from worker.decode import served_model
 from worker.decode.served_model import ServedModel
@@ -56,13 +56,21 @@ async def remote_worker(
     place: Bus | MemoryBroker, server: ScriptedEngine, **options: Any
 ) -> AsyncIterator[asyncio.Event]:
     """Run a worker whose engine is ``server``; yields the event that makes it drain."""
-    stop = asyncio.Event()
     options = {
         "engine": server.protocol,
         "engine_url": server.url,
         "max_seq_len": server.max_seq_len,
         **options,
     }
+    async with real_worker(place, **options) as stop:
+        yield stop
+
+
+@asynccontextmanager
+async def real_worker(place: Bus | MemoryBroker, **options: Any) -> AsyncIterator[asyncio.Event]:
+    """Run a worker of the model and engine that ``options`` name; yields the event that makes it
+    drain."""
+    stop = asyncio.Event()
     async with connected(place) as bus:
         task = await _start(bus, stop, served_model.load_for_worker, lambda: None, options)
         try:

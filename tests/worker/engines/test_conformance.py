@@ -4,14 +4,13 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import pytest_asyncio
 
-from shared.bus.base import Bus
-from shared.bus.memory import MemoryBus
 from shared.messages import (
     Constraint,
     Failed,
@@ -24,17 +23,20 @@ from shared.messages import (
     decode_record,
 )
 from shared.topology import LEDGER_RECORDS
-from tests.support.network.engine_server import ScriptedEngine, engine_server
-from tests.support.workers.jobs import Log, ask, ask_all, new_job
-from tests.support.workers.synthetic import echo_worker, remote_worker
+from tests.support.engines.places import OWN, Place, place_of, real_place
+from tests.support.engines.real_servers import RealEngine, real_engines
+from tests.support.workers.jobs import Log, ask, ask_all
 from worker.engines.adapters import ADAPTERS
 from worker.text import Tokenizer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-OWN = "own"
-WITH_TOKEN_IDS = [OWN, *(name for name, one in ADAPTERS.items() if one.traits.has_token_ids)]
+REAL = [
+    pytest.param(engine, id=f"real {engine.name}", marks=pytest.mark.engines)
+    for engine in real_engines()
+]
 CAPITALS = Constraint(kind="regex", source="[A-Z]{3}-[0-9]{2}")
+LONG = SamplingParams(max_tokens=400, temperature=0.0)
 PERSON = Constraint(
     kind="json_schema",
     source=json.dumps(
@@ -47,57 +49,38 @@ PERSON = Constraint(
 )
 
 
-class Place:
-    """A worker of one kind of engine."""
-
-    def __init__(self, bus: Bus, server: ScriptedEngine | None) -> None:
-        self._bus = bus
-        self.server = server
-        self.model = "echo" if server is None else "smollm2"
-
-    async def ask(self, sampling: SamplingParams, *prompts: TextPrompt | TokenPrompt) -> Log:
-        return await ask(self._bus, new_job(self.model, *prompts, sampling=sampling))
-
-    async def usage_of_three(self) -> list[UsageRecord]:
-        """Run three requests at once; what they have used."""
-        jobs = [new_job(self.model, sampling=SamplingParams(max_tokens=9)) for _ in range(3)]
-        await ask_all(self._bus, jobs)
-        waited_for = {job.request_id for job in jobs}
-        records: list[UsageRecord] = []
-        async with self._bus.consume(LEDGER_RECORDS.name) as consumer:
-            while len(records) < len(jobs):
-                delivery = await anext(consumer)
-                await delivery.ack()
-                record = decode_record(delivery.message.body)
-                if record.request_id in waited_for:
-                    records.append(record)
-        return records
-
-
-@asynccontextmanager
-async def place_of(kind: str, tokenizer: Tokenizer, max_seq_len: int = 512) -> AsyncIterator[Place]:
-    async with MemoryBus() as bus:
-        if kind == OWN:
-            async with echo_worker(bus, max_seq_len=max_seq_len):
-                yield Place(bus, None)
-        else:
-            with engine_server(kind, tokenizer, max_seq_len=max_seq_len) as server:
-                async with remote_worker(bus, server):
-                    yield Place(bus, server)
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[OWN, *ADAPTERS])
-async def place(request: pytest.FixtureRequest, tokenizer: Tokenizer) -> AsyncIterator[Place]:
-    async with place_of(request.param, tokenizer) as place:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[OWN, *ADAPTERS, *REAL])
+async def place(
+    request: pytest.FixtureRequest, smollm2: Path, tokenizer: Tokenizer
+) -> AsyncIterator[Place]:
+    engine: str | RealEngine = request.param
+    opened = place_of(engine, tokenizer) if isinstance(engine, str) else real_place(engine, smollm2)
+    async with opened as place:
         yield place
 
 
 @pytest.fixture
 def token_place(place: Place) -> Place:
     """Skips servers that return text alone."""
-    if place.server is not None and place.server.protocol not in WITH_TOKEN_IDS:
+    if not place.has_token_ids:
         pytest.skip("it returns no token ids")
     return place
+
+
+async def usage_of_three(place: Place) -> list[UsageRecord]:
+    """Run three requests at once; what they have used."""
+    jobs = [place.new_job(SamplingParams(max_tokens=9)) for _ in range(3)]
+    await ask_all(place.bus, jobs)
+    waited_for = {job.request_id for job in jobs}
+    records: list[UsageRecord] = []
+    async with place.bus.consume(LEDGER_RECORDS.name) as consumer:
+        while len(records) < len(jobs):
+            delivery = await anext(consumer)
+            await delivery.ack()
+            record = decode_record(delivery.message.body)
+            if record.request_id in waited_for:
+                records.append(record)
+    return records
 
 
 def end_of(log: Log) -> Finished:
@@ -116,7 +99,7 @@ async def test_an_answer_has_as_many_tokens_as_were_asked_for(
 
 async def test_requests_at_once_share_the_time_of_the_machine(place: Place) -> None:
     began = time.monotonic()
-    records = await place.usage_of_three()
+    records = await usage_of_three(place)
     elapsed_s = time.monotonic() - began
 
     assert all(0 < record.compute_s <= (record.run_s or 0) for record in records)
@@ -226,8 +209,7 @@ async def test_the_answer_satisfies_its_constraint(
 
 
 async def test_each_token_has_its_logprobs(token_place: Place) -> None:
-    server = token_place.server
-    if server is not None and not ADAPTERS[server.protocol].traits.can("logprobs"):
+    if not token_place.can("logprobs"):
         pytest.skip("it has none")
     log = await token_place.ask(SamplingParams(max_tokens=6, logprobs=2))
 
@@ -237,32 +219,63 @@ async def test_each_token_has_its_logprobs(token_place: Place) -> None:
 
 
 async def test_what_the_engine_lacks_is_refused_before_any_work(place: Place) -> None:
-    if place.server is None:
+    if place.traits is None:
         pytest.skip("it lacks nothing")
-    num_before = len(place.server.bodies)
+    num_before = 0 if place.script is None else len(place.script.bodies)
     values: dict[str, Any] = {
         "prompt_logprobs": 0,
         "logprobs": 1,
         "bad_words": ("a",),
         "min_tokens": 2,
     }
-    for name in set(values).intersection(ADAPTERS[place.server.protocol].traits.unsupported):
+    for name in set(values).intersection(place.traits.unsupported):
         log = await place.ask(SamplingParams(max_tokens=6, **{name: values[name]}))
 
         assert isinstance(log.last, Failed)
         assert (log.last.code, log.last.param) == ("invalid_request", name)
-    assert len(place.server.bodies) == num_before
+    assert num_before == (0 if place.script is None else len(place.script.bodies))
 
 
 async def test_characters_of_several_tokens_are_whole(
     token_place: Place, tokenizer: Tokenizer
 ) -> None:
-    if token_place.server is None:
+    if token_place.script is None:
         pytest.skip("its tokens are not chosen")
     text = "🦔é漢字🏔"
     pieces = tokenizer.encode_text(text)
-    token_place.server.script = pieces
+    token_place.script.script = pieces
 
     log = await token_place.ask(SamplingParams(max_tokens=len(pieces)))
 
     assert (log.token_ids, log.text) == (pieces, text)
+
+
+async def test_an_answer_may_be_empty(place: Place) -> None:
+    log = await place.ask(SamplingParams(max_tokens=0))
+
+    assert (log.token_ids, log.text, end_of(log).finish_reason) == ([], "", "length")
+
+
+async def test_each_of_several_choices_has_its_own_answer(token_place: Place) -> None:
+    if token_place.script is not None:
+        pytest.skip("it ignores seeds")
+    log = await token_place.ask(SamplingParams(max_tokens=12, temperature=1.0), n=4)
+
+    chains = [chain.token_ids for chain in log.reader.chains]
+    assert len({tuple(token_ids) for token_ids in chains}) == 4
+
+
+async def test_a_deadline_ends_an_answer(place: Place) -> None:
+    job = place.new_job(LONG)
+    log = await ask(place.bus, msgspec.structs.replace(job, deadline=time.time() - 1))
+
+    assert isinstance(log.last, Failed)
+    assert log.last.code == "deadline_exceeded"
+
+
+async def test_the_longest_answer_ends_with_the_context(place: Place) -> None:
+    prompt = TokenPrompt(token_ids=(1200,) * 490)
+    log = await place.ask(SamplingParams(temperature=0.0), prompt)
+
+    end = end_of(log)
+    assert end.finish_reason == "stop" or len(log.token_ids) == place.max_seq_len - 490

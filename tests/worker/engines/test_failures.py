@@ -12,7 +12,7 @@ from shared.bus.memory import MemoryBus
 from shared.errors import StartupError
 from shared.messages import Failed, Finished, SamplingParams, Started, TokenPrompt
 from shared.settings import WorkerSettings
-from tests.support.network.engine_server import Fault, ScriptedEngine, engine_server
+from tests.support.engines.scripted_server import Fault, ScriptedEngine, engine_server
 from tests.support.workers.jobs import Log, ask, new_job, num_ready
 from tests.support.workers.synthetic import remote_worker
 from worker.decode import served_model

@@ -1,0 +1,3 @@
+"""Servers of other engines: `scripted_server` speaks their protocols and fails as it is told, and
+`real_servers` finds those that the environment names. `places` has a worker of each engine.
+"""
