@@ -1,6 +1,7 @@
 """Batches over HTTP: how fast and in how much memory large files are checked, and throughput.
 
     python -m bench.batches --check-only [--lines N]...
+    python -m bench.batches --order-only [--lines N]... [--prefixes N] [--prefix-tokens N]
     python -m bench.batches [--lines N]... [--tokens N] [--step-ms MS] [--model NAME]...
                             [--vllm PATH] [--vllm-dtype DTYPE]... [--http-only]
 
@@ -15,6 +16,9 @@ answers the file of a real model, too, if vLLM is there; the time for a file of 
 its start, is subtracted. It answers that file twice, because its first start compiles. The memory
 is the peak resident memory of the gateway's process. With ``--http-only`` nothing else runs: the
 engine alone has all prompts of a large file in its memory.
+
+The order: lines that share system prompts, and lines of different lengths, in the order of their
+file and in that in which batches run them, by the engine in simulated time (`bench.batch_order`).
 """
 
 import asyncio
@@ -39,8 +43,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.table import Table
 
-from bench import echo_worker, machine
+from bench import batch_order, echo_worker, machine
 from bench.batch_client import URL, BatchClient
+from bench.batch_order import Ordered
 from bench.broker import broker_node
 from bench.interrupt import ends_on_sigterm
 from bench.options import RESULTS, Out, Runs
@@ -395,6 +400,9 @@ def main(
         list[int] | None, typer.Option(min=1, help="Of the file: one for all models, or for each.")
     ] = None,
     check_only: Annotated[bool, typer.Option(help="Check files, and run nothing.")] = False,
+    order_only: Annotated[bool, typer.Option(help="Compare orders of lines, simulated.")] = False,
+    prefixes: Annotated[int, typer.Option(min=1, help="With --order-only: system prompts.")] = 10,
+    prefix_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each of them.")] = 1000,
     tokens: Annotated[
         int, typer.Option(min=1, help="Tokens of each prompt, and of each answer.")
     ] = 64,
@@ -418,6 +426,14 @@ def main(
         checks = [_checked(num_lines) for num_lines in lines or [1000, 1_000_000]]
         _show_checks(checks)
         return _save(out / "batch-check.json", about, checks)
+    if order_only:
+        orders = [
+            row
+            for num_lines in lines or [1000]
+            for row in batch_order.measure(num_lines, prefixes, prefix_tokens)
+        ]
+        batch_order.show(orders)
+        return _save(out / "batch-order.json", about, orders)
     models = model or [echo_worker.MODEL, settings.DEFAULT_MODEL]
     given = lines or [10_000]
     if len(given) not in (1, len(models)):
@@ -438,7 +454,7 @@ def main(
     return _save(out / "batches.json", about, rows)
 
 
-def _save(path: Path, about: dict[str, Any], rows: Sequence[Check | Throughput]) -> None:
+def _save(path: Path, about: dict[str, Any], rows: Sequence[Check | Ordered | Throughput]) -> None:
     write_json(path, {**about, "rows": [asdict(row) for row in rows]})
 
 

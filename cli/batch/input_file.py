@@ -23,6 +23,7 @@ from gateway.batches.bad_lines import (
     required,
 )
 from gateway.batches.lines import ENDPOINTS, LINE_DECODER, UNREADABLE, RequestLine
+from gateway.batches.order import rank
 from shared.bus.base import MAX_MESSAGE_BYTES
 from shared.errors import InvalidRequest, RequestError, Unavailable
 from shared.messages import Announcement, GenerationJob, ModelName, encode
@@ -135,9 +136,17 @@ class BatchFile:
     """
 
     def __init__(
-        self, path: Path, index: InputIndex, model: str, served: Announcement | None, user: str
+        self,
+        path: Path,
+        index: InputIndex,
+        model: str,
+        served: Announcement | None,
+        user: str,
+        ranks: Sequence[bytes],
     ) -> None:
         self.path = path
+        self.order = sorted(range(len(ranks)), key=ranks.__getitem__)
+        """The positions of the lines in the order in which they run."""
         self._user = user
         self.served = served
         """The worker's announcement that jobs and answers are built from."""
@@ -156,9 +165,11 @@ class BatchFile:
         Raises `InvalidRequest` naming each bad line, and `OSError`.
         """
         model = ""
+        ranks: list[bytes] = []
 
         def check(line: RequestLine) -> None:
             nonlocal model
+            ranks.append(rank(line.body))
             job = submitted(line, "check", 0.0, served).check_constraint_now().job
             model = model or job.model
             if job.model != model:
@@ -167,7 +178,7 @@ class BatchFile:
                 raise BadInput("line_too_long", "The line is too long for one message.")
 
         index = InputIndex.read(path, check)
-        return cls(path, index, model, served, user)
+        return cls(path, index, model, served, user, ranks)
 
     def __len__(self) -> int:
         return len(self.custom_ids)

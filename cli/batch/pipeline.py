@@ -122,7 +122,7 @@ class BatchRun:
         """Publish the lines without an answer as the window allows."""
         # Answers that an earlier run left in the queue are not requested again.
         await self._replies.caught_up()
-        for position in range(len(self._file)):
+        for position in self._file.order:
             await self._window.acquire()
             if self._is_answered(position):
                 self._window.release()

@@ -4,15 +4,17 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing, closing, suppress
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from gateway.batches.bad_lines import BadInput
 from gateway.batches.checking import Checked, check
 from gateway.batches.key_limits import key_of
 from gateway.batches.lines import InputLine, LineOutcome, input_lines, line_id, unexecuted_line
+from gateway.batches.order import LineOrder, LinePlace
 from gateway.batches.serving import LineServer
 from gateway.batches.windows import BatchMemory, Memory, Window
 from gateway.store.batches import BatchRecord, Ending, LeaseLost, LineAnswer
@@ -36,7 +38,7 @@ _MAX_FIRST = 16
 others."""
 _MAX_RUNNING_BYTES = 64 << 20
 """What the running lines of all batches may take in memory together, besides one large line of each
-batch. Each batch also holds the text of the line of each model that is next."""
+batch."""
 _MAX_EMBEDDINGS = 1
 """Embeddings wait for the one slot that `QuickLane` has for them."""
 _ROOM_INTERVAL_S = 1.0
@@ -124,6 +126,7 @@ class _BatchRun:
         self._is_cancelled = asyncio.Event()
         self._is_quick = batch.endpoint == "/v1/embeddings"
         """Whether its lines are quick jobs, which have no logs."""
+        self._is_input_missing = False
         self._num_held_bytes = 0
         """The answers, which take room among the tenant's files."""
         self._no_room: InvalidRequest | None = None
@@ -267,32 +270,69 @@ class _BatchRun:
         not hold up the others."""
         models = self.batch.models or ()
         memory = BatchMemory(self._memory, len(models))
-        async with asyncio.TaskGroup() as tasks:
-            for model in models:
-                tasks.create_task(self._answer_model(model, memory))
+        with closing(LineOrder()) as order:
+            await self._arrange(order)
+            async with asyncio.TaskGroup() as tasks:
+                for model in models:
+                    tasks.create_task(self._answer_model(order.of_model(model), memory))
 
-    async def _answer_model(self, model: str, memory: BatchMemory) -> None:
+    async def _answer_model(self, places: Iterator[LinePlace], memory: BatchMemory) -> None:
         max_lines = _MAX_EMBEDDINGS if self._is_quick else self._gateway.settings.batch_window
         window = Window(max_lines, memory)
-        async with asyncio.TaskGroup() as tasks, aclosing(self._unanswered(model)) as lines:
-            async for line in lines:
-                leave = await window.enter(await line.num_bytes())
+        async with asyncio.TaskGroup() as tasks:
+            for place in places:
+                leave = await window.enter(place.num_bytes)
+                if self._is_input_missing:
+                    leave(None)
+                    return
                 # A callback is called even if the task is cancelled before it has begun.
-                tasks.create_task(self._answer(line)).add_done_callback(leave)
+                tasks.create_task(self._answer_at(place)).add_done_callback(leave)
 
     async def _stop_lines(self) -> None:
         """End the jobs that the last gateway had published. Only the first lines without an answer
         can have one, as many of each model as fit into the window."""
-        async with asyncio.TaskGroup() as tasks:
-            for model in self.batch.models or ():
-                num_left = self._gateway.settings.batch_window
-                async with aclosing(self._unanswered(model)) as lines:
-                    async for line in lines:
-                        request_id = self._lines.request_id(line.number)
+        num_begun = self._gateway.settings.batch_window
+        with closing(LineOrder()) as order:
+            await self._arrange(order)
+            async with asyncio.TaskGroup() as tasks:
+                for model in self.batch.models or ():
+                    for place in islice(order.of_model(model), num_begun):
+                        request_id = self._lines.request_id(place.number)
                         tasks.create_task(self._lines.stop(request_id))
-                        num_left -= 1
-                        if not num_left:
-                            break
+
+    async def _arrange(self, order: LineOrder) -> None:
+        """Add the lines that have no answer. A line of no model of the batch is added to the first
+        model's: every line is answered, if only with an error."""
+        models = self.batch.models or ()
+        async with aclosing(self._unanswered()) as lines:
+            async for line in lines:
+                model = line.model
+                of = model if isinstance(model, str) and model in models else models[0]
+                await order.add(line, of)
+
+    async def _answer_at(self, place: LinePlace) -> None:
+        text = await self._read(place)
+        if text is not None:
+            await self._answer(InputLine(place.number, text, place.start))
+
+    async def _read(self, place: LinePlace) -> bytes | None:
+        """The text of a line; None if the file is missing."""
+        while not self._is_input_missing:
+            parts = self._files.content(self.batch.input_file_id, place.start, place.end)
+            try:
+                return b"".join([part async for part in parts])
+            except Unavailable:
+                await asyncio.sleep(_RETRY_PAUSE_S)
+            except FileNotFoundError:
+                self._miss_input()
+        return None
+
+    def _miss_input(self) -> None:
+        """Note that the storage has lost the file: no further line can be answered."""
+        if not self._is_input_missing:
+            self._is_input_missing = True
+            fields = {"batch": self.batch.id, "file": self.batch.input_file_id}
+            logger.error("input of a batch is missing", extra=fields)
 
     async def _answer(self, line: InputLine) -> None:
         async def record(outcome: LineOutcome) -> None:
@@ -330,9 +370,9 @@ class _BatchRun:
     def _input(self, max_bytes: int) -> AsyncGenerator[InputLine, None]:
         return input_lines(self._files.content(self.batch.input_file_id), max_bytes)
 
-    async def _unanswered(self, model: str | None = None) -> AsyncGenerator[InputLine, None]:
-        """The lines of a checked file that have no answer, of one model or all; none of a file that
-        is missing."""
+    async def _unanswered(self) -> AsyncGenerator[InputLine, None]:
+        """The lines of a checked file that have no answer, in the order of the file; none of a file
+        that is missing."""
         last, known_until = 0, 0
         answered: set[int] = set()
         while True:
@@ -341,8 +381,6 @@ class _BatchRun:
                 async with aclosing(self._input(sys.maxsize)) as lines:
                     async for line in lines:
                         if line.number <= last or line.number in answered:
-                            continue
-                        if not self._is_of(line, model):
                             continue
                         if line.number > known_until:
                             known_until = line.number + _LINES_AT_ONCE
@@ -355,20 +393,10 @@ class _BatchRun:
             except Unavailable:
                 await asyncio.sleep(_RETRY_PAUSE_S)
             except FileNotFoundError:
-                fields = {"batch": self.batch.id, "file": self.batch.input_file_id}
-                logger.error("input of a batch is missing", extra=fields)  # noqa: TRY400
+                self._miss_input()
                 return
             else:
                 return
-
-    def _is_of(self, line: InputLine, model: str | None) -> bool:
-        """Whether a line is of one model, or any if that is None. The lines of no model of the
-        batch are of its first: every line is answered, if only with an error."""
-        if model is None:
-            return True
-        models = self.batch.models or ()
-        of = line.model
-        return of == model or (model == models[0] and of not in models)
 
     async def _end(self) -> None:
         """Write the files, and end the batch."""

@@ -101,6 +101,8 @@ class InputLine(NamedTuple):
     """From 1; empty lines count."""
     text: bytes | None
     """None if the line is too long to be read."""
+    start: int = 0
+    """The offset of ``text`` in the file."""
 
     async def num_bytes(self) -> int:
         """What the line takes in memory, about, together with its request and its job. A large line
@@ -154,12 +156,14 @@ async def input_lines(
     """The lines of a file that are not empty. Those of more than ``max_bytes`` are not kept in
     memory. The event loop is free after the line with which the caller has spent a millisecond."""
     number, rest, is_cut = 0, b"", False
+    end = 0  # of the lines so far
     turn_began_at = time.monotonic()
     async for part in parts:
         *lines, last = part.split(b"\n")
         for line in lines:
             number += 1
             text = rest + line
+            end += len(line) + 1
             if number == 1:
                 text = text.removeprefix(BOM_UTF8)
             is_too_long = is_cut or len(text) > max_bytes
@@ -167,17 +171,18 @@ async def input_lines(
             if is_too_long:
                 yield InputLine(number, None)
             elif text.strip():
-                yield InputLine(number, text)
+                yield InputLine(number, text, end - 1 - len(text))
             if time.monotonic() - turn_began_at > _TURN_S:
                 await asyncio.sleep(0)
                 turn_began_at = time.monotonic()
         rest += last
+        end += len(last)
         if len(rest) > max_bytes:
             rest, is_cut = b"", True
     if number == 0:
         rest = rest.removeprefix(BOM_UTF8)
     if is_cut or rest.strip():
-        yield InputLine(number + 1, None if is_cut else rest)
+        yield InputLine(number + 1, None if is_cut else rest, end - len(rest))
 
 
 def request_id_of(batch_id: str, line: int, prefix: str) -> str:

@@ -166,10 +166,10 @@ class Blobs:
     async def parts(
         self, name: str, start: int = 0, end: int | None = None
     ) -> AsyncIterator[bytes]:
-        """All bytes from ``start``, or those to before ``end``, in parts. Raises `Unavailable`, and
-        `FileNotFoundError`, also between parts."""
-        size = (await self._reading(obstore.head_async(self._store, name)))["size"]
-        end = size if end is None else min(end, size)
+        """All bytes from ``start``, or those to before ``end``, which is not beyond the blob's end,
+        in parts. Raises `Unavailable`, and `FileNotFoundError`, also between parts."""
+        if end is None:
+            end = (await self._reading(obstore.head_async(self._store, name)))["size"]
         for first in range(start, end, _READ_BYTES):
             last = min(first + _READ_BYTES, end)
             part = obstore.get_range_async(self._store, name, start=first, end=last)

@@ -31,6 +31,12 @@ def problems(path: Path) -> list[str]:
     return str(error.value).splitlines()[1:]
 
 
+def test_long_answers_start_first(tmp_path: Path) -> None:
+    lines = [chat_line(str(k), max_tokens=length) for k, length in enumerate((10, 1, 2000, 100))]
+
+    assert BatchFile.check(write_lines(tmp_path / "in.jsonl", *lines)).order == [2, 3, 0, 1]
+
+
 @pytest.mark.parametrize(
     ("line", "problem"),
     [

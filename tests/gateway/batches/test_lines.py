@@ -44,7 +44,20 @@ async def test_other_tasks_run_between_the_lines_of_a_part() -> None:
 async def test_a_file_may_begin_with_a_byte_order_mark(end: bytes) -> None:
     lines = [line async for line in input_lines(parts_of(BOM_UTF8 + b"{}" + end), max_bytes=10)]
 
-    assert lines[0] == InputLine(1, b"{}")
+    assert lines[0] == InputLine(1, b"{}", start=len(BOM_UTF8))
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+async def test_a_line_is_found_again_at_its_offset(size: int) -> None:
+    content = BOM_UTF8 + b'{"a": 1}\n\n \r\n' + b"x" * 50 + b"\n{}\r\n{}"
+    parts = parts_of(*(content[k : k + size] for k in range(0, len(content), size)))
+
+    lines = [line async for line in input_lines(parts, max_bytes=20) if line.text is not None]
+
+    assert [line.number for line in lines] == [1, 5, 6]
+    for line in lines:
+        assert line.text is not None
+        assert content[line.start :].startswith(line.text)
 
 
 async def test_the_event_loop_does_not_wait_for_the_size_of_a_large_line() -> None:

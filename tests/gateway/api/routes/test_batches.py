@@ -372,6 +372,18 @@ async def test_only_a_window_of_lines_is_in_the_queue(
     assert worker.most_running <= 4
 
 
+async def test_long_answers_start_first_and_the_output_keeps_the_order_of_the_file(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    lines = [chat(str(k), max_tokens=length) for k, length in enumerate((10, 1, 2000, 100))]
+    async with live_gateway(bus, data_dir=tmp_path, batch_window=1) as gateway:
+        batch = await ended(gateway, await order(gateway, lines))
+        answers = await output(gateway, batch.output_file_id)
+
+    assert [one.job.sampling.max_tokens for one in worker.jobs] == [2000, 100, 10, 1]
+    assert [answer["custom_id"] for answer in answers] == ["0", "1", "2", "3"]
+
+
 async def test_a_line_is_tried_again_after_an_error_that_passes(
     storing: LiveGateway, worker: ScriptedWorker
 ) -> None:
