@@ -93,10 +93,11 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
                 gateway.samples.run,
                 gateway.recall_models,
                 gateway.key_directory.run,
-                gateway.suspension.run,
+                gateway.publisher_admission.run,
             ):
                 stack.callback(asyncio.create_task(incidents.keep_running(work)).cancel)
             await stack.enter_async_context(_recording_usage(gateway))
+            stack.push_async_callback(gateway.publisher_admission.leave)
             stack.push_async_callback(_drain, gateway)
             await stack.enter_async_context(_using_store(gateway))
             yield

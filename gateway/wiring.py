@@ -26,7 +26,6 @@ from gateway.intake.signer import Signer, Verb
 from gateway.ledger.budgets import Budgets
 from gateway.ledger.prices import PriceTable
 from gateway.ledger.recorder import UsageRecorder
-from gateway.ledger.suspension import Suspension
 from gateway.log.bindings import LogBindings
 from gateway.log.registry import Relays
 from gateway.log.reply_queues import ReplyQueues
@@ -35,6 +34,7 @@ from gateway.store.batches import BATCH_PREFIX
 from gateway.store.state import Store
 from gateway.tenants.erasure import TenantErasure
 from gateway.tenants.key_directory import KeyDirectory
+from gateway.tenants.publishers import PublisherAdmission
 from gateway.webhooks.dispatcher import Deliverer
 from gateway.webhooks.sending import Sender
 from shared import topology
@@ -43,6 +43,7 @@ from shared.bus.subscribe import receive
 from shared.bus.upkeep import Upkeep
 from shared.errors import AccessRefused, BusError, StartupError, Unavailable
 from shared.messages import (
+    AdmissionRequest,
     ModelName,
     Release,
     StopWork,
@@ -95,7 +96,7 @@ class Gateway:
     recorder: UsageRecorder
     prices: PriceTable
     budgets: Budgets
-    suspension: Suspension
+    publisher_admission: PublisherAdmission
     erasure: TenantErasure
     key_directory: KeyDirectory
     listing_letters: asyncio.Lock
@@ -181,8 +182,8 @@ class Gateway:
             ),
             prices=prices,
             budgets=budgets,
-            suspension=Suspension(
-                bus, budgets, lambda: [worker.worker for worker, _ in workers.announced()]
+            publisher_admission=PublisherAdmission(
+                bus, keys, limits, lambda: [worker.worker for worker, _ in workers.announced()]
             ),
             erasure=TenantErasure(bus, store, relays, limits, keys, settings, listing_letters),
             key_directory=KeyDirectory(store, keys),
@@ -273,8 +274,13 @@ class Gateway:
         return set(filter(_is_model_name, named | self.prices.models.keys()))
 
     def _hear_fact(self, message: Message) -> None:
-        if self.publishers.is_trusted(message.user_id):
-            self.limits.hear(decode_usage(message.body))
+        if not self.publishers.is_trusted(message.user_id):
+            return
+        fact = decode_usage(message.body)
+        if isinstance(fact, AdmissionRequest):
+            self.publisher_admission.hear(fact)
+        else:
+            self.limits.hear(fact)
 
     def obey(self, message: Message) -> None:
         """Apply a command that another gateway sent to all gateways."""

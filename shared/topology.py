@@ -36,13 +36,14 @@ import msgspec
 from shared.bus.base import Binding, Bus, Exchange, Message, Queue
 from shared.errors import QueueDown, QueueSilent, UndecodableMessage
 from shared.messages import (
+    AdmissionAnswer,
     Command,
     Declare,
     Drain,
     GenerationJob,
     JobClass,
+    LimitedTenants,
     QuickJob,
-    SpentBudgets,
     StopWork,
     is_reply_key,
 )
@@ -312,7 +313,11 @@ class Publishers:
             raise UndecodableMessage(f"request_id does not begin with {own_name(user)}")
         if not self.may_be_answered(message):
             raise UndecodableMessage(f"reply_to does not begin with {_own_key(user)}")
-        return msgspec.structs.replace(job, tenant=user, key_id="")
+        own = msgspec.structs.replace(job, tenant=user, key_id="")
+        if isinstance(own, GenerationJob):
+            # Limits count jobs by their request ids, which executions would share.
+            return msgspec.structs.replace(own, execution=0, is_counted=False)
+        return own
 
     def is_trusted(self, user: str) -> bool:
         """Whether ``user`` may name any tenant and any request."""
@@ -325,7 +330,7 @@ class Publishers:
     def may_command(self, user: str, command: Command) -> bool:
         """Whether ``user`` may give this command. Only trusted users command workers as a whole and
         end or refuse the work of a tenant."""
-        if isinstance(command, Drain | StopWork | Declare | SpentBudgets):
+        if isinstance(command, Drain | StopWork | Declare | LimitedTenants | AdmissionAnswer):
             return user in self._trusted
         return self.may_name(user, command.request_id)
 

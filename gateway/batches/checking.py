@@ -20,11 +20,12 @@ from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
 from gateway.api.bodies.submission import submission
 from gateway.batches.bad_lines import BadInput, read_line, repeated, require_url, required
 from gateway.batches.lines import ENDPOINTS, InputLine, Request, RequestLine
+from gateway.intake.key_usage import require_possible
 from gateway.intake.keys.api_key import ApiKey
-from gateway.intake.token_estimates import require_possible, tokens_of, tokens_of_quick
 from gateway.wiring import Gateway
 from shared.errors import BusError, Overloaded, RequestError, Unavailable
 from shared.messages import Announcement
+from shared.messages.token_estimates import tokens_of, tokens_of_quick
 from shared.off_loop import off_loop
 
 _MAX_ERRORS = 1000

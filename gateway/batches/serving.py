@@ -27,7 +27,6 @@ from gateway.batches.lines import (
     request_id_of,
 )
 from gateway.intake.signer import hash_body
-from gateway.intake.token_estimates import tokens_of, tokens_of_quick
 from gateway.log.cursor import Departure
 from gateway.log.reply_queues import ReplyLog
 from gateway.store.batches import BatchRecord
@@ -44,6 +43,7 @@ from shared.errors import (
     Unavailable,
     WarrenError,
 )
+from shared.messages.token_estimates import tokens_of, tokens_of_quick
 from shared.off_loop import off_loop
 from shared.telemetry import incidents, requests
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.keys.tenant_limits import Account, account_id_of
-from shared.errors import RateLimited
+from shared.errors import InvalidRequest, RateLimited
 from shared.messages import DetachedJob, KeyUsage, LeftJob
 
 _WINDOW_S = 61
@@ -51,6 +51,8 @@ class Claim:
     """When a generation ends at the latest, a Unix time."""
     is_repeated: bool = False
     """Whether the same request has claimed the generation before, and that claim has its tokens."""
+    is_of_publisher: bool = False
+    """Whether it is a job over AMQP, which counts even if another one has the same request id."""
     is_dropped: bool = False
     """Whether the generation was cancelled before it had begun."""
     has_ended: bool = False
@@ -116,6 +118,20 @@ class AccountUse(NamedTuple):
     """In the last minute, those of unfinished answers estimated."""
     num_running: int
     """Requests in flight, and jobs that go on although their clients have left."""
+
+
+def require_possible(key: ApiKey, num_tokens: int) -> None:
+    """Raises `InvalidRequest` if the limits of the key and its tenant never admit a request of
+    about this many tokens. The worker, which knows the number, checks
+    `GenerationJob.max_total_tokens`."""
+    for account in key.accounts:
+        limit = account.tokens_per_minute
+        if limit is not None and num_tokens > limit:
+            raise InvalidRequest(
+                f"The request has about {num_tokens} tokens, and {account.name} has {limit} tokens "
+                "per minute.",
+                param="max_tokens",
+            )
 
 
 class JobClaims:

@@ -10,6 +10,9 @@ for theirs.
 A request counts as running until its job has ended. If its client leaves before, the job is
 announced to all gateways as one that goes on, and the worker reports its end to all of them.
 
+A job that a publisher sends to a worker over AMQP counts in the same way, against the limits of its
+tenant: the worker asks a gateway, which admits it like a request whose client has left at once.
+
 A request of a key without limits, whose tenant has none either, is admitted at once, unless it is
 detached.
 """
@@ -32,10 +35,10 @@ from gateway.intake.key_usage import (
     JobClaims,
     RequestWindows,
     UsageLedger,
+    require_possible,
 )
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.keys.tenant_limits import account_id_of
-from gateway.intake.token_estimates import require_possible
 from shared import topology
 from shared.bus.base import Bus, Message
 from shared.errors import BusError, RequestError, Unavailable, WarrenError
@@ -183,6 +186,20 @@ class Limits:
             yield grant
         finally:
             self._leave(claim, is_published=grant.is_published)
+
+    async def admit_published(
+        self, key: ApiKey, request_id: str, num_tokens: int, ends_by: float
+    ) -> None:
+        """Admit a job that its publisher has sent to a worker over AMQP, and count it until the
+        worker reports its end. ``key`` has the limits of the tenant. Raises as `admit`."""
+        self._require_budget(key.tenant)
+        if not key.has_limits:
+            return
+        claim = Claim(key, self._clock(), num_tokens, request_id=request_id, ends_by=ends_by)
+        claim.is_of_publisher = True
+        require_possible(key, num_tokens)
+        await self._wait_decided(claim)
+        self._leave(claim, is_published=True)
 
     @contextmanager
     def attempt(self, key: ApiKey, request_id: str = "") -> Iterator[RequestAttempt]:
@@ -379,13 +396,17 @@ class Limits:
                 decided.set_result(True)
 
     def _claim_job(self, claim: Claim) -> None:
-        """Note the job of an admitted claim, which the same request may have claimed before."""
+        """Note the job of an admitted claim, which the same request may have claimed before. A
+        publisher may give several jobs one request id, so each of them counts."""
         is_known = self._ledger.is_without_client(claim.request_id)
+        if claim.is_of_publisher:
+            return self._jobs.add(claim)
         if is_known or self._jobs.is_claimed(claim.request_id):
             claim.is_repeated, claim.num_tokens = True, 0
             self._publish_usage_of(*claim.account_ids)
         if claim.detached is None or not is_known:
             self._jobs.add(claim)
+        return None
 
     def _retract(self, claim: Claim) -> None:
         """Withdraw a claim that may have been announced to the other gateways. A job that was

@@ -1,5 +1,5 @@
 """Tenants as operators administer them.
 
-`key_directory` reads and changes API keys and limits of the database. `erasure` ends the work of a
-tenant, and deletes all that is stored of it.
+`key_directory` reads and changes API keys and limits of the database. `publishers` applies the
+limits to jobs over AMQP. `erasure` ends the work of a tenant, and deletes all that is stored of it.
 """

@@ -21,17 +21,18 @@ from shared.messages.codec import (
     request_id_in,
 )
 from shared.messages.commands import (
+    AdmissionAnswer,
     Announcement,
     Cancel,
     Command,
     Continue,
     Declare,
     Drain,
+    LimitedTenants,
     Progress,
     ReasoningSwitch,
     Release,
     Replaced,
-    SpentBudgets,
     StopWork,
     Withheld,
 )
@@ -109,6 +110,7 @@ from shared.messages.receipts import (
 from shared.messages.sampling import Constraint, SamplingParams
 from shared.messages.unknown_fields import unknown_fields
 from shared.messages.usage import (
+    AdmissionRequest,
     DetachedJob,
     Ended,
     KeyUsage,
@@ -138,6 +140,8 @@ __all__ = [
     "MSGPACK",
     "WIRE_VERSION",
     "Accepted",
+    "AdmissionAnswer",
+    "AdmissionRequest",
     "Announcement",
     "Cancel",
     "ChatMessage",
@@ -164,6 +168,7 @@ __all__ = [
     "JobClass",
     "KeyUsage",
     "LeftJob",
+    "LimitedTenants",
     "Logprob",
     "ModelName",
     "Progress",
@@ -184,7 +189,6 @@ __all__ = [
     "Restored",
     "Role",
     "SamplingParams",
-    "SpentBudgets",
     "Started",
     "StopWork",
     "TextPrompt",

@@ -12,7 +12,7 @@ from shared.messages.events import ReplyEvent
 from shared.messages.fields import MAX_EMBEDDING_INPUTS, WIRE_VERSION, ReplyKey, RequestId
 from shared.messages.jobs import GenerationJob, QuickJob
 from shared.messages.open_values import check_open_values
-from shared.messages.usage import Ended, UsageRecord, UsageReport
+from shared.messages.usage import AdmissionRequest, Ended, UsageRecord, UsageReport
 
 MSGPACK = "application/msgpack"
 JSON = "application/json"
@@ -76,7 +76,9 @@ _JOB: _Codec[GenerationJob] = _Codec(GenerationJob)
 _QUICK_JOB: _Codec[QuickJob] = _Codec(QuickJob)
 _EVENT: _Codec[ReplyEvent] = _Codec(ReplyEvent)
 _COMMAND: _Codec[Command] = _Codec(Command)
-_USAGE: _Codec[UsageReport | Ended] = _Codec(UsageReport | Ended)
+_USAGE: _Codec[UsageReport | Ended | AdmissionRequest] = _Codec(
+    UsageReport | Ended | AdmissionRequest
+)
 _RECORD: _Codec[UsageRecord] = _Codec(UsageRecord)
 _ANNOUNCEMENT: _Codec[Announcement] = _Codec(Announcement)
 _VERSION: _Codec[_Version] = _Codec(_Version)
@@ -138,8 +140,9 @@ def decode_announcement(body: bytes) -> Announcement:
     return _ANNOUNCEMENT.decode(body, MSGPACK)
 
 
-def decode_usage(body: bytes) -> UsageReport | Ended:
-    """Decode a report on the use of API keys. Raises `UndecodableMessage`."""
+def decode_usage(body: bytes) -> UsageReport | Ended | AdmissionRequest:
+    """Decode a report on the use of API keys and tenants, or a worker's question about it. Raises
+    `UndecodableMessage`."""
     return _USAGE.decode(body, MSGPACK)
 
 

@@ -130,18 +130,45 @@ class Declare(Wire, frozen=True, kw_only=True):
     of them found no queue."""
 
 
-class SpentBudgets(Wire, frozen=True, kw_only=True):
-    """To one worker, from a gateway: these tenants have spent their budgets of the month, and no
-    others. New jobs that they publish themselves are answered with ``insufficient_quota``."""
+class LimitedTenants(Wire, frozen=True, kw_only=True):
+    """To one worker, from a gateway: these tenants have limits or budgets, and no others. Before
+    the worker runs a new job that one of them has published itself, it sends the gateway an
+    `AdmissionRequest`."""
 
-    tenants: dict[Tenant, str]
-    """What they are answered, by tenant."""
+    gateway: Annotated[str, Meta(max_length=64)]
+    """The name of the gateway."""
+    tenants: tuple[Tenant, ...]
     valid_s: Annotated[float, Meta(ge=0.0)]
     """Seconds after which the command has no effect any more, unless it is repeated."""
 
 
+class AdmissionAnswer(Wire, frozen=True, kw_only=True):
+    """To one worker, from a gateway: the answer to its `AdmissionRequest`."""
+
+    number: Count
+    """The number of the request."""
+    code: str = ""
+    """The code of the error with which the worker answers the job; empty if the job may run."""
+    message: str = ""
+    """The message of the error."""
+    param: str | None = None
+    """The parameter of the request that is at fault, if one is."""
+    is_counted: bool = False
+    """The job counts against the limits of its tenant until the worker reports its end: `Ended`."""
+    max_total_tokens: Count | None = None
+    """The most tokens that the job may have, as in `GenerationJob`."""
+
+
 Command: TypeAlias = (
-    Cancel | Continue | Release | Withheld | Drain | StopWork | Declare | SpentBudgets
+    Cancel
+    | Continue
+    | Release
+    | Withheld
+    | Drain
+    | StopWork
+    | Declare
+    | LimitedTenants
+    | AdmissionAnswer
 )
 
 

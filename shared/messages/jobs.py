@@ -55,7 +55,8 @@ class GenerationJob(Wire, frozen=True, kw_only=True):
     """Send every token in an event of its own. Otherwise a worker gathers tokens, so that a stream
     has about ten events a second."""
     is_counted: bool = False
-    """The job counts against the limits of its API key until a worker reports its end: `Ended`."""
+    """The job counts against the limits of its API key or its tenant until a worker reports its
+    end: `Ended`."""
     max_total_tokens: Count | None = None
     """The most tokens that all prompts and answers may have together; None: no limit."""
     given_ids: TokenIds = ()
@@ -71,7 +72,7 @@ class GenerationJob(Wire, frozen=True, kw_only=True):
     execution: Execution = 0
     """The number of the execution that the job belongs to; 0 if the request's id is used only once.
     A log may be deleted while its job still waits, and another request may have the same id because
-    it has the same Idempotency-Key."""
+    it has the same Idempotency-Key. Only gateways number executions."""
     context: Context = b""
     """Opaque data for readers of the log, returned in `Started`."""
     trace: TraceContext = field(default_factory=dict)

@@ -74,11 +74,31 @@ class UsageReport(Wire, frozen=True, kw_only=True):
 
 class Ended(Wire, frozen=True, kw_only=True):
     """To all gateways: a job has ended that is detached or counts against the limits of its API
-    key. A gateway also sends this for a job that counts with a request of its own again."""
+    key or its tenant. A gateway also sends this for a job that counts with a request of its own
+    again."""
 
     request_id: RequestId
     num_tokens: Count | None = None
     """The tokens of its prompts and answers, if the sender knows them."""
+
+
+class AdmissionRequest(Wire, frozen=True, kw_only=True):
+    """To one gateway, from a worker: a job has come from a publisher over AMQP whose tenant has
+    limits. The gateway answers with `AdmissionAnswer`. The message reaches all gateways, and the
+    others ignore it."""
+
+    gateway: Annotated[str, Meta(max_length=64)]
+    """The name of the gateway, as in its `LimitedTenants`."""
+    worker: str
+    """The address of the worker."""
+    number: Count
+    """Returned in the answer."""
+    request_id: RequestId
+    tenant: Tenant
+    num_tokens: Count = 0
+    """About how many tokens the prompts and answers have, at most."""
+    deadline: UnixTime
+    """When the job ends at the latest."""
 
 
 class UsageRecord(Wire, frozen=True, kw_only=True):

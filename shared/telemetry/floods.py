@@ -26,6 +26,7 @@ Event: TypeAlias = Literal[
     "job dead-lettered",
     "job refused",
     "library",
+    "limits not checked",
     "login refused",
     "message dropped",
     "request refused",

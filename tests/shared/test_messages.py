@@ -14,6 +14,7 @@ from shared.messages import (
     JSON,
     MSGPACK,
     Accepted,
+    AdmissionAnswer,
     Announcement,
     Cancel,
     ChatMessage,
@@ -29,11 +30,11 @@ from shared.messages import (
     Finished,
     GenerationJob,
     HandedOver,
+    LimitedTenants,
     Progress,
     Release,
     Restored,
     SamplingParams,
-    SpentBudgets,
     Started,
     StopWork,
     TextPrompt,
@@ -140,8 +141,13 @@ GOLDEN_COMMANDS = [
     (StopWork(tenant="alice"), '{"type":"stop_work","tenant":"alice","key_id":""}'),
     (Declare(), '{"type":"declare"}'),
     (
-        SpentBudgets(tenants={"alice": "spent"}, valid_s=60.0),
-        '{"type":"spent_budgets","tenants":{"alice":"spent"},"valid_s":60.0}',
+        LimitedTenants(gateway="g", tenants=("alice",), valid_s=15.0),
+        '{"type":"limited_tenants","gateway":"g","tenants":["alice"],"valid_s":15.0}',
+    ),
+    (
+        AdmissionAnswer(number=3, is_counted=True),
+        '{"type":"admission_answer","number":3,"code":"","message":"","param":null,'
+        '"is_counted":true,"max_total_tokens":null}',
     ),
 ]
 GOLDEN_ANNOUNCEMENT = (

@@ -23,26 +23,25 @@ from shared import topology
 from shared.bus.base import Bus, Delivery, Message, Queue
 from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.bus.upkeep import report_unbound
-from shared.errors import BusError, UndecodableMessage, Unroutable
+from shared.errors import BusError, UndecodableMessage, Unroutable, WarrenError
 from shared.messages import (
     MAX_CHOICES,
     Cancel,
     Continue,
-    Ended,
     GenerationJob,
     decode_job,
-    encode,
 )
 from shared.telemetry import incidents, requests
 from shared.topology import Publishers, first_log
+from worker.jobs.admission import TenantAdmission
 from worker.jobs.delivery import (
     JobDelivery,
     ReplyPublisher,
-    SpentTenants,
     as_message,
     in_order,
     published_again,
     refuse,
+    tell_end,
     turn_away,
 )
 from worker.jobs.metrics import JobMetrics
@@ -207,7 +206,7 @@ class JobConsumer:
         window: JobWindow,
         held: HeldJobs,
         publishers: Publishers,
-        spent: SpentTenants,
+        tenants: TenantAdmission,
         new_runner: NewRunner,
         metrics: JobMetrics,
     ) -> None:
@@ -221,7 +220,7 @@ class JobConsumer:
         self.window = window
         self._held = held
         self._publishers = publishers
-        self._spent = spent
+        self._tenants = tenants
         self._new_runner = new_runner
         self._metrics = metrics
         self._subscription: Subscription | None = None
@@ -229,6 +228,8 @@ class JobConsumer:
         """A job is held once it has begun."""
         self._may_take = asyncio.Event()
         self._may_take.set()
+        self._num_losses = 0
+        """How often all deliveries were lost with their channel."""
         self._is_stopped = self._is_paused = self._yields = False
         self.has_begun = False
         """Whether the broker has ever sent jobs here, if there were any."""
@@ -348,6 +349,7 @@ class JobConsumer:
 
     def _lose_deliveries(self) -> list[tuple[HeldJob, int]]:
         """Lose all deliveries; returns the jobs that run, each with the number of its loss."""
+        self._num_losses += 1
         if self._shared_queue is None:  # otherwise none of its jobs waits
             self.window.lose(were_set_aside=self._overflow is None)
         running = [job for job in self._serving.values() if isinstance(job, HeldJob)]
@@ -388,13 +390,17 @@ class JobConsumer:
         except UndecodableMessage as error:
             await self._refuse(delivery, error)
             if self._publishers.is_trusted(delivery.message.user_id):  # it may be detached
-                await self._tell_end(delivery.message.correlation_id, num_tokens=0)
+                await tell_end(self._bus, delivery.message.correlation_id, num_tokens=0)
             return
         report_ignored(job, delivery.note_ignored_fields(job), self._worker)
-        refusal = self._spent.refusal_of(delivery, job.tenant)
-        if refusal is not None:
-            report_turned_away(job, refusal, self._metrics, self._worker)
-            await turn_away(self._bus, delivery, refusal)
+        num_losses = self._num_losses
+        try:
+            job = await self._admitted(job, delivery)
+        except WarrenError as error:
+            report_turned_away(job, error, self._metrics, self._worker)
+            await turn_away(self._bus, delivery, error)
+            return
+        if num_losses != self._num_losses:  # meanwhile, so it is delivered again
             return
         # A job that runs here does not wait: it is adopted, superseded, or dropped. Nor does one
         # that leaves the queue before it reaches the delivery limit.
@@ -418,6 +424,15 @@ class JobConsumer:
                     await self._set_aside(job, delivery)
                 case Turn.LOST:
                     pass
+
+    async def _admitted(self, job: GenerationJob, delivery: JobDelivery) -> GenerationJob:
+        """The job with the terms on which it may run. Raises the `WarrenError` with which it is to
+        be answered otherwise."""
+        held = self._held.get(key_of(job))
+        if held is not None and held.job.publication == job.publication:
+            return job  # a copy of a job that runs
+        terms = await self._tenants.terms_of(job, delivery)
+        return terms.applied_to(job)
 
     async def _begin(
         self, job: GenerationJob, delivery: JobDelivery, place: Place, task: "asyncio.Task[None]"
@@ -499,7 +514,7 @@ class JobConsumer:
             await held.settle_copies(outcome)
         # A delivery that comes while this waits for the broker would not be settled any more.
         if delivery is not None and outcome in ENDS and _is_counted(held.job):
-            await self._tell_end(held.job.request_id, held.runner.num_tokens)
+            await tell_end(self._bus, held.job.request_id, held.runner.num_tokens)
 
     async def _settle(self, held: HeldJob, delivery: JobDelivery, outcome: Outcome) -> None:
         match outcome:
@@ -525,13 +540,6 @@ class JobConsumer:
             case Outcome.HANDED_OVER | Outcome.REQUEUED:
                 # All brokers count this return, so the next run compares as newer than this one.
                 await delivery.reject(requeue=True)
-
-    async def _tell_end(self, request_id: str, num_tokens: int) -> None:
-        """Tell the gateways that a job counts against its API key or its tenant no longer. If they
-        miss it, the job counts until its deadline."""
-        ended = Ended(request_id=request_id, num_tokens=num_tokens)
-        with suppress(BusError):
-            await self._bus.publish(topology.USAGE, Message(encode(ended)))
 
     async def _publish_again(
         self, held: HeldJob, delivery: JobDelivery, queue: Queue, num_returns: int = 0

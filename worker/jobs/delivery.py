@@ -5,7 +5,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -24,18 +24,17 @@ from shared.errors import (
     PublishRefused,
     PublishUnconfirmed,
     QueueDown,
-    QuotaExceeded,
     UndecodableMessage,
     Unroutable,
     WarrenError,
 )
 from shared.messages import (
     JSON,
+    Ended,
     Failed,
     GenerationJob,
     QuickJob,
     ReplyEvent,
-    SpentBudgets,
     UsageRecord,
     encode,
     unknown_fields,
@@ -120,6 +119,12 @@ class JobDelivery:
         """Whether a publisher has just sent the job, rather than a gateway, which has admitted it,
         or a worker that had it before."""
         return not self._is_trusted and not self.num_returns
+
+    @property
+    def may_have_been_admitted(self) -> bool:
+        """Whether gateways may count the job, because a worker has received it before from its
+        publisher."""
+        return not self._is_trusted and self.num_returns > 0
 
     def note_ignored_fields(self, job: GenerationJob | QuickJob) -> str:
         """Find the fields of the message that ``job``, which was decoded from it, does not have;
@@ -395,24 +400,12 @@ def num_returns_before(message: Message) -> int:
     return max(0, num) if isinstance(num, int) else 0
 
 
-class SpentTenants:
-    """The tenants that have spent their budgets, as gateways say. The jobs that they publish
-    themselves pass no gateway, so workers refuse them."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._reasons: Mapping[str, str] = {}
-        self._until = -math.inf
-
-    def obey(self, command: SpentBudgets) -> None:
-        self._reasons = command.tenants
-        self._until = self._clock() + command.valid_s
-
-    def refusal_of(self, delivery: JobDelivery, tenant: str) -> QuotaExceeded | None:
-        """Why a job of a tenant that is delivered must not run; None if it may."""
-        if not delivery.is_new or self._clock() > self._until or tenant not in self._reasons:
-            return None
-        return QuotaExceeded(self._reasons[tenant])
+async def tell_end(bus: Bus, request_id: str, num_tokens: int) -> None:
+    """Tell the gateways that a job counts against its API key or its tenant no longer. If they miss
+    it, the job counts until its deadline."""
+    ended = Ended(request_id=request_id, num_tokens=num_tokens)
+    with suppress(BusError):
+        await bus.publish(topology.USAGE, Message(encode(ended)))
 
 
 async def turn_away(bus: Bus, delivery: JobDelivery, error: WarrenError) -> None:
@@ -421,7 +414,8 @@ async def turn_away(bus: Bus, delivery: JobDelivery, error: WarrenError) -> None
     publisher = ReplyPublisher(bus, delivery, delivery.message.correlation_id)
     with suppress(BusError, LogMoved, TimeoutError):
         async with asyncio.timeout(_REFUSAL_S):
-            await publisher.publish(Failed(code=error.code, message=error.message))
+            failed = Failed(code=error.code, message=error.message, param=error.param)
+            await publisher.publish(failed)
     await delivery.ack()
 
 

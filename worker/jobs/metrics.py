@@ -80,11 +80,18 @@ class JobMetrics:
         )
         self.turned_away = catalog.counter(
             "warren_worker_jobs_turned_away_total",
-            "Jobs of AMQP publishers that were answered with an error and not run, because their "
-            "tenant has spent its budget of the month.",
+            "Jobs of AMQP publishers that were answered with an error and not run, because of a "
+            "limit or the budget of their tenant.",
             "model",
             "reason",
         )
+        self.unchecked = catalog.counter(
+            "warren_worker_jobs_unchecked_total",
+            "Jobs of AMQP publishers that ran although their tenant has limits, because no gateway "
+            "answered.",
+            "model",
+        )
+        self.unchecked.labels(model)
         self.near_jobs = catalog.counter(
             "warren_worker_near_jobs_total",
             "Jobs published to this worker's own queue because it may have their prefix in its "

@@ -48,13 +48,14 @@ from worker.decode.embedding import (
     embedding_prompt,
 )
 from worker.decode.served_model import ServedModel
+from worker.jobs.admission import TenantAdmission
 from worker.jobs.delivery import (
     JobDelivery,
     Ledger,
     ReplyPublisher,
-    SpentTenants,
     recorded,
     refuse,
+    tell_end,
     turn_away,
 )
 from worker.jobs.metrics import JobMetrics
@@ -87,14 +88,14 @@ class QuickConsumer:
         publishers: Publishers,
         metrics: JobMetrics,
         ledger: Ledger,
-        spent: SpentTenants,
+        tenants: TenantAdmission,
         worker: str = "",
     ) -> None:
         """``worker`` is the address that log lines name."""
         self._bus = bus
         self._metrics = metrics
         self._ledger = ledger
-        self._spent = spent
+        self._tenants = tenants
         self._worker = worker
         self._model = model
         self._publishers = publishers
@@ -174,10 +175,11 @@ class QuickConsumer:
             report_undecodable(message, error, self._metrics, self._worker)
             return await refuse(self._bus, delivery, error, self._publishers)
         report_ignored(job, delivery.note_ignored_fields(job), self._worker)
-        refusal = self._spent.refusal_of(delivery, job.tenant)
-        if refusal is not None:
-            report_turned_away(job, refusal, self._metrics, self._worker)
-            return await turn_away(self._bus, delivery, refusal)
+        try:
+            terms = await self._tenants.terms_of(job, delivery)
+        except WarrenError as error:
+            report_turned_away(job, error, self._metrics, self._worker)
+            return await turn_away(self._bus, delivery, error)
         # A connection that is lost returns jobs, too.
         is_poison = delivery.num_returns >= _MAX_RETURNS and self._bus.is_settled
         began, compute = time.monotonic(), ComputeTime()
@@ -198,7 +200,11 @@ class QuickConsumer:
             logger.info("answer dropped", extra=facts)
         if recording is not None:
             await asyncio.shield(recording)
-        return await (delivery.reject() if is_poison else delivery.ack())
+        await (delivery.reject() if is_poison else delivery.ack())
+        if terms.is_counted:
+            num_tokens = 0 if record is None else record.num_prompt_tokens
+            await tell_end(self._bus, job.request_id, num_tokens)
+        return None
 
     def _observe(
         self,

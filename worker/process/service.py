@@ -16,13 +16,14 @@ from shared.bus.subscribe import receive
 from shared.bus.upkeep import Upkeep
 from shared.errors import AccessRefused, BusError, BusUnavailable, StartupError
 from shared.messages import (
+    AdmissionAnswer,
     Announcement,
     Cancel,
     Continue,
     Declare,
     Drain,
     JobClass,
-    SpentBudgets,
+    LimitedTenants,
     decode_announcement,
     decode_command,
     encode,
@@ -34,8 +35,9 @@ from shared.topology import Lane, Publishers
 from worker.decode import served_model
 from worker.decode.bridge import Generations
 from worker.decode.served_model import ServedModel
+from worker.jobs.admission import TenantAdmission
 from worker.jobs.consumer import HeldJobs, JobConsumer
-from worker.jobs.delivery import Ledger, SpentTenants
+from worker.jobs.delivery import Ledger
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.quarantine import Solitude
 from worker.jobs.quick import QuickConsumer
@@ -176,7 +178,9 @@ class Worker:
             batch_patience_s=settings.batch_patience_s,
         )
         self._publishers = Publishers((bus.user, *settings.trusted_users))
-        self._spent = SpentTenants()
+        self._tenants = TenantAdmission(
+            bus, self._address, self._metrics, job_timeout_s=settings.job_timeout_s
+        )
         self._is_draining = False
         self._peers = FreeSlots(model.name, self._address)
         self._announced: Announcement | None = None
@@ -185,7 +189,7 @@ class Worker:
         self._interactive, self._overflow = self._pair("interactive", settings.max_num_seqs)
         self._batch, self._batch_overflow = self._pair("batch", num_batch)
         self._quick = QuickConsumer(
-            bus, model, self._publishers, self._metrics, ledger, self._spent, self._address
+            bus, model, self._publishers, self._metrics, ledger, self._tenants, self._address
         )
         self._resumed = self._consumer("resumed", self._window(settings.max_num_seqs))
         self._near = self._consumer(
@@ -302,7 +306,7 @@ class Worker:
             window=window,
             held=self._held,
             publishers=self._publishers,
-            spent=self._spent,
+            tenants=self._tenants,
             new_runner=partial(JobRunner, self._workplace, lane, admission),
             metrics=self._metrics,
         )
@@ -370,8 +374,8 @@ class Worker:
             floods.warn(logger, event, "command dropped", facts, user)
         elif isinstance(command, Cancel | Continue):
             self._held.obey(command)
-        elif isinstance(command, SpentBudgets):
-            self._spent.obey(command)
+        elif isinstance(command, LimitedTenants | AdmissionAnswer):
+            self._tenants.obey(command)
         elif isinstance(command, Declare):
             self._upkeep.ask()
         elif isinstance(command, Drain):

@@ -41,7 +41,6 @@ from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Grant
 from gateway.intake.receipts import hash_request
 from gateway.intake.signer import KEY_HEADER, Verb, check_key, hash_body
-from gateway.intake.token_estimates import tokens_of
 from gateway.log.cursor import Departure, Fate, Restarted
 from gateway.log.framing import Framer
 from gateway.log.relay import LogRelay
@@ -49,6 +48,7 @@ from gateway.log.reply_queues import ReplyLog, new_id
 from gateway.wiring import Gateway
 from shared.errors import WarrenError
 from shared.messages import GenerationJob, JobClass
+from shared.messages.token_estimates import tokens_of
 from shared.off_loop import off_loop
 from shared.settings import GatewaySettings
 from shared.telemetry import requests

@@ -42,10 +42,10 @@ from gateway.api.routes.generation import LiveResponse
 from gateway.intake.admission import Entry, read_body
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import RequestAttempt
-from gateway.intake.token_estimates import tokens_of_quick
 from gateway.wiring import Gateway
 from shared.errors import WarrenError
 from shared.messages import QuickJob, TokenizeJob
+from shared.messages.token_estimates import tokens_of_quick
 from shared.off_loop import off_loop
 from shared.telemetry import requests
 

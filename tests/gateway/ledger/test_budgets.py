@@ -14,12 +14,10 @@ from gateway.intake.keys.key_file import KeyFile
 from gateway.intake.keys.tenant_limits import TenantLimits
 from gateway.ledger.budgets import Budgets
 from gateway.ledger.prices import Price, PriceTable
-from gateway.ledger.suspension import Suspension
 from gateway.store.state import Store
-from shared import settings, topology
-from shared.bus.memory import MemoryBus
+from shared import settings
 from shared.errors import QuotaExceeded
-from shared.messages import Command, SpentBudgets, UsageRecord, decode_command
+from shared.messages import UsageRecord
 from shared.settings import GatewaySettings
 from shared.telemetry.metrics import Catalog
 
@@ -63,11 +61,6 @@ class Ledger(NamedTuple):
         )
 
 
-def tenants_of(command: Command) -> dict[str, str]:
-    assert isinstance(command, SpentBudgets)
-    return command.tenants
-
-
 @pytest.fixture
 async def ledger(tmp_path: Path) -> AsyncIterator[Ledger]:
     store = Store(settings.load(GatewaySettings, data_dir=tmp_path))
@@ -92,30 +85,6 @@ async def test_a_tenant_is_refused_once_its_budget_is_spent(ledger: Ledger) -> N
     with pytest.raises(QuotaExceeded, match="bob has spent its budget of 10 USD") as caught:
         ledger.budgets.require("bob")
     assert caught.value.retry_after_s == pytest.approx(DAY_S / 2)
-
-
-async def test_workers_are_told_who_has_spent_its_budget_and_that_nobody_has(
-    ledger: Ledger,
-) -> None:
-    ledger.set(alice=1, bob=1)
-    await ledger.spend("alice", 1)
-    await ledger.budgets.look()
-    queue = topology.worker_queue("1")
-    async with MemoryBus() as bus:
-        await bus.declare(queue)
-        addresses = ["worker.gone", queue.bindings[0].routing_key]
-        suspension = Suspension(bus, ledger.budgets, lambda: addresses)
-        for budget in (1, 2, 3):
-            ledger.set(alice=budget)
-            await suspension.tell()
-        async with bus.consume(queue.name) as consumer:
-            commands = [decode_command((await anext(consumer)).message.body) for _ in range(2)]
-        state = await bus.inspect(queue.name)
-
-    said = "The tenant alice has spent its budget of 1 USD for this month."
-    assert [tenants_of(command) for command in commands] == [{"alice": said}, {}]
-    assert state is not None
-    assert state.num_ready == len(commands)  # they return, and there is no other one
 
 
 async def test_each_month_has_the_whole_budget(ledger: Ledger) -> None:

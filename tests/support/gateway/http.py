@@ -19,7 +19,7 @@ from shared import settings, topology
 from shared.bus.base import Bus, Message
 from shared.bus.memory import MemoryBroker
 from shared.bus.subscribe import receive
-from shared.messages import decode_usage
+from shared.messages import AdmissionRequest, decode_usage
 from shared.settings import GatewaySettings
 from tests.support.deployment.processes import NO_TLS
 from tests.support.metrics import total
@@ -93,11 +93,20 @@ async def two_gateways(
 
 
 @asynccontextmanager
-async def running_limits(limits: Limits, bus: Bus) -> AsyncIterator[Limits]:
-    """One gateway's limits of API keys, which it shares with others, until the context ends."""
+async def running_limits(
+    limits: Limits,
+    bus: Bus,
+    on_request: Callable[[AdmissionRequest], None] = lambda request: None,
+) -> AsyncIterator[Limits]:
+    """One gateway's limits of API keys, which it shares with others, until the context ends.
+    ``on_request`` is called with the requests of workers."""
 
     def hear(message: Message) -> None:
-        limits.hear(decode_usage(message.body))
+        fact = decode_usage(message.body)
+        if isinstance(fact, AdmissionRequest):
+            on_request(fact)
+        else:
+            limits.hear(fact)
 
     queue = topology.usage_queue(limits.name)
     tasks = [

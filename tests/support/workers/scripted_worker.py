@@ -16,6 +16,7 @@ from shared.bus.base import Bus, Delivery, Message
 from shared.errors import BusError, BusUnavailable, Unroutable
 from shared.log import LogWriter
 from shared.messages import (
+    AdmissionAnswer,
     Announcement,
     Cancel,
     ChatPrompt,
@@ -32,11 +33,11 @@ from shared.messages import (
     FinishReason,
     GenerationJob,
     JobClass,
+    LimitedTenants,
     Prompt,
     QuickAnswer,
     QuickJob,
     ReplyEvent,
-    SpentBudgets,
     Started,
     StopWork,
     TextPrompt,
@@ -340,7 +341,9 @@ class ScriptedWorker:
 
     def _obey_one(self, command: Command) -> None:
         self.commands.append(command)
-        if isinstance(command, Drain | StopWork | SpentBudgets | Declare):  # a test obeys the first
+        if isinstance(
+            command, Drain | StopWork | LimitedTenants | AdmissionAnswer | Declare
+        ):  # a test obeys the first
             return
         for job, run in self._running.items():
             if job.job.request_id != command.request_id:

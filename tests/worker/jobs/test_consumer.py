@@ -26,8 +26,8 @@ from tests.support.workers.jobs import (
 )
 from tests.support.workers.synthetic import echo_worker
 from worker.jobs import consumer as consumer_module
+from worker.jobs.admission import TenantAdmission
 from worker.jobs.consumer import HeldJobs, JobConsumer
-from worker.jobs.delivery import SpentTenants
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.runner import JobRunner
 from worker.jobs.window import JobWindow
@@ -58,7 +58,7 @@ async def consuming(bus: MemoryBus) -> AsyncIterator[tuple[JobConsumer, "asyncio
         window=JobWindow(1, {}),
         held=HeldJobs(),
         publishers=Publishers(("gateway",)),
-        spent=SpentTenants(),
+        tenants=TenantAdmission(bus, "worker.echo", JobMetrics("echo", 0), job_timeout_s=60),
         new_runner=endless,
         metrics=JobMetrics("echo", 0),
     )

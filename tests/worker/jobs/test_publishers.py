@@ -14,6 +14,7 @@ from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.messages import (
     JSON,
     MAX_CHOICES,
+    AdmissionAnswer,
     Cancel,
     Completed,
     Drain,
@@ -21,8 +22,8 @@ from shared.messages import (
     Failed,
     Finished,
     GenerationJob,
+    LimitedTenants,
     SamplingParams,
-    SpentBudgets,
     Started,
     StopWork,
     TextPrompt,
@@ -268,34 +269,6 @@ async def test_a_publisher_cancels_its_own_run(alice: MemoryBus) -> None:
     assert log.last.code == "cancelled"
 
 
-async def test_jobs_of_a_publisher_that_has_spent_its_budget_are_refused(
-    broker: MemoryBroker,
-) -> None:
-    async with (
-        MemoryBus(broker, user="worker-1") as bus,
-        echo_worker(bus, trusted_users="edge"),
-        MemoryBus(broker, user="edge") as edge,
-        MemoryBus(broker, user="alice") as alice,
-        MemoryBus(broker, user="mallory") as mallory,
-    ):
-        first = await ask(alice, job_of("alice"))
-        address = topology.worker_binding(str(first.reader.worker))
-        for bus, tenant in ((mallory, "mallory"), (edge, "alice")):
-            command = SpentBudgets(tenants={tenant: f"spent by {tenant}"}, valid_s=60.0)
-            await bus.publish(address, Message(encode(command)))
-        refused = await ask(alice, job_of("alice"))
-        others = [
-            await ask(mallory, job_of("mallory")),
-            await ask(edge, msgspec.structs.replace(new_job("echo"), tenant="alice")),
-        ]
-        await edge.publish(address, Message(encode(SpentBudgets(tenants={}, valid_s=60.0))))
-        again = await ask(alice, job_of("alice"))
-
-    assert isinstance(refused.last, Failed)
-    assert (refused.last.code, refused.last.message) == ("insufficient_quota", "spent by alice")
-    assert all(isinstance(log.last, Finished) for log in (first, *others, again))
-
-
 async def test_a_configured_user_is_trusted(broker: MemoryBroker) -> None:
     async with (
         MemoryBus(broker, user="worker-1") as bus,
@@ -316,6 +289,18 @@ def test_an_embedding_is_of_its_publishers_tenant() -> None:
     assert Publishers(()).admitted(job, message).tenant == "alice"
 
 
+def test_a_publisher_cannot_number_executions_or_say_what_is_counted() -> None:
+    job = msgspec.structs.replace(job_of("alice"), execution=7, is_counted=True)
+    reply_to = f"reply.{job.request_id}"
+    publishers = Publishers(("gateway",))
+
+    of_alice = publishers.admitted(job, Message(b"", reply_to=reply_to, user_id="alice"))
+    of_gateway = publishers.admitted(job, Message(b"", reply_to=reply_to, user_id="gateway"))
+
+    assert (of_alice.execution, of_alice.is_counted) == (0, False)
+    assert (of_gateway.execution, of_gateway.is_counted) == (7, True)
+
+
 def test_only_trusted_users_drain_workers() -> None:
     publishers = Publishers(("gateway",))
 
@@ -323,7 +308,10 @@ def test_only_trusted_users_drain_workers() -> None:
     assert not publishers.may_command("mallory", Drain())
     assert publishers.may_command("gateway", StopWork(tenant="mallory"))
     assert not publishers.may_command("mallory", StopWork(tenant="mallory"))
-    assert not publishers.may_command("mallory", SpentBudgets(tenants={}, valid_s=1.0))
+    told = LimitedTenants(gateway="g", tenants=("alice",), valid_s=1.0)
+    for command in (told, AdmissionAnswer(number=0)):
+        assert publishers.may_command("gateway", command)
+        assert not publishers.may_command("mallory", command)
     assert publishers.may_command("mallory", Cancel(request_id="mallory.1"))
     assert not publishers.may_command("mallory", Cancel(request_id="alice.1"))
 

@@ -1,23 +1,14 @@
 """About how many tokens a request has, before a worker has tokenized its prompts.
 
-An estimate holds a place in the limits of an API key until the worker's count replaces it. Whatever
+An estimate holds a place in the limits of an API key or a tenant until the worker's count replaces
+it. Whatever
 a chat template may write into the prompt counts: messages with their names, reasoning and tool
 calls, tools, and template variables.
 """
 
-from gateway.intake.keys.api_key import ApiKey
-from shared.errors import InvalidRequest
-from shared.messages import (
-    ChatMessage,
-    ChatPrompt,
-    EmbeddingJob,
-    GenerationJob,
-    Prompt,
-    QuickJob,
-    TextPrompt,
-    TokenPrompt,
-    encode,
-)
+from shared.messages.codec import encode
+from shared.messages.jobs import EmbeddingJob, GenerationJob, QuickJob
+from shared.messages.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt, TokenPrompt
 
 _ANSWER_TOKENS = 1024
 """The tokens of an answer without ``max_tokens``, until it has ended."""
@@ -25,20 +16,6 @@ _BYTES_PER_TOKEN = 4
 """Of a text, and of a conversation as it is encoded: the names of its fields take about as much as
 a chat template adds."""
 _EMPTY_BYTES = len(encode(ChatPrompt(messages=(ChatMessage(role="user", content="."),)))) - 1
-
-
-def require_possible(key: ApiKey, num_tokens: int) -> None:
-    """Raises `InvalidRequest` if the limits of the key and its tenant never admit a request of
-    about this many tokens. The worker, which knows the number, checks
-    `GenerationJob.max_total_tokens`."""
-    for account in key.accounts:
-        limit = account.tokens_per_minute
-        if limit is not None and num_tokens > limit:
-            raise InvalidRequest(
-                f"The request has about {num_tokens} tokens, and {account.name} has {limit} tokens "
-                "per minute.",
-                param="max_tokens",
-            )
 
 
 def tokens_of(job: GenerationJob) -> int:

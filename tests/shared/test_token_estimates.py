@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from gateway.intake.token_estimates import tokens_of
 from shared.messages import (
     ChatMessage,
     ChatPrompt,
@@ -16,6 +15,7 @@ from shared.messages import (
     Tool,
     ToolCall,
 )
+from shared.messages.token_estimates import tokens_of
 
 LONG = "word " * 800
 MESSAGE = ChatMessage(role="user", content="Hi")
