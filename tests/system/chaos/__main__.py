@@ -1,7 +1,8 @@
 """The long form: prints a table with faults, tries, longest gap and losses.
 
 The exit code is 1 if anything was lost. ``--share 0.1`` runs a tenth, ``--only stopped`` the faults
-with that in their name.
+with that in their name. ``--part engines`` needs the server of another engine, which
+``WARREN_TEST_LLAMA_SERVER`` or ``WARREN_TEST_VLLM`` names.
 """
 
 import asyncio
@@ -22,6 +23,7 @@ from gateway.batches.serving import LOG_RETENTION_S
 from kernels.native.build import best_variant
 from tests.support.deployment.broker import RabbitNode, running_cluster, running_node
 from tests.support.deployment.postgres import running_postgres
+from tests.support.engines.real_servers import real_engines
 from tests.support.models.random_text import write_text_model
 from tests.system.chaos import ground, report
 from tests.system.chaos.batches import batch_options, batch_row, nothing, short_questions
@@ -35,9 +37,11 @@ from tests.system.chaos.deployment import (
     random_model_workers,
     smollm2_workers,
 )
+from tests.system.chaos.engines import MODEL, EngineFaults, engine_workers
 from tests.system.chaos.ledger import ledger_row
 from tests.system.chaos.poison import poison
 from tests.system.chaos.surroundings import surroundings
+from worker.checkpoints import store
 
 Scale = Callable[[Plan], Plan]
 Part = Callable[[RabbitNode, Path, int, Scale], Coroutine[Any, Any, list[Row]]]
@@ -56,6 +60,10 @@ def echo_questions() -> list[Question]:
 
 def smollm2_questions() -> list[Question]:
     return [Question("smollm2", f"Chapter {k}. It was", 64, seed=k) for k in range(6)]
+
+
+def greedy_questions() -> list[Question]:
+    return [Question(MODEL, f"Chapter {k}. It was", 64, seed=k, temperature=0.0) for k in range(6)]
 
 
 def random_model_questions(model: str) -> list[Question]:
@@ -85,6 +93,7 @@ async def campaign(
     questions: list[Question],
     *,
     do_processes_live: bool = False,
+    is_exact: bool = True,
 ) -> list[Row]:
     """Run the faults of a plan while callers stream, and check that nothing is left of them but
     their usage records.
@@ -93,7 +102,7 @@ async def campaign(
     """
     expected = await answers(deployment, questions)
     before = ground.usages(deployment.processes) if do_processes_live else {}
-    rows = await Campaign(deployment, expected, num_callers).run(plan)
+    rows = await Campaign(deployment, expected, num_callers, is_exact=is_exact).run(plan)
     await asyncio.to_thread(ground.wait_clean, node, deployment, before)
     return [*rows, await asyncio.to_thread(ledger_row, deployment.data_dir, rows)]
 
@@ -246,6 +255,42 @@ async def device(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -
         return await campaign(node, deployment, scale(plan), num_callers, questions)
 
 
+async def engines(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
+    """The engines are servers of other kinds, which die and hang. Workers die, too."""
+    model = await asyncio.to_thread(store.pull, MODEL, lambda stage, done, total: None)
+    found = real_engines()
+    if not found:
+        raise typer.BadParameter("WARREN_TEST_LLAMA_SERVER or WARREN_TEST_VLLM must name a server")
+    rows = []
+    for engine in found:
+        (logs_of_engine := logs / engine.name).mkdir()
+        async with deployment_at(
+            node, logs_of_engine, start_worker=engine_workers(engine, model), num_workers=2
+        ) as deployment:
+            faults = EngineFaults(deployment, engine)
+            plan: Plan = {
+                f"{name}: {engine.name}": fault
+                for name, fault in {
+                    "nothing": (nothing, 1),
+                    "engine killed": (faults.kill_engine, 30),
+                    "engine stopped and woken": (faults.stop_engine, 10),
+                    "worker killed": (deployment.kill_worker, 10),
+                }.items()
+            }
+            try:
+                rows += await campaign(
+                    node,
+                    deployment,
+                    scale(plan),
+                    num_callers,
+                    greedy_questions(),
+                    is_exact=False,
+                )
+            finally:
+                faults.wake_all()
+    return rows
+
+
 async def batches(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]:
     """A batch goes on while everything dies, the database too."""
     planned = scale({"batch": (nothing, 50_000)})
@@ -282,6 +327,7 @@ PARTS: dict[str, Part] = {
     "network": network,
     "truth": truth,
     "device": device,
+    "engines": engines,
     "batches": batches,
 }
 
@@ -308,7 +354,7 @@ def main(
     logs = Path(tempfile.mkdtemp(prefix="warren-chaos-"))
     rows: list[Row] = []
     with running_node() as node:
-        for name in part or PARTS:
+        for name in part or [one for one in PARTS if one != "engines" or real_engines()]:
             (logs / name).mkdir()
             rows += asyncio.run(PARTS[name](node, logs / name, callers, scale))
             if out is not None:

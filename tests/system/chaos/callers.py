@@ -72,6 +72,9 @@ class Tally:
     num_lost: int = 0
     num_repeated: int = 0
     num_changed: int = 0
+    num_diverged: int = 0
+    """Streams that equal their logs, and not the undisturbed answer of an engine that does not
+    repeat itself exactly."""
     num_failed: int = 0
     worst_gap_s: float = 0.0
     errors: list[str] = field(default_factory=list)
@@ -118,7 +121,23 @@ class Caller:
 
     async def ask(self, question: Question, tally: Tally) -> str:
         """The whole answer. Raises `StreamFailed`."""
+        return (await self._ask(question, tally)).text
+
+    async def ask_and_read_again(self, question: Question, tally: Tally) -> tuple[str, str]:
+        """The whole answer, and what its log contains afterwards. Raises `StreamFailed`."""
+        stream = await self._ask(question, tally)
+        again = _Stream(question, Tally(), self._tenant, stream_id=stream.stream_id)
+        await self._read(again)
+        return stream.text, again.text
+
+    async def _ask(self, question: Question, tally: Tally) -> "_Stream":
         stream = _Stream(question, tally, self._tenant)
+        await self._read(stream)
+        if stream.stream_id is not None:
+            tally.answered[stream.stream_id] = self._tenant.name, question.max_tokens
+        return stream
+
+    async def _read(self, stream: "_Stream") -> None:
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 await self._follow_to_the_end(stream)
@@ -126,9 +145,6 @@ class Caller:
             raise StreamFailed("timeout", f"after {_PATIENCE_S:.0f} s {stream.place}") from None
         if stream.num_ends != 1:
             raise StreamFailed("terminal_events", f"{stream.num_ends}: {stream.place}")
-        if stream.stream_id is not None:
-            tally.answered[stream.stream_id] = self._tenant.name, question.max_tokens
-        return stream.text
 
     async def _follow_to_the_end(self, stream: "_Stream") -> None:
         while not stream.is_done:

@@ -49,7 +49,8 @@ class Row:
         return (
             f"{self.fault}: {self.num_tries} tries, {tally.num_streams} streams,"
             f" {tally.num_left} left, {tally.num_limited} limited, {tally.num_resumed} resumed,"
-            f" worst gap {tally.worst_gap_s:.2f} s, {self.duration_s:.0f} s, {self.num_wrong} wrong"
+            f" worst gap {tally.worst_gap_s:.2f} s, {self.duration_s:.0f} s,"
+            f" {tally.num_diverged} diverged, {self.num_wrong} wrong"
         )
 
 
@@ -57,11 +58,19 @@ class Campaign:
     """``expected`` contains the undisturbed answer to each question."""
 
     def __init__(
-        self, deployment: Deployment, expected: Mapping[Question, str], num_callers: int
+        self,
+        deployment: Deployment,
+        expected: Mapping[Question, str],
+        num_callers: int,
+        *,
+        is_exact: bool = True,
     ) -> None:
+        """``is_exact``: an answer must equal the undisturbed one. Otherwise it must equal its
+        log."""
         self._deployment = deployment
         self._expected = expected
         self._num_callers = num_callers
+        self._is_exact = is_exact
 
     async def run(self, plan: Plan) -> list[Row]:
         return [await self.under(name, fault, num) for name, (fault, num) in plan.items()]
@@ -110,10 +119,18 @@ class Campaign:
             question = questions[number % len(questions)]
             number += self._num_callers
             try:
-                tally.compare(await caller.ask(question, tally), self._expected[question])
+                await self._compare(caller, question, tally)
             except StreamFailed as error:
                 logger.warning("failed: %s", error)
                 tally.fail(str(error))
+
+    async def _compare(self, caller: Caller, question: Question, tally: Tally) -> None:
+        if self._is_exact:
+            tally.compare(await caller.ask(question, tally), self._expected[question])
+        else:
+            text, logged = await caller.ask_and_read_again(question, tally)
+            tally.compare(text, logged)
+            tally.num_diverged += text != self._expected[question]
 
 
 @asynccontextmanager

@@ -26,6 +26,7 @@ _COLUMNS: dict[str, Callable[[Row], str]] = {
     "repeated": lambda row: str(row.tally.num_repeated),
     "changed": lambda row: str(row.tally.num_changed),
     "failed": lambda row: str(row.tally.num_failed),
+    "diverged": lambda row: str(row.tally.num_diverged),
 }
 """The text of each cell, by its heading."""
 
@@ -56,7 +57,9 @@ def write_page(path: Path, rows: Sequence[Row], node: RabbitNode) -> None:
         "The clients belong to four tenants with weights; three have limits, of concurrent",
         "requests, requests or tokens a minute, and *limited* counts the refusals, after which a",
         "client tries again. At the end of each part every answer must have a usage record, with",
-        "its tenant and the tokens that were read.",
+        "its tenant and the tokens that were read. Streams of engines over HTTP are compared",
+        "with their logs, because such an engine may not repeat itself exactly, and *diverged*",
+        "counts those that differ from the undisturbed run.",
         "",
         _line(_COLUMNS),
         _line("---" if heading == "fault" else "---:" for heading in _COLUMNS),
