@@ -20,7 +20,7 @@ from worker.checkpoints.cache import (
     check_owned,
     copy_hashed,
 )
-from worker.checkpoints.gguf_file import end_of, parts_of, read_header, write_file_list
+from worker.checkpoints.gguf_file import GgufHeader, end_of, parts_of, read_header, write_file_list
 
 
 def check_gguf(file: Path) -> None:
@@ -47,13 +47,25 @@ def check_gguf(file: Path) -> None:
 def imported(gguf: Path, progress: Progress) -> Path:
     """The directory of a configuration, a tokenizer and the weights of ``gguf``.
 
-    The weights of an architecture that our own decoders run stay in the file, and its header is all
-    that is read. Raises `StartupError`.
+    The weights of an architecture that our own decoders run stay in the file. Raises
+    `StartupError`.
     """
     check_gguf(gguf)
     header = read_header(gguf)
-    if not header.is_read_directly:
-        return _converted_file(gguf, progress)
+    if header.is_read_directly:
+        return _described(gguf, header, progress)
+    return _converted_file(gguf, progress)
+
+
+def described(gguf: Path, progress: Progress) -> Path:
+    """The directory of a configuration and a tokenizer of ``gguf``, whatever its architecture.
+    Raises `StartupError`."""
+    check_gguf(gguf)
+    return _described(gguf, read_header(gguf), progress)
+
+
+def _described(gguf: Path, header: GgufHeader, progress: Progress) -> Path:
+    """The same for a complete file, of which only the header is read."""
     files = parts_of(gguf)
     with gguf.open("rb") as file:
         digest = hashlib.sha256(file.read(header.start))

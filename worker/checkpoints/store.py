@@ -14,7 +14,7 @@ from shared.messages import ModelName
 from shared.model_files import unreadable
 from worker.checkpoints.cache import Progress, build_once, cache_directory, check_owned, link
 from worker.checkpoints.catalogue import MODELS
-from worker.checkpoints.conversions import converted, imported
+from worker.checkpoints.conversions import converted, described, imported
 from worker.checkpoints.gguf_file import gguf_files
 from worker.checkpoints.hub import snapshot
 from worker.checkpoints.progress import LoggedProgress
@@ -44,9 +44,15 @@ def resolve(model: str) -> Path:
 
 
 def resolve_tokenizer(model: str) -> Path:
-    """Like `resolve`, for a worker whose engine has the weights: a directory need not have any."""
+    """Like `resolve`, for a worker whose engine has the weights: a directory need not have any, and
+    no GGUF file is converted."""
     path = Path(model).expanduser()
-    return path if (path / "tokenizer.json").is_file() else resolve(model)
+    try:
+        if path.is_file():
+            return described(path, LoggedProgress())
+        return path if (path / "tokenizer.json").is_file() else resolve(model)
+    except PermissionError as error:
+        raise unreadable(Path(error.filename or model), error) from None
 
 
 def pull(model: str, progress: Progress) -> Path:

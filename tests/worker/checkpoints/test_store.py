@@ -106,6 +106,22 @@ def test_a_gguf_file_of_a_native_architecture_is_described_and_neither_copied_no
     assert config["architectures"] == ["LlamaForCausalLM"]
 
 
+def test_a_gguf_file_is_not_converted_for_its_tokenizer(cache: Path, tmp_path: Path) -> None:
+    gguf = write_tiny_gguf(tmp_path / "tiny.gguf", architecture="gemma3")
+
+    directory = store.resolve_tokenizer(str(gguf))
+
+    assert (directory / "tokenizer.json").is_file()
+    assert [path.name for path in directory.iterdir() if path.suffix == ".safetensors"] == []
+    assert gguf_files(directory) == [gguf]
+
+
+def test_a_directory_with_a_tokenizer_needs_no_weights(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "model", {"tokenizer.json": b"{}"})
+
+    assert store.resolve_tokenizer(str(directory)) == directory
+
+
 def test_a_described_file_that_is_gone_is_named(cache: Path, tmp_path: Path) -> None:
     gguf = write_tiny_gguf(tmp_path / "tiny.gguf")
     directory = store.resolve(str(gguf))
