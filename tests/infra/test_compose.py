@@ -43,7 +43,7 @@ def test_an_image_for_gpus_can_compile_launchers() -> None:
     assert "TRITON_CACHE_DIR=/var/cache/triton " in final_stage
 
 
-@pytest.mark.parametrize("name", ["worker", "worker-gpu"])
+@pytest.mark.parametrize("name", ["worker", "worker-gpu", "worker-engine"])
 def test_workers_share_no_compiled_code(name: str) -> None:
     """They run what Triton's cache holds, and may not trust each other."""
     worker = SERVICES[name]
@@ -140,7 +140,11 @@ def test_workers_and_observability_are_profiles() -> None:
 
     assert observers == {"collector", "grafana", "prometheus", "tempo"}
     assert (profiles["worker"], profiles["worker-gpu"]) == (["cpu"], ["gpu"])
-    assert {of[0] for of in profiles.values() if of} == {"cpu", "gpu", "observability"}
+    assert profiles["worker-engine"] == profiles["engine"] + profiles["engine-gpu"]
+    assert {of[0] for of in profiles.values() if of} == {
+        *("cpu", "gpu", "engine", "engine-gpu"),
+        "observability",
+    }
     assert "COMPOSE_PROFILES=cpu\n" in EXAMPLE
 
 
@@ -148,8 +152,10 @@ def test_a_setting_of_env_reaches_every_service_that_has_it() -> None:
     compose = COMPOSE.read_text()
 
     assert compose == composed(compose), "run python -m docs.site.generate"
-    for service, cls in (("gateway", GatewaySettings), ("worker", WorkerSettings)):
-        wanted = {variable(name) for name in cls.model_fields if name not in SET_BY_COMPOSE}
+    workers = ("worker", "worker-gpu", "worker-engine")
+    of_workers = dict.fromkeys(workers, WorkerSettings.model_fields)
+    for service, fields in {"gateway": GatewaySettings.model_fields, **of_workers}.items():
+        wanted = {variable(name) for name in fields if name not in SET_BY_COMPOSE}
         assert wanted <= set(RAW["services"][service]["environment"])
 
 
@@ -178,6 +184,15 @@ def test_a_service_may_do_no_more_than_it_needs(name: str) -> None:
     assert service["logging"]["options"] == {"max-size": "10m", "max-file": "3"}
 
 
+def test_a_worker_finds_the_engine_of_its_profile() -> None:
+    worker, gpu = RAW["services"]["worker-engine"], RAW["services"]["engine-gpu"]
+
+    assert worker["environment"]["WARREN_ENGINE_URL"].endswith(":-http://engine:8000}")
+    assert gpu["networks"]["default"]["aliases"] == ["engine"]
+    (device,) = gpu["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+
+
 PINNED = re.compile(r"^(\$\{BASE_IMAGE:-)?[a-z/-]+@sha256:[0-9a-f]{64}\}?$")
 
 
@@ -185,7 +200,8 @@ PINNED = re.compile(r"^(\$\{BASE_IMAGE:-)?[a-z/-]+@sha256:[0-9a-f]{64}\}?$")
 def test_an_image_is_built_here_or_has_a_digest(name: str) -> None:
     service = RAW["services"][name]
 
-    assert "build" in service or PINNED.search(service["image"])
+    is_chosen = service["image"].startswith("${ENGINE_IMAGE:-")
+    assert "build" in service or is_chosen or PINNED.search(service["image"])
 
 
 def test_an_image_for_cpus_has_no_cuda() -> None:

@@ -114,8 +114,25 @@ SHARED: dict[str, Any] = {
         "settings": {"files_url": "s3://bucket"},
     }
 }
+ENGINE: dict[str, Any] = {
+    "workers": {
+        "qwen": {
+            "model": "Qwen/Qwen3-32B",
+            "gpus": 2,
+            "drainSeconds": 45,
+            "hfTokenSecret": "hub",
+            "engine": {
+                "kind": "vllm",
+                "image": "vllm/vllm-openai:v0.32.0",
+                "args": ["--model", "Qwen/Qwen3-32B", "--tensor-parallel-size", "2"],
+                "sharedMemory": "8Gi",
+            },
+        }
+    }
+}
 VALUES: dict[str, dict[str, Any]] = {
     "defaults": {},
+    "engine": ENGINE,
     "shared": SHARED,
     "everything": EVERYTHING,
     "existing": {
@@ -185,6 +202,8 @@ def test_the_chart_passes_helms_strict_lint(name: str) -> None:
         ({"gatway": {}}, "gatway"),
         ({"workers": {"small": {}}}, "model"),
         ({"workers": {"Small": {"model": "m"}}}, "Small"),
+        ({"workers": {"m": {"model": "m", "engine": {"kind": "tgi", "image": "i"}}}}, "kind"),
+        ({"workers": {"m": {"model": "m", "engine": {"kind": "vllm"}}}}, "engine.image"),
         ({"gateway": {"replicas": "two"}}, "replicas"),
         ({"monitoring": {"rules": {"runbookUrl": "docs.example"}}}, "runbookUrl"),
         ({"gateway": {"replicas": 2}}, "common database"),
@@ -239,6 +258,44 @@ def test_a_setting_that_the_chart_would_replace_is_refused(
 
     with pytest.raises(HelmError, match=re.escape(f"{place}.{name} has no effect: {instead}")):
         render(values)
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"), [("engine", "engine.kind"), ("engine_url", "engine.port")]
+)
+def test_an_engine_is_chosen_in_one_place(name: str, instead: str) -> None:
+    pool = {**ENGINE["workers"]["qwen"], "settings": {name: "vllm"}}
+
+    with pytest.raises(HelmError, match=f"{name} has no effect: set {instead} of the pool instead"):
+        render({"workers": {"qwen": pool}})
+
+
+def test_an_engine_has_the_gpus_and_outlives_the_workers_drain() -> None:
+    deployment = find(render(ENGINE), "Deployment", "warren-worker-qwen")
+    pod = deployment["spec"]["template"]["spec"]
+    worker, engine = pod["containers"]
+
+    variables = {one["name"]: one.get("value") for one in worker["env"]}
+    url = f"http://127.0.0.1:{engine['ports'][0]['containerPort']}"
+    assert (variables["WARREN_ENGINE"], variables["WARREN_ENGINE_URL"]) == ("vllm", url)
+    assert "WARREN_DEVICE" not in variables
+    assert worker["image"].startswith("warren-worker:")
+    assert "nvidia.com/gpu" not in worker["resources"]["limits"]
+    assert engine["resources"]["limits"]["nvidia.com/gpu"] == 2
+    assert engine["lifecycle"]["preStop"]["exec"]["command"] == ["sleep", "45"]
+    assert pod["terminationGracePeriodSeconds"] > 45
+
+
+def test_an_engine_is_watched_and_confined_as_a_worker_is() -> None:
+    deployment = find(render(ENGINE), "Deployment", "warren-worker-qwen")
+    worker, engine = deployment["spec"]["template"]["spec"]["containers"]
+
+    probes = ("startupProbe", "livenessProbe", "readinessProbe")
+    assert {engine[probe]["httpGet"]["path"] for probe in probes} == {"/health"}
+    assert engine["startupProbe"]["failureThreshold"] == worker["startupProbe"]["failureThreshold"]
+    assert engine["securityContext"] == worker["securityContext"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in engine["volumeMounts"]}
+    assert mounts["shared-memory"] == "/dev/shm"
 
 
 def test_anonymous_access_is_allowed_in_one_place() -> None:

@@ -51,7 +51,7 @@ def test_its_command_and_options_exist(unit: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "beyond_s"), [("warren-gateway", MAX_CLOSING_S), ("warren-worker@", 10)]
+    ("name", "beyond_s"), [("warren-gateway", MAX_CLOSING_S), ("warren-worker@", 25)]
 )
 def test_it_is_killed_only_after_its_drain(name: str, beyond_s: int) -> None:
     (unit,) = [unit for unit in UNITS if unit.stem == name]

@@ -86,7 +86,9 @@ topologySpreadConstraints:
     "database_url_file" "gateway.databaseSecret"
     "drain_grace_s" "drainSeconds of the gateway or of the pool"
     "model" "model of the pool"
-    "device" "gpus of the pool" }}
+    "device" "gpus of the pool"
+    "engine" "engine.kind of the pool"
+    "engine_url" "engine.port of the pool" }}
 {{- range $place, $settings := .given }}
 {{- range $name, $_ := $settings }}
 {{- if hasKey $.own $name }}
