@@ -78,7 +78,7 @@ def _graph(scale: Scale, decoder: StackDecoder, cache: KVCache, step: ScheduledB
 
 def _logits(decoder: StackDecoder, cache: KVCache, step: ScheduledBatch) -> Tensor:
     """The logits of a step that leaves the cache as it was."""
-    copy = KVCache(cache.keys.clone(), cache.values.clone())
+    copy = KVCache(cache.keys.clone(), cache.values.clone(), cache.layout)
     inputs = build_inputs(step, cache.block_size, decoder.device).forward
     return decoder.forward(inputs, copy).clone()
 

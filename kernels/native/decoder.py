@@ -224,16 +224,19 @@ class PackedDecoder:
         sampled_rows: Tensor,
         keys: Tensor,
         values: Tensor,
+        places: Tensor,
         block_tables: Tensor,
         query_starts: Tensor,
         context_lens: Tensor,
     ) -> Tensor:
         """Return the logits of the sampled rows, [num_sampled, vocab_size] float32.
 
-        The index tensors are those of `kernels.reference.store_kv` and `paged_attention`, the
-        caches are [num_layers, num_blocks, block_size, num_kv_heads, head_dim]. The result is
-        overwritten by the next call. A row's result is bit-identical whatever else is in the step.
-        Raises `MemoryError` if the activations cannot be allocated.
+        The index tensors are those of `kernels.reference.store_kv` and `paged_attention`, of which
+        each group of layers has its own ``slots`` and ``block_tables``. The caches are [num_places,
+        num_blocks, block_size, num_kv_heads, head_dim], and ``places`` [num_layers, 2] int32 has
+        the group and the place of each layer. The result is overwritten by the next call. A row's
+        result is bit-identical whatever else is in the step. Raises `MemoryError` if the
+        activations cannot be allocated.
         """
         logits = self._room_for(len(sampled_rows))
         seconds = self._seconds  # kept during the call: `profile` may replace it
@@ -241,7 +244,7 @@ class PackedDecoder:
         step = StepView(
             pointer(token_ids),
             pointer(positions),
-            pointer(slots),
+            pointer(slots[0]),
             pointer(sampled_rows),
             pointer(logits),
             BatchView(
@@ -249,8 +252,10 @@ class PackedDecoder:
                 pointer(query_starts),
                 pointer(context_lens),
                 len(context_lens),
-                block_tables.shape[1],
+                block_tables.shape[2],
             ),
+            slots.stride(0),
+            pointer(places),
             len(token_ids),
             len(sampled_rows),
             pointer(seconds),

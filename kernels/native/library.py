@@ -176,6 +176,8 @@ class StepView(Structure):
         ("sampled_rows", c_void_p),
         ("logits", c_void_p),
         ("batch", BatchView),
+        ("slots_stride", c_int64),
+        ("places", c_void_p),
         ("num_tokens", c_int32),
         ("num_sampled", c_int32),
         ("seconds", c_void_p),

@@ -75,14 +75,18 @@ class Tensors:
 
 
 def build(case: Case) -> Tensors:
-    """Lay the contexts out in shuffled blocks; every slot without a token stays NaN."""
+    """Lay the contexts out in shuffled blocks; every slot without a token stays NaN.
+
+    So does the block in place of those that no token of the step reads, which were released.
+    """
     torch.manual_seed(2)
     size = case.block_size
     num_blocks = [-(-length // size) for length in case.context_lens]
     free = torch.randperm(sum(num_blocks) + 3).tolist()
     shape = (len(free), size, case.num_kv_heads, case.head_dim)
     caches = [poisoned(*shape, dtype=case.dtype) for _ in range(2)]
-    tables = torch.full((len(num_blocks), max(num_blocks)), free.pop(), dtype=torch.int32)
+    nothing = free.pop()
+    tables = torch.full((len(num_blocks), max(num_blocks)), nothing, dtype=torch.int32)
     contexts: list[list[Tensor]] = [[], []]
     for row, length in enumerate(case.context_lens):
         blocks = [free.pop() for _ in range(num_blocks[row])]
@@ -91,6 +95,8 @@ def build(case: Case) -> Tensors:
             context.append(torch.randn(length, *shape[2:]).to(case.dtype))
             slots = torch.arange(length)
             cache[tables[row, slots // size].long(), slots % size] = context[-1]
+        first_read = case.spec.first_visible(length - case.query_lens[row])
+        tables[row, : first_read // size] = nothing
     return Tensors(
         query=torch.randn(sum(case.query_lens), case.num_heads, case.head_dim).to(case.dtype),
         key_cache=caches[0],

@@ -79,9 +79,13 @@ class SequenceCache:
         """Including cached blocks, which can be evicted."""
         return self._pool.num_free
 
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """The maximum number of blocks that a sequence of so many tokens holds at a time."""
+        return sum(group.num_blocks(num_tokens) for group in self._groups)
+
     def longest(self, max_tokens: int) -> int:
         """The length of the longest sequence, of up to ``max_tokens``, that fits alone."""
-        return bisect_right(range(1, max_tokens + 1), self.num_blocks, key=self._num_blocks_for)
+        return bisect_right(range(1, max_tokens + 1), self.num_blocks, key=self.num_blocks_for)
 
     def find(self, sequence: TokenSequence) -> CachedPrefix:
         """The longest prefix of a waiting sequence that all groups have; no references are taken.
@@ -109,7 +113,7 @@ class SequenceCache:
         All of its tokens must fit, with headroom for the others: otherwise a sequence would soon be
         preempted and its computation lost.
         """
-        num_wanted = self._num_blocks_for(sequence.num_tokens) + self._headroom(num_others)
+        num_wanted = self.num_blocks_for(sequence.num_tokens) + self._headroom(num_others)
         num_left = Counter(block for other in leaving for block in _blocks(other))
         num_free = self._pool.num_free + sum(
             self._pool.num_holders(block) == count for block, count in num_left.items()
@@ -215,10 +219,6 @@ class SequenceCache:
             assert num_named <= len(sequence.token_ids)
             for held in sequence.held:
                 held.check_invariants(self._names(sequence), sequence.num_computed)
-
-    def _num_blocks_for(self, num_tokens: int) -> int:
-        """The maximum number of blocks that a sequence of so many tokens holds at a time."""
-        return sum(group.num_blocks(num_tokens) for group in self._groups)
 
     def _headroom(self, num_running: int) -> int:
         return HEADROOM_BLOCKS * self._num_growing * num_running

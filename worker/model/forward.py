@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.providers import Provider
+from worker.model.cache_layout import CacheLayout, one_group
 from worker.model.kv_cache import KVCache
 
 
@@ -23,15 +24,16 @@ class ForwardInputs:
     positions: Tensor
     """[num_tokens] int64: each token's position in its sequence, from 0."""
     slots: Tensor
-    """[num_tokens] int64: where keys and values are written, block * block_size + offset in the
-    block."""
+    """[num_groups, num_tokens] int64: where keys and values are written in each group of layers,
+    block * block_size + offset in the block. Only a row is contiguous."""
     query_starts: Tensor
     """[num_seqs + 1] int32: sequence s has the tokens query_starts[s] .. query_starts[s + 1]."""
     context_lens: Tensor
     """[num_seqs] int32: the length of each sequence including this step; 0 for sequences that only
     pad a batch."""
     block_tables: Tensor
-    """[num_seqs, max_num_blocks] int32; entries beyond a sequence's context are 0."""
+    """[num_groups, num_seqs, max_num_blocks] int32; entries beyond a sequence's context are 0, and
+    so are those of blocks that were released."""
     sampled_rows: Tensor
     """[num_sampled] int64: the tokens whose logits are returned, in the order of the result."""
     num_decodes: int
@@ -74,6 +76,13 @@ class Decoder(Protocol):
 
     @property
     def head_dim(self) -> int: ...
+
+    def cache_layout(self) -> CacheLayout:
+        """The groups that the layers form: by default one, which keeps all tokens.
+
+        `forward` accepts a cache with this layout, and a cache with one group.
+        """
+        return one_group(self.num_layers)
 
     @property
     def vocab_size(self) -> int:

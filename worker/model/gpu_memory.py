@@ -12,6 +12,7 @@ from shared.host_memory import readable_size
 from shared.messages import SamplingParams
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId, StepFailed
 from worker.engine.step_plan import MAX_SCORED_TOKENS
+from worker.model.cache_layout import CacheLayout
 from worker.model.forward import Decoder
 from worker.model.graphs import CudaRecorder, DecodeGraphs
 from worker.model.kv_cache import BlockShape, KVCache
@@ -46,6 +47,7 @@ def measure(
     decoder: Decoder,
     ops: Ops,
     block: BlockShape,
+    layout: CacheLayout,
     *,
     max_num_seqs: int,
     max_num_batched_tokens: int,
@@ -57,7 +59,8 @@ def measure(
     Before that, run one step of every other kind, so that later steps compile nothing. Raises
     `StartupError` if even these do not fit.
     """
-    batch = largest_step(max_num_seqs, max_num_batched_tokens, block.block_size)
+    num_groups = len(layout.groups)
+    batch = largest_step(max_num_seqs, max_num_batched_tokens, block.block_size, num_groups)
     free, total = _free_bytes(decoder.device), torch.cuda.mem_get_info(decoder.device)[1]
     others = warm_steps(
         max_num_seqs=max_num_seqs,
@@ -65,9 +68,11 @@ def measure(
         max_seq_len=max_seq_len,
         block_size=block.block_size,
         vocab_size=decoder.vocab_size,
+        num_groups=num_groups,
     )
+    batches = [*others, batch]
     try:
-        step, graphs = _tried(decoder, ops, block, [*others, batch], graph_sizes, max_seq_len)
+        step, graphs = _tried(decoder, ops, block, layout, batches, graph_sizes, max_seq_len)
     except (torch.OutOfMemoryError, StepFailed) as error:
         raise too_large(batch, free, total) from error
     # The cache of the trial has been freed by now.
@@ -88,6 +93,7 @@ def _tried(
     decoder: Decoder,
     ops: Ops,
     block: BlockShape,
+    layout: CacheLayout,
     batches: Sequence[ScheduledBatch],
     graph_sizes: Sequence[int],
     max_seq_len: int,
@@ -95,7 +101,7 @@ def _tried(
     """The bytes of the last of the steps and of the graphs."""
     *others, largest = batches
     num_blocks = sum(len(sequence.block_tables[0]) for sequence in largest.sequences)
-    kv_cache = KVCache.allocate(block, num_blocks, decoder.device)
+    kv_cache = KVCache.allocate(block, num_blocks, decoder.device, layout)
     for batch in others:
         run_step(decoder, ops, kv_cache, batch)
     step = _peak_bytes(lambda: run_step(decoder, ops, kv_cache, largest), decoder.device)
@@ -116,8 +122,13 @@ def run_step(decoder: Decoder, ops: Ops, kv_cache: KVCache, batch: ScheduledBatc
         runner.close()
 
 
-def largest_step(max_num_seqs: int, max_num_tokens: int, block_size: int) -> ScheduledBatch:
-    """The step with the most tokens, sequences, draws and scored tokens."""
+def largest_step(
+    max_num_seqs: int, max_num_tokens: int, block_size: int, num_groups: int = 1
+) -> ScheduledBatch:
+    """The step with the most tokens, sequences, draws and scored tokens.
+
+    All groups have the same blocks, so the results have no meaning.
+    """
     lens = [n for k in range(max_num_seqs) if (n := (max_num_tokens + k) // max_num_seqs)]
     others = [0, *itertools.accumulate(num_tokens - 1 for num_tokens in lens)]
     scored = [min(MAX_SCORED_TOKENS, num_others) for num_others in others]
@@ -129,7 +140,7 @@ def largest_step(max_num_seqs: int, max_num_tokens: int, block_size: int) -> Sch
                 sequence_id=SequenceId("largest step", k),
                 start=0,
                 token_ids=[1] * lens[k],
-                block_tables=[range(firsts[k], firsts[k] + num_blocks[k])],
+                block_tables=[range(firsts[k], firsts[k] + num_blocks[k])] * num_groups,
                 is_sampled=True,
                 sampling=_COSTLIEST,
                 seed=0,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from worker.model.forward import Decoder, ForwardInputs
-from worker.model.inputs import NO_SLOT
+from worker.model.inputs import BY_GROUP, NO_SLOT, aligned_len
 from worker.model.kv_cache import KVCache
 
 Work: TypeAlias = Callable[[], None]
@@ -74,7 +74,8 @@ class DecodeGraphs:
         self._kv_cache = kv_cache
         self._sizes = sizes
         max_num_blocks = -(-max_seq_len // kv_cache.block_size)
-        self._inputs = _padding(sizes[-1], max_num_blocks, decoder.device)
+        num_groups = len(kv_cache.layout.groups)
+        self._inputs = _padding(sizes[-1], max_num_blocks, num_groups, decoder.device)
         self._logits = torch.empty(
             sizes[-1], decoder.vocab_size, dtype=torch.float32, device=decoder.device
         )
@@ -95,9 +96,9 @@ class DecodeGraphs:
         """
         size = inputs.num_decodes
         for name in _COPIED:
-            getattr(self._inputs, name)[:size].copy_(getattr(inputs, name))
-        num_seqs, num_blocks = inputs.block_tables.shape
-        self._inputs.block_tables[:num_seqs, :num_blocks].copy_(inputs.block_tables)
+            getattr(self._inputs, name)[..., :size].copy_(getattr(inputs, name))
+        _, num_seqs, num_blocks = inputs.block_tables.shape
+        self._inputs.block_tables[:, :num_seqs, :num_blocks].copy_(inputs.block_tables)
         self._replays[size]()
         return self._logits[:size]
 
@@ -110,16 +111,22 @@ class DecodeGraphs:
         return work
 
 
-def _padding(num_seqs: int, max_num_blocks: int, device: torch.device) -> ForwardInputs:
+def _padding(
+    num_seqs: int, max_num_blocks: int, num_groups: int, device: torch.device
+) -> ForwardInputs:
     """Sequences of one token with no slot and no context, which cost nothing."""
     tokens = torch.zeros(num_seqs, dtype=torch.int64, device=device)
+    num_slots = aligned_len(num_seqs, torch.int64.itemsize, num_groups)
+    num_blocks = aligned_len(max_num_blocks, torch.int32.itemsize, num_groups)
     return ForwardInputs(
         token_ids=tokens,
         positions=tokens.clone(),
-        slots=torch.full_like(tokens, NO_SLOT),
+        slots=torch.full((num_groups, num_slots), NO_SLOT, device=device)[:, :num_seqs],
         query_starts=torch.arange(num_seqs + 1, dtype=torch.int32, device=device),
         context_lens=torch.zeros(num_seqs, dtype=torch.int32, device=device),
-        block_tables=torch.zeros(num_seqs, max_num_blocks, dtype=torch.int32, device=device),
+        block_tables=torch.zeros(
+            num_groups, num_seqs, num_blocks, dtype=torch.int32, device=device
+        ),
         sampled_rows=torch.arange(num_seqs, device=device),
         num_decodes=num_seqs,
         max_query_len=1,
@@ -129,7 +136,9 @@ def _padding(num_seqs: int, max_num_blocks: int, device: torch.device) -> Forwar
 def _first(inputs: ForwardInputs, size: int) -> ForwardInputs:
     """The first ``size`` sequences, in the same memory."""
     tensors = {
-        field.name: tensor[: size + (field.name == "query_starts")]
+        field.name: tensor[:, :size]
+        if field.name in BY_GROUP
+        else tensor[: size + (field.name == "query_starts")]
         for field in fields(inputs)
         if isinstance(tensor := getattr(inputs, field.name), Tensor)
     }

@@ -27,6 +27,9 @@ _NAMES: Mapping[type, tuple[str, ...]] = {
 }
 NO_SLOT = -1
 """The slot of a token whose key and value are not written."""
+BY_GROUP = ("slots", "block_tables")
+"""The tensors with a row, or a table, for each group of layers."""
+_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,7 @@ class HostStep:
         edits = _taken(EditInputs, tensors)
         scores = _taken(ScoreInputs, tensors)
         carried = [tensors.pop(name) for name in ("carried_tokens", "carried_rows")]
+        tensors["slots"] = tensors["slots"][:, : len(tensors["token_ids"])]
         forward = ForwardInputs(
             **tensors, num_decodes=self.num_decodes, max_query_len=self.max_query_len
         )
@@ -85,18 +89,20 @@ def lay_out(
     block_size: int,
     device: torch.device,
     graph_size: Callable[[int], int | None] = lambda num_seqs: None,
+    key_blocks: Sequence[int] = (1,),
 ) -> HostStep:
     """Lay out a batch for ``device``, single tokens first.
 
-    If every sequence has a single token and is sampled, ``graph_size`` gives the number of
-    sequences that the step is padded to, with sequences of one token without slot or context.
-    Raises `ValueError` if the batch is empty, or a sequence has no tokens or too few blocks.
+    ``key_blocks`` are those of the cache's layout. If every sequence has a single token and is
+    sampled, ``graph_size`` gives the number of sequences that the step is padded to, with sequences
+    of one token without slot or context. Raises `ValueError` if the batch is empty, or a sequence
+    has no tokens or too few blocks.
     """
     if not batch.sequences:
         raise ValueError("a batch without sequences")
     lens = [sequence.num_tokens for sequence in batch.sequences]
     for sequence, num_tokens in zip(batch.sequences, lens, strict=True):
-        _check(sequence, num_tokens, block_size)
+        _check(sequence, num_tokens, block_size, len(key_blocks))
     num_decodes = lens.count(1)
     packed = batch.sequences
     if num_decodes < len(lens):
@@ -107,12 +113,15 @@ def lay_out(
     scored = [sequence for sequence in batch.sequences if sequence.scored_ids]
     is_decode = num_decodes == len(sampled) == len(packed) and not scored
     size = graph_size(num_decodes) if is_decode else None
-    tokens = _token_arrays(packed, query_lens, block_size)
+    tokens = _token_arrays(packed, query_lens, block_size, key_blocks)
+    if size is not None:
+        tokens = _padded(tokens, size)
+    tokens |= {name: _aligned(tokens[name]) for name in BY_GROUP}
     rows = _row_arrays(batch.sequences, query_lens, num_decodes)
     plan = ScorePlan(sampled, scored)
     draws = _sampling_arrays(sampled) | edit_arrays(sampled) | plan.arrays()
     return HostStep(
-        packed=Packed((tokens if size is None else _padded(tokens, size)) | rows | draws, device),
+        packed=Packed(tokens | rows | draws, device),
         num_decodes=size or num_decodes,
         max_query_len=int(query_lens.max()),
         num_sampled=len(sampled),
@@ -142,9 +151,11 @@ def _row(sequence: ScheduledSequence, k: int) -> ScheduledSequence:
     return structs.replace(sequence, position=sequence.position + k, edits=edits)
 
 
-def _check(sequence: ScheduledSequence, num_tokens: int, block_size: int) -> None:
+def _check(sequence: ScheduledSequence, num_tokens: int, block_size: int, num_groups: int) -> None:
     end = sequence.start + num_tokens
-    num_blocks = len(sequence.block_tables[0])
+    if len(sequence.block_tables) != num_groups:
+        raise ValueError(f"{len(sequence.block_tables)} block tables for {num_groups} groups")
+    num_blocks = min(map(len, sequence.block_tables))
     if not num_tokens or num_blocks * block_size < end:
         raise ValueError(
             f"{num_tokens} tokens up to position {end} in {num_blocks} blocks of {block_size}"
@@ -152,31 +163,53 @@ def _check(sequence: ScheduledSequence, num_tokens: int, block_size: int) -> Non
 
 
 def _token_arrays(
-    packed: Sequence[ScheduledSequence], query_lens: NDArray[Any], block_size: int
+    packed: Sequence[ScheduledSequence],
+    query_lens: NDArray[Any],
+    block_size: int,
+    key_blocks: Sequence[int],
 ) -> _Arrays:
     """The arrays with one entry per token, and those that locate each sequence's context."""
     query_starts = np.concatenate(([0], query_lens.cumsum()))
     starts = np.array([sequence.start for sequence in packed])
     context_lens = starts + query_lens
     num_blocks = -(-context_lens // block_size)
-    block_tables = np.zeros((len(packed), num_blocks.max()), np.int32)
-    # One assignment for all rows: one for each took most of the time of laying out a large step.
-    tables = (
-        s.block_tables[0][:length] for s, length in zip(packed, num_blocks.tolist(), strict=True)
-    )
     is_used = np.arange(num_blocks.max()) < num_blocks[:, None]
-    block_tables[is_used] = _flat(tables, np.int32)
+    lens = num_blocks.tolist()
+    block_tables = np.zeros((len(key_blocks), *is_used.shape), np.int32)
+    for group, factor in enumerate(key_blocks):
+        tables = (s.block_tables[group][:length] for s, length in zip(packed, lens, strict=True))
+        # One assignment for all rows: one for each took most of the time of laying out a large
+        # step. A block that was released is not read.
+        block_tables[group][is_used] = np.maximum(_flat(tables, np.int32), 0) * factor
     owner = np.arange(len(packed)).repeat(query_lens)
     positions = np.arange(query_starts[-1]) - query_starts[owner] + starts[owner]
-    blocks = block_tables[owner, positions // block_size].astype(np.int64)
+    blocks = block_tables[:, owner, positions // block_size].astype(np.int64)
+    slots = blocks * block_size + positions % block_size
     return {
         "token_ids": _flat((s.token_ids for s in packed), np.int64),
         "positions": positions,
-        "slots": blocks * block_size + positions % block_size,
+        "slots": slots,
         "query_starts": query_starts.astype(np.int32),
         "context_lens": context_lens.astype(np.int32),
         "block_tables": block_tables,
     }
+
+
+def aligned_len(length: int, element_bytes: int, num_groups: int) -> int:
+    """The length of a row in memory that is followed by those of other groups.
+
+    All begin at a multiple of 16 bytes, because Triton compiles again for any other address.
+    """
+    if num_groups == 1:
+        return length
+    num_elements = _ALIGNMENT // element_bytes
+    return -(-length // num_elements) * num_elements
+
+
+def _aligned(array: NDArray[Any]) -> NDArray[Any]:
+    length = array.shape[-1]
+    missing = aligned_len(length, array.itemsize, len(array)) - length
+    return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, missing)]) if missing else array
 
 
 def _flat(rows: Iterable[Sequence[int]], dtype: type[np.integer[Any]]) -> NDArray[Any]:
@@ -187,14 +220,15 @@ def _flat(rows: Iterable[Sequence[int]], dtype: type[np.integer[Any]]) -> NDArra
 def _padded(decodes: _Arrays, size: int) -> _Arrays:
     """The arrays of single-token sequences, padded to ``size`` sequences."""
     missing = size - len(decodes["token_ids"])
-    by_token = {"token_ids": 0, "positions": 0, "slots": NO_SLOT, "context_lens": 0}
+    by_token = {"token_ids": 0, "positions": 0, "context_lens": 0}
     padded = {
         name: np.pad(decodes[name], (0, missing), constant_values=value)
         for name, value in by_token.items()
     }
     return padded | {
         "query_starts": np.arange(size + 1, dtype=np.int32),
-        "block_tables": np.pad(decodes["block_tables"], ((0, missing), (0, 0))),
+        "slots": np.pad(decodes["slots"], ((0, 0), (0, missing)), constant_values=NO_SLOT),
+        "block_tables": np.pad(decodes["block_tables"], ((0, 0), (0, missing), (0, 0))),
     }
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels.native.huge_pages import allocate
 from shared.errors import StartupError
 from shared.host_memory import free_bytes as free_host_bytes
+from worker.model.cache_layout import CacheLayout, one_group
 
 _CPU_SHARE = 0.15
 """The share of the memory that is free after loading the weights; activations need the rest."""
@@ -19,6 +20,7 @@ class BlockShape:
     """The parameters that determine the size of a block."""
 
     num_layers: int
+    """The number of layers whose tokens a block holds."""
     block_size: int
     num_kv_heads: int
     head_dim: int
@@ -26,25 +28,33 @@ class BlockShape:
 
     @property
     def num_bytes(self) -> int:
-        """The size of one block: keys and values of all layers."""
+        """The size of one block: keys and values of its layers."""
         elements = self.num_layers * self.block_size * self.num_kv_heads * self.head_dim
         return 2 * elements * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Keys and values, each [num_layers, num_blocks, block_size, num_kv_heads, head_dim]."""
+    """Keys and values, each [num_places, num_blocks, block_size, num_kv_heads, head_dim]."""
 
     keys: Tensor
     values: Tensor
+    layout: CacheLayout
 
     @classmethod
-    def allocate(cls, block: BlockShape, num_blocks: int, device: torch.device) -> "KVCache":
+    def allocate(
+        cls,
+        block: BlockShape,
+        num_blocks: int,
+        device: torch.device,
+        layout: CacheLayout | None = None,
+    ) -> "KVCache":
         """Allocate the cache without clearing it, because every slot is written before it is read.
 
-        On the CPU the operating system commits pages at their first use. Raises `StartupError` if
-        there is not enough memory.
+        Without a ``layout``, all layers keep all tokens. On the CPU the operating system commits
+        pages at their first use. Raises `StartupError` if there is not enough memory.
         """
+        layout = layout or one_group(block.num_layers)
         shape = (
             block.num_layers,
             num_blocks,
@@ -56,9 +66,9 @@ class KVCache:
             if device.type == "cpu":
                 num_bytes = num_blocks * block.num_bytes // 2
                 keys, values = (allocate(num_bytes).view(block.dtype).view(shape) for _ in range(2))
-                return cls(keys, values)
+                return cls(keys, values, layout)
             keys = torch.empty(shape, dtype=block.dtype, device=device)
-            return cls(keys, torch.empty_like(keys))
+            return cls(keys, torch.empty_like(keys), layout)
         except (MemoryError, RuntimeError) as error:
             raise StartupError(
                 f"no memory for a KV cache of {num_blocks * block.num_bytes:,} bytes: set a "
@@ -75,24 +85,31 @@ class KVCache:
 
     @property
     def slot_bytes(self) -> int:
-        """The size of one token's keys, or values, in one layer."""
+        """The size of one token's longest keys, or values, in one layer."""
         return self.keys[0, 0, 0].nbytes
 
+    def group(self, layer: int) -> int:
+        """The group of a layer, whose slots and block tables the layer uses."""
+        return self.layout.places[layer].group
+
     def layer(
-        self, index: int, num_kv_heads: int | None = None, head_dim: int | None = None
+        self, layer: int, num_kv_heads: int | None = None, head_dim: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Keys and values of one layer, each [num_blocks, block_size, num_kv_heads, head_dim].
 
-        A layer with smaller keys than the largest uses the beginning of its memory.
+        A layer with shorter keys than the longest has as many more blocks; see
+        `CacheLayout.key_blocks`.
         """
-        shape = (*self.keys.shape[1:3], num_kv_heads or self.keys.shape[3])
-        shape = (*shape, head_dim or self.keys.shape[4])
-        if shape == self.keys.shape[1:]:
-            return self.keys[index], self.values[index]
-        size = math.prod(shape)
+        place = self.layout.places[layer].place
+        keys, values = self.keys[place], self.values[place]
+        shape = (self.block_size, num_kv_heads or keys.shape[2], head_dim or keys.shape[3])
+        if shape == keys.shape[1:]:
+            return keys, values
+        num_blocks = keys.numel() // math.prod(shape)
+        size = num_blocks * math.prod(shape)
         return (
-            self.keys[index].view(-1)[:size].view(shape),
-            self.values[index].view(-1)[:size].view(shape),
+            keys.view(-1)[:size].view(num_blocks, *shape),
+            values.view(-1)[:size].view(num_blocks, *shape),
         )
 
 
@@ -101,26 +118,27 @@ def num_blocks_for(
     *,
     kv_cache_bytes: int | None,
     free_bytes: int,
-    max_num_seqs: int,
-    max_seq_len: int,
+    max_num_blocks: int,
+    min_num_blocks: int = 1,
 ) -> int:
     """The number of blocks to allocate: as many as fit into ``kv_cache_bytes``.
 
-    Without it, as many as fit into ``free_bytes``, but no more than ``max_num_seqs`` sequences of
-    ``max_seq_len`` tokens can fill. Raises `StartupError` if not one block fits.
+    Without it, as many as fit into ``free_bytes``, but no more than ``max_num_blocks``. Raises
+    `StartupError` if not even ``min_num_blocks`` fit, which the first tokens of a sequence need.
     """
     if kv_cache_bytes is not None:
         num_blocks = kv_cache_bytes // block.num_bytes
     else:
-        most = max_num_seqs * math.ceil(max_seq_len / block.block_size)
-        num_blocks = min(most, free_bytes // block.num_bytes)
-    if num_blocks < 1:
-        raise StartupError(_too_small(block, kv_cache_bytes, free_bytes))
+        num_blocks = min(max_num_blocks, free_bytes // block.num_bytes)
+    if num_blocks < min_num_blocks:
+        raise StartupError(_too_small(block, min_num_blocks, kv_cache_bytes, free_bytes))
     return num_blocks
 
 
-def _too_small(block: BlockShape, kv_cache_bytes: int | None, free_bytes: int) -> str:
-    needed = f"{block.num_bytes:,} bytes for its first {block.block_size} tokens"
+def _too_small(
+    block: BlockShape, min_num_blocks: int, kv_cache_bytes: int | None, free_bytes: int
+) -> str:
+    needed = f"{min_num_blocks * block.num_bytes:,} bytes for its first {block.block_size} tokens"
     if kv_cache_bytes is not None:
         return f"the KV cache needs {needed}, but has {kv_cache_bytes:,}: raise --kv-cache-bytes"
     return (

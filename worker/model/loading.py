@@ -108,6 +108,7 @@ def _refuse_not_finite(runner: TorchRunner, name: str, max_num_batched_tokens: i
         max_num_tokens=min(max_num_batched_tokens, runner.max_seq_len),
         vocab_size=runner.vocab_size,
         block_size=runner.block_size,
+        num_groups=len(runner.groups),
     )
     if all(runner.launch(step).result() != [NO_TOKEN] for step in steps):
         return

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.providers import Ops
-from worker.engine.cache.layout import ONE_FULL, CacheGroup
+from worker.engine.cache.layout import CacheGroup
 from worker.engine.interface import ScheduledBatch, StepFailed, StepScores
 from worker.model.forward import Decoder
 from worker.model.graphs import DecodeGraphs
@@ -71,14 +71,17 @@ class TorchRunner:
         *,
         max_seq_len: int,
         max_num_batched_tokens: int,
+        num_longest: int | None = None,
         graphs: DecodeGraphs | None = None,
     ) -> None:
-        """``graphs`` run the steps that they were recorded for."""
+        """``num_longest`` is the number of sequences of maximum length that fit into the cache, for
+        operators. ``graphs`` run the steps that they were recorded for."""
         self._decoder = decoder
         self._kv_cache = kv_cache
         self._ops = ops
         self._max_seq_len = max_seq_len
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._num_longest = num_longest
         self._graphs = graphs
         self._drawn = torch.empty(max_num_batched_tokens, dtype=torch.int64, device=decoder.device)
         self._num_drawn = 0
@@ -106,7 +109,7 @@ class TorchRunner:
 
     @property
     def groups(self) -> Sequence[CacheGroup]:
-        return ONE_FULL
+        return self._kv_cache.layout.groups
 
     @property
     def vocab_size(self) -> int:
@@ -118,18 +121,27 @@ class TorchRunner:
 
     def facts(self) -> dict[str, str | int]:
         """How the model runs, for operators."""
-        return {
+        facts: dict[str, str | int] = {
             "device": str(self._decoder.device),
             "dtype": str(self._decoder.dtype).removeprefix("torch."),
             "kv_cache_bytes": self._kv_cache.keys.nbytes + self._kv_cache.values.nbytes,
-            "kv_cache_tokens": self.num_blocks * self.block_size,
+            "kv_cache_tokens": self.num_blocks // len(self.groups) * self.block_size,
         }
+        if self._num_longest is not None:
+            facts["kv_cache_sequences"] = self._num_longest
+        return facts
 
     def launch(self, batch: ScheduledBatch) -> TorchStep:
         """Start a step. Raises `ValueError` if the batch exceeds the limits."""
         if batch.num_tokens > self._max_num_batched_tokens:
             raise ValueError(f"{batch.num_tokens} tokens, at most {self._max_num_batched_tokens}")
-        step = lay_out(batch, self.block_size, self._decoder.device, self._graph_size)
+        step = lay_out(
+            batch,
+            self.block_size,
+            self._decoder.device,
+            self._graph_size,
+            self._kv_cache.layout.key_blocks,
+        )
         future: Future[_Result] = Future()
         self._compute.submit(self._run, step, future)
         self._num_launched += 1

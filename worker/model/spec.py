@@ -86,6 +86,11 @@ class Attention:
         return self.num_heads * self.head_dim
 
     @property
+    def key_size(self) -> int:
+        """The length of all heads' keys."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
     def qkv_size(self) -> int:
         return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
 
@@ -216,4 +221,4 @@ class ModelSpec:
     @property
     def _largest(self) -> Attention:
         shapes = (layer.attention for layer in self.layers)
-        return max(shapes, key=lambda shape: shape.num_kv_heads * shape.head_dim)
+        return max(shapes, key=lambda shape: shape.key_size)

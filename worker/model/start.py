@@ -9,7 +9,10 @@ import torch
 
 from kernels.providers import Ops
 from shared.errors import StartupError
+from worker.engine.cache.block_pool import BlockPool
+from worker.engine.sequence_cache import SequenceCache
 from worker.model import gpu_memory
+from worker.model.cache_layout import CacheLayout, layout_of_spec
 from worker.model.forward import Decoder
 from worker.model.graphs import CudaRecorder, DecodeGraphs, ladder
 from worker.model.kv_cache import BlockShape, KVCache, cpu_bytes, num_blocks_for
@@ -51,28 +54,36 @@ class RunnerLimits:
         longest = self.longest(spec.max_seq_len)
         if self.kv_cache_bytes is None:
             return
+        layout = layout_of_spec(spec, longest)
         block = BlockShape(
-            spec.num_layers, self.block_size, spec.num_kv_heads, spec.head_dim, dtype
+            layout.num_places, self.block_size, spec.num_kv_heads, spec.head_dim, dtype
         )
         num_blocks = num_blocks_for(
             block,
             kv_cache_bytes=self.kv_cache_bytes,
             free_bytes=0,
-            max_num_seqs=self.max_num_seqs,
-            max_seq_len=longest,
+            max_num_blocks=0,
+            min_num_blocks=len(layout.groups),
         )
-        self.require_room(longest, block, num_blocks)
+        self.require_room(longest, block, self.divide(num_blocks, layout))
 
-    def require_room(self, longest: int, block: BlockShape, num_blocks: int) -> None:
-        """Raise `StartupError` if a cache of so many blocks cannot hold a context of the wanted
-        length."""
-        num_slots = num_blocks * block.block_size
-        if self.max_seq_len is not None and longest > num_slots:
-            held_bytes = num_blocks * block.num_bytes
+    def divide(self, num_blocks: int, layout: CacheLayout) -> SequenceCache:
+        """The cache that an engine with these limits divides among sequences."""
+        return SequenceCache(
+            BlockPool(num_blocks, self.block_size),
+            layout.groups,
+            max_step_tokens=self.max_num_batched_tokens,
+            has_prefixes=True,
+        )
+
+    def require_room(self, longest: int, block: BlockShape, cache: SequenceCache) -> None:
+        """Raise `StartupError` if a cache cannot hold a context of the wanted length."""
+        num_held = cache.longest(longest)
+        if self.max_seq_len is not None and longest > num_held:
             raise StartupError(
-                f"max_seq_len is {longest}, but the KV cache holds {num_slots} tokens in "
-                f"{held_bytes:,} bytes: lower --max-seq-len, or raise --kv-cache-bytes to "
-                f"{-(-longest // block.block_size) * block.num_bytes:,}"
+                f"max_seq_len is {longest}, but the KV cache holds {num_held} tokens in "
+                f"{cache.num_blocks * block.num_bytes:,} bytes: lower --max-seq-len, or raise "
+                f"--kv-cache-bytes to {cache.num_blocks_for(longest) * block.num_bytes:,}"
             )
 
 
@@ -88,16 +99,18 @@ def start_runner(
     """
     longest = limits.longest(decoder.max_seq_len)
     graph_sizes = ladder(limits.max_num_seqs) if has_graphs else []
+    layout = decoder.cache_layout()
     block = BlockShape(
-        decoder.num_layers,
+        layout.num_places,
         limits.block_size,
         decoder.num_kv_heads,
         decoder.head_dim,
         decoder.dtype,
     )
-    kv_cache = _kv_cache(decoder, ops, block, limits, longest, graph_sizes)
-    limits.require_room(longest, block, kv_cache.num_blocks)
-    longest = min(longest, kv_cache.num_blocks * kv_cache.block_size)
+    kv_cache = _kv_cache(decoder, ops, block, layout, limits, longest, graph_sizes)
+    cache = limits.divide(kv_cache.num_blocks, layout)
+    limits.require_room(longest, block, cache)
+    longest = cache.longest(longest)
     decoder.expect(kv_cache)
     return TorchRunner(
         decoder,
@@ -105,6 +118,7 @@ def start_runner(
         ops,
         max_seq_len=longest,
         max_num_batched_tokens=limits.max_num_batched_tokens,
+        num_longest=cache.num_blocks // cache.num_blocks_for(longest),
         graphs=_record(decoder, kv_cache, graph_sizes, longest) if graph_sizes else None,
     )
 
@@ -124,28 +138,30 @@ def _kv_cache(
     decoder: Decoder,
     ops: Ops,
     block: BlockShape,
+    layout: CacheLayout,
     limits: RunnerLimits,
     longest: int,
     graph_sizes: Sequence[int],
 ) -> KVCache:
     if decoder.device.type == "cuda":
-        free_bytes = _gpu_bytes(decoder, ops, block, limits, longest, graph_sizes)
+        free_bytes = _gpu_bytes(decoder, ops, block, layout, limits, longest, graph_sizes)
     else:
         free_bytes = cpu_bytes()
     num_blocks = num_blocks_for(
         block,
         kv_cache_bytes=limits.kv_cache_bytes,
         free_bytes=free_bytes,
-        max_num_seqs=limits.max_num_seqs,
-        max_seq_len=longest,
+        max_num_blocks=limits.max_num_seqs * limits.divide(1, layout).num_blocks_for(longest),
+        min_num_blocks=len(layout.groups),
     )
-    return KVCache.allocate(block, num_blocks, decoder.device)
+    return KVCache.allocate(block, num_blocks, decoder.device, layout)
 
 
 def _gpu_bytes(
     decoder: Decoder,
     ops: Ops,
     block: BlockShape,
+    layout: CacheLayout,
     limits: RunnerLimits,
     longest: int,
     graph_sizes: Sequence[int],
@@ -156,6 +172,7 @@ def _gpu_bytes(
         decoder,
         ops,
         block,
+        layout,
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_seq_len=longest,

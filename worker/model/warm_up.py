@@ -28,7 +28,9 @@ _DRAWN = SamplingParams(temperature=1.0)
 _FILTERED = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=1)
 
 
-def first_steps(*, max_num_tokens: int, vocab_size: int, block_size: int) -> list[ScheduledBatch]:
+def first_steps(
+    *, max_num_tokens: int, vocab_size: int, block_size: int, num_groups: int
+) -> list[ScheduledBatch]:
     """The prompt of a few tokens from all of the vocabulary, and a decode after it: the logits of
     any sound model are finite in both."""
     num_tokens = max(1, min(_NUM_FIRST, max_num_tokens - 1))
@@ -40,7 +42,7 @@ def first_steps(*, max_num_tokens: int, vocab_size: int, block_size: int) -> lis
             sequence_id=SequenceId("first steps", 0),
             start=start,
             token_ids=token_ids,
-            block_tables=[range(num_blocks)],
+            block_tables=[range(k * num_blocks, (k + 1) * num_blocks) for k in range(num_groups)],
             is_sampled=True,
             sampling=_GREEDY,
             seed=0,
@@ -59,6 +61,7 @@ def warm_steps(
     max_seq_len: int,
     block_size: int,
     vocab_size: int,
+    num_groups: int = 1,
 ) -> Iterator[ScheduledBatch]:
     """Steps with decodes after short and after long contexts, alone and beside prompts of various
     lengths, with every way to edit and to draw.
@@ -79,7 +82,7 @@ def warm_steps(
             sequence_id=SequenceId("warm-up", 0),
             start=start,
             token_ids=[0] * num_tokens,
-            block_tables=[[0] * -(-(start + num_tokens) // block_size)],
+            block_tables=[[0] * -(-(start + num_tokens) // block_size)] * num_groups,
             is_sampled=True,
             sampling=sampling,
             seed=0,

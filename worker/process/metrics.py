@@ -52,8 +52,9 @@ class WorkerMetrics:
         catalog.at_scrape(
             "gauge",
             "warren_worker_limit",
-            "The worker's limits, by the name of the setting; kv_cache_tokens and "
-            "kv_cache_bytes are the size of the KV cache.",
+            "The worker's limits, by the name of the setting; kv_cache_bytes is the size of the KV "
+            "cache, which holds kv_cache_tokens tokens of short sequences, or kv_cache_sequences "
+            "sequences of maximum length.",
             ("model", "limit"),
             lambda: [((jobs.model, name), value) for name, value in limits.items()],
         )

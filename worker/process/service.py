@@ -315,7 +315,7 @@ class Worker:
         settings, model = self._settings, self._model
         sizes = {
             name: size
-            for name in ("kv_cache_bytes", "kv_cache_tokens")
+            for name in ("kv_cache_bytes", "kv_cache_tokens", "kv_cache_sequences")
             if isinstance(size := model.facts.get(name), int)
         }
         return {

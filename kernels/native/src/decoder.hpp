@@ -43,13 +43,21 @@ struct Model {
     float logit_softcap;  // 0: none
 };
 
+// Where the keys and values of a layer are: see worker.model.cache_layout.LayerPlace.
+struct Place {
+    int32_t group;
+    int32_t index;
+};
+
 struct Step {
     const int64_t* token_ids;
     const int64_t* positions;
-    const int64_t* slots;
+    const int64_t* slots;  // [num_groups, num_tokens], with `slots_stride` from one group to the next
     const int64_t* sampled_rows;
     float* logits;  // [num_sampled, outputs of lm_head]
-    Batch batch;
+    Batch batch;  // with block tables [num_groups, num_seqs, max_num_blocks]
+    int64_t slots_stride;
+    const Place* places;  // [num_layers]
     int32_t num_tokens;
     int32_t num_sampled;
     double* seconds;  // [kNumParts], added to; or null
@@ -155,7 +163,7 @@ class Forward {
         for (int index = 0; index < model_.num_layers; index++) {
             const Layer& layer = model_.layers[index];
             norm(layer.before_attention, layer.qkv, normed);
-            attention(layer, layer_cache(layer, index), normed);
+            attention(layer, step_.places[index], normed);
             const Weight& next = layer.experts == nullptr ? layer.mlp.gate_up : layer.experts->experts[0].gate_up;
             if (!layer.is_parallel) norm(layer.before_feed_forward, next, normed);
             if (layer.experts == nullptr)
@@ -217,14 +225,21 @@ class Forward {
         product(part, from, stride, weight, to, is_added, Cut{}, [](const Task&) {});
     }
 
-    // The layer's part of the cache, which is as large as that of the layer with the largest heads.
-    Cache layer_cache(const Layer& layer, int index) const {
+    // The layer's part of the cache, which is as large as that of a layer with the longest keys.
+    Cache layer_cache(const Layer& layer, const Place& place) const {
         Cache cache = cache_;
-        cache.keys += index * layer_bytes_;
-        cache.values += index * layer_bytes_;
+        cache.keys += place.index * layer_bytes_;
+        cache.values += place.index * layer_bytes_;
         cache.num_kv_heads = layer.num_kv_heads;
         cache.head_dim = layer.head_dim;
         return cache;
+    }
+
+    // The step's sequences, with the blocks of a group of layers.
+    Batch group_batch(int group) const {
+        Batch batch = step_.batch;
+        batch.block_tables += int64_t(group) * batch.num_seqs * batch.max_num_blocks;
+        return batch;
     }
 
     // Whether the results of a part are added as they are.
@@ -244,7 +259,9 @@ class Forward {
         for (int d = 0; d < hidden_size_; d++) to[d] += from[d] * layer.multiplier;
     }
 
-    void attention(const Layer& layer, const Cache& cache, const float* normed) {
+    void attention(const Layer& layer, const Place& place, const float* normed) {
+        const Cache cache = layer_cache(layer, place);
+        const int64_t* slots = step_.slots + place.group * step_.slots_stride;
         const int head_dim = layer.head_dim, num_all = layer.num_heads + 2 * layer.num_kv_heads;
         if (layer.norms_all_heads) {  // no task has computed all heads
             product(kQkv, normed, hidden_size_, layer.qkv, qkv_, false);
@@ -253,24 +270,24 @@ class Forward {
                 float* keys = heads + layer.attended_size();
                 normalize(layer.query_norm, heads, layer.attended_size(), heads);
                 normalize(layer.key_norm, keys, layer.num_kv_heads * head_dim, keys);
-                finish_heads(layer, cache, t, 0, num_all);
+                finish_heads(layer, cache, slots[t], t, 0, num_all);
             });
         } else {
             product(kQkv, normed, hidden_size_, layer.qkv, qkv_, false, Cut{head_dim / kPanel}, [&](const Task& task) {
                 for (int t = task.first; t < task.last; t++)
-                    finish_heads(layer, cache, t, task.panel * kPanel / head_dim, task.end * kPanel / head_dim);
+                    finish_heads(layer, cache, slots[t], t, task.panel * kPanel / head_dim, task.end * kPanel / head_dim);
             });
         }
         const Heads heads{qkv_, layer.qkv_size(), attended_, layer.num_heads, layer.rule, layer.attention_output.format};
-        warren::attention(team_, cache, step_.batch, heads, tasks_);
+        warren::attention(team_, cache, group_batch(place.group), heads, tasks_);
         lap(kAttention);
         last_product(kAttentionOutput, layer, layer.after_attention, attended_, layer.attended_size(), layer.attention_output);
     }
 
     // Normalizes, rotates and stores the heads first .. end - 1 of a token.
-    void finish_heads(const Layer& layer, const Cache& cache, int t, int first, int end) {
+    void finish_heads(const Layer& layer, const Cache& cache, int64_t slot, int t, int first, int end) {
         const int head_dim = layer.head_dim, num_heads = layer.num_heads, num_keys_end = num_heads + layer.num_kv_heads;
-        const int64_t position = step_.positions[t], slot = step_.slots[t];
+        const int64_t position = step_.positions[t];
         const float* angles = layer.rope_table + position * head_dim;
         for (int h = first; h < end; h++) {
             float* head = qkv_ + int64_t(t) * layer.qkv_size() + h * head_dim;

@@ -28,10 +28,10 @@ def test_single_tokens_come_first_and_results_keep_the_order_of_the_batch() -> N
     forward = inputs.forward
     assert forward.token_ids.tolist() == [20, 40, 10, 11, 12, 30, 31]
     assert forward.positions.tolist() == [1, 9, 3, 4, 5, 0, 1]
-    assert forward.slots.tolist() == [21, 13, 31, 8, 9, 16, 17]
+    assert forward.slots.tolist() == [[21, 13, 31, 8, 9, 16, 17]]
     assert forward.query_starts.tolist() == [0, 1, 2, 5, 7]
     assert forward.context_lens.tolist() == [2, 10, 6, 2]
-    assert forward.block_tables.tolist() == [[5, 0, 0], [1, 6, 3], [7, 2, 0], [4, 0, 0]]
+    assert forward.block_tables.tolist() == [[[5, 0, 0], [1, 6, 3], [7, 2, 0], [4, 0, 0]]]
     assert forward.sampled_rows.tolist() == [4, 0, 1]
     assert (forward.num_decodes, forward.max_query_len) == (2, 3)
     assert inputs.sampling is None
@@ -47,7 +47,7 @@ def test_types_are_those_that_the_ops_take() -> None:
 
 def test_blocks_beyond_the_context_are_left_out() -> None:
     forward = build_inputs(batch(share([1], [3, 9, 9, 9])), 4, CPU).forward
-    assert forward.block_tables.tolist() == [[3]]
+    assert forward.block_tables.tolist() == [[[3]]]
 
 
 def test_tokens_of_the_previous_step_are_found_by_place_and_row() -> None:
@@ -120,10 +120,10 @@ def test_a_step_that_only_decodes_is_padded_for_its_graph() -> None:
     forward = inputs.forward
     assert forward.token_ids.tolist() == [5, 0, 0, 0]
     assert forward.positions.tolist() == [5, 1, 0, 0]
-    assert forward.slots.tolist() == [5, 13, -1, -1]
+    assert forward.slots.tolist() == [[5, 13, -1, -1]]
     assert forward.query_starts.tolist() == [0, 1, 2, 3, 4]
     assert forward.context_lens.tolist() == [6, 2, 0, 0]
-    assert forward.block_tables.tolist() == [[2, 1], [3, 0], [0, 0], [0, 0]]
+    assert forward.block_tables.tolist() == [[[2, 1], [3, 0], [0, 0], [0, 0]]]
     assert (forward.num_decodes, forward.max_query_len) == (4, 1)
     assert inputs.carried_tokens.tolist() == [1]
 

@@ -21,15 +21,13 @@ def blocks_for(
     *,
     kv_cache_bytes: int | None = None,
     free_bytes: int = 1 << 40,
-    max_num_seqs: int = 1,
-    max_seq_len: int = 16,
+    max_num_blocks: int = 1 << 20,
 ) -> int:
     return num_blocks_for(
         BLOCK,
         kv_cache_bytes=kv_cache_bytes,
         free_bytes=free_bytes,
-        max_num_seqs=max_num_seqs,
-        max_seq_len=max_seq_len,
+        max_num_blocks=max_num_blocks,
     )
 
 
@@ -45,11 +43,11 @@ def test_the_given_bytes_are_filled_and_not_exceeded() -> None:
 
 
 def test_without_a_size_it_takes_no_more_than_all_sequences_fill() -> None:
-    assert blocks_for(max_num_seqs=3, max_seq_len=33) == 3 * 3
+    assert blocks_for(max_num_blocks=9) == 9
 
 
 def test_without_a_size_it_takes_no_more_than_what_is_left() -> None:
-    assert blocks_for(free_bytes=5 * BLOCK.num_bytes, max_seq_len=1 << 20) == 5
+    assert blocks_for(free_bytes=5 * BLOCK.num_bytes) == 5
 
 
 def test_the_cpu_gives_a_share_of_the_memory() -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from kernels.attention_spec import AttentionSpec
 from kernels.providers import Ops, Provider
 from shared.errors import StartupError
+from worker.model.cache_layout import CacheLayout, KeptTokens, layout_of
 from worker.model.decoders import probe
 from worker.model.decoders.attention import attend
 from worker.model.decoders.interposed import NAME_WITH_MASKS, logits_with
@@ -119,6 +120,11 @@ class ForeignDecoder(Decoder):
     def head_dim(self) -> int:
         return self._shape.head_dim
 
+    def cache_layout(self) -> CacheLayout:
+        """See `Decoder.cache_layout`."""
+        layers = [KeptTokens(layer.sliding_window) for layer in self._shape.layers]
+        return layout_of(layers, self.max_seq_len)
+
     @property
     def vocab_size(self) -> int:
         return self._shape.vocab_size
@@ -166,11 +172,12 @@ class PagedAttentionFunction:
         query, key, value = (
             tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)
         )
-        layer_cache = self.kv_cache.layer(index)
-        self.ops.store_kv(key, value, *layer_cache, self.inputs.slots)
+        layer_cache, group = self.kv_cache.layer(index), self.kv_cache.group(index)
+        self.ops.store_kv(key, value, *layer_cache, self.inputs.slots[group])
         return attend(
             self.ops,
             self.inputs,
+            group,
             layer_cache,
             query,
             AttentionSpec(scale=layer.scale, window=layer.sliding_window),

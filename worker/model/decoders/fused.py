@@ -18,6 +18,7 @@ from kernels.native.huge_pages import CommittedAhead
 from kernels.native.library import Library, library
 from kernels.native.packed import PackedWeight, pack
 from kernels.providers import Provider
+from worker.model.cache_layout import CacheLayout
 from worker.model.decoders.positions import PositionTables
 from worker.model.decoders.stack import SpecDecoder, attention_spec
 from worker.model.forward import ForwardInputs, Traits
@@ -63,6 +64,8 @@ class FusedDecoder(SpecDecoder):
         model = _Packing(library(), num_threads, tables, dtype).model(spec, weights)
         self._decoder = PackedDecoder(library(), model, num_threads)
         self._committed: CommittedAhead | None = None
+        self._layout: CacheLayout | None = None
+        self._places = torch.empty(0)
 
     @property
     def traits(self) -> Traits:
@@ -92,7 +95,14 @@ class FusedDecoder(SpecDecoder):
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         """See `Decoder.forward`."""
         if self._committed is not None:
-            self._committed.use((int(inputs.slots.max()) + 1) * kv_cache.slot_bytes)
+            key_blocks = kv_cache.layout.key_blocks
+            ends = [
+                int(slots.max()) // n for slots, n in zip(inputs.slots, key_blocks, strict=True)
+            ]
+            self._committed.use((max(ends) + 1) * kv_cache.slot_bytes)
+        if kv_cache.layout is not self._layout:
+            self._layout = kv_cache.layout
+            self._places = torch.tensor(self._layout.places, dtype=torch.int32)
         return self._decoder.forward(
             inputs.token_ids,
             inputs.positions,
@@ -100,6 +110,7 @@ class FusedDecoder(SpecDecoder):
             inputs.sampled_rows,
             kv_cache.keys,
             kv_cache.values,
+            self._places,
             inputs.block_tables,
             inputs.query_starts,
             inputs.context_lens,

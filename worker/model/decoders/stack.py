@@ -9,6 +9,7 @@ from torch.nn import functional
 from kernels.attention_spec import AttentionSpec
 from kernels.providers import Ops, Provider
 from kernels.reference.rope import rope
+from worker.model.cache_layout import CacheLayout, layout_of_spec
 from worker.model.decoders.attention import attend
 from worker.model.decoders.positions import PositionTables
 from worker.model.forward import Decoder, ForwardInputs, Traits
@@ -46,6 +47,10 @@ class SpecDecoder(Decoder):
     @property
     def head_dim(self) -> int:
         return self._spec.head_dim
+
+    def cache_layout(self) -> CacheLayout:
+        """See `Decoder.cache_layout`."""
+        return layout_of_spec(self._spec, self._max_seq_len)
 
     @property
     def vocab_size(self) -> int:
@@ -184,20 +189,21 @@ class StackDecoder(SpecDecoder):
             value = self._norm(value, spec.value_norm, NormWeights(None))
         table = self._angles[index]
         cache = step.kv_cache.layer(index, spec.num_kv_heads, spec.head_dim)
+        group = step.kv_cache.group(index)
         if qk_norm is not None and qk_norm.is_after_rope:
             query, key = rope(query, key, inputs.positions, table)
             query = self._norm_heads(query, spec, weights.query_norm)
             key = self._norm_heads(key, spec, weights.key_norm)
-            ops.store_kv(key, value.contiguous(), *cache, inputs.slots)
+            ops.store_kv(key, value.contiguous(), *cache, inputs.slots[group])
         else:
             query = ops.rope_store_kv(
-                query, key, value, inputs.positions, table, *cache, inputs.slots
+                query, key, value, inputs.positions, table, *cache, inputs.slots[group]
             )
         temperatures = self._temperatures[index]
         if temperatures is not None:
             factors = temperatures[inputs.positions]
             query = (query * factors[:, None, None]).to(query.dtype)
-        attended = attend(ops, inputs, cache, query, self._rules[index])
+        attended = attend(ops, inputs, group, cache, query, self._rules[index])
         return self._linear(attended.flatten(1), weights.output)
 
     def _norm_heads(self, heads: Tensor, spec: Attention, weights: NormWeights | None) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from kernels.providers import Provider, load_ops
 from shared.errors import StartupError
+from worker.model.cache_layout import one_group
 from worker.model.forward import ForwardInputs
 from worker.model.kv_cache import KVCache
 
@@ -142,10 +143,10 @@ def pack(chunks: Sequence[Chunk], sequences: Sequence[Tensor]) -> ForwardInputs:
     return ForwardInputs(
         token_ids=torch.cat([sequences[c.sequence][c.start : c.end] for c in chunks]),
         positions=torch.cat(positions),
-        slots=torch.cat(slots),
+        slots=torch.cat(slots)[None],
         query_starts=lens.cumsum(0).int(),
         context_lens=torch.tensor([chunk.end for chunk in chunks], dtype=torch.int32),
-        block_tables=tables.int(),
+        block_tables=tables.int()[None],
         sampled_rows=torch.arange(num_tokens),
         num_decodes=sum(chunk.end - chunk.start == 1 for chunk in chunks),
         max_query_len=int(lens.max()),
@@ -155,7 +156,9 @@ def pack(chunks: Sequence[Chunk], sequences: Sequence[Tensor]) -> ForwardInputs:
 def paged_logits(decoder: "ForeignDecoder", sequences: Sequence[Tensor]) -> list[Tensor]:
     """Logits of every token of every sequence, computed in `STEPS`."""
     shape = (decoder.num_layers, 7, BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim)
-    kv_cache = KVCache(torch.full(shape, torch.nan), torch.full(shape, torch.nan))
+    kv_cache = KVCache(
+        torch.full(shape, torch.nan), torch.full(shape, torch.nan), one_group(shape[0])
+    )
     logits = [torch.full((len(ids), decoder.vocab_size), torch.nan) for ids in sequences]
     for chunks in STEPS:
         with torch.inference_mode():
@@ -215,7 +218,7 @@ def test_a_planted_fault_exceeds_the_error_bound(tmp_path: Path) -> None:
 def test_only_sampled_rows_get_logits(tmp_path: Path) -> None:
     decoder = save_and_load(tiny_model("phi"), tmp_path)
     shape = (decoder.num_layers, 7, BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim)
-    kv_cache = KVCache(torch.zeros(shape), torch.zeros(shape))
+    kv_cache = KVCache(torch.zeros(shape), torch.zeros(shape), one_group(shape[0]))
     inputs = pack(STEPS[0], [torch.arange(1, length + 1) for length in SEQUENCE_LENS])
     few: Any = {name: getattr(inputs, name) for name in ForwardInputs.__slots__}
 

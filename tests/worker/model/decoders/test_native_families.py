@@ -19,6 +19,7 @@ from tests.support.models.batches import batch, share
 from tests.support.models.numerics import assert_close, poisoned
 from tests.support.models.tiny import FAMILIES, VOCAB_SIZE, reference_logits, write_tiny_model
 from worker.model import families
+from worker.model.cache_layout import one_group
 from worker.model.families import FAMILIES as FAMILIES_OF_FILES
 from worker.model.forward import Decoder
 from worker.model.inputs import build_inputs
@@ -44,7 +45,8 @@ def load(directory: Path, kernels: str = "native") -> Decoder:
 def stepwise_logits(decoder: Decoder, steps: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """Each prompt's logits, [num_tokens, vocab_size], over a cache that initially contains NaN."""
     shape = (decoder.num_layers, 10, BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim)
-    cache = KVCache(poisoned(*shape, dtype=decoder.dtype), poisoned(*shape, dtype=decoder.dtype))
+    keys, values = (poisoned(*shape, dtype=decoder.dtype) for _ in range(2))
+    cache = KVCache(keys, values, one_group(decoder.num_layers))
     computed: list[list[Tensor]] = [[] for _ in PROMPTS]
     for step in steps:
         shares = {}
@@ -168,7 +170,8 @@ def test_only_rows_to_be_sampled_have_logits(tmp_path: Path) -> None:
     shape = (decoder.num_layers, 10, BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim)
     inputs = build_inputs(shares, BLOCK_SIZE, CPU).forward
     with torch.inference_mode():
-        logits = decoder.forward(inputs, KVCache(poisoned(*shape), poisoned(*shape)))
+        cache = KVCache(poisoned(*shape), poisoned(*shape), one_group(decoder.num_layers))
+        logits = decoder.forward(inputs, cache)
     assert_close(logits, stepwise_logits(decoder, [(12, 26)])[1][-1:], MAX_RELATIVE_ERROR)
 
 

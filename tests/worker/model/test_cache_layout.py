@@ -1,0 +1,189 @@
+"""Layers that do not read all tokens free the blocks behind them; every token stays the same."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from kernels.providers import load_ops
+from shared.errors import StartupError
+from shared.messages import SamplingParams
+from tests.support.models.engine import by_sequence
+from tests.support.models.tiny import VOCAB_SIZE, reference_logits, write_tiny_model
+from worker.engine.cache.layout import ChunkCache, FullCache, WindowCache
+from worker.engine.engine import Engine
+from worker.engine.interface import EngineLoad, Output, SequenceId, StepOutput, Submit
+from worker.engine.scheduler import SchedulerLimits
+from worker.model.cache_layout import KeptTokens, layout_of
+from worker.model.decoders import fallback
+from worker.model.forward import Decoder
+from worker.model.loading import load_decoder
+from worker.model.runner import TorchRunner
+from worker.model.start import RunnerLimits, start_runner
+
+CPU = torch.device("cpu")
+GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
+PROMPTS = [[(7 * k * k + 3 * i + 1) % VOCAB_SIZE for k in range(12 + 8 * i)] for i in range(3)]
+MAX_TOKENS = 48
+BLOCK_SIZE = 4
+STEP_TOKENS = 16
+LIMITS = RunnerLimits(block_size=BLOCK_SIZE, max_num_seqs=4, max_num_batched_tokens=STEP_TOKENS)
+MODELS = {
+    "one window in all layers, native": ("mistral", "native"),
+    "windows in one layer of two, native": ("gpt_oss", "native"),
+    "windows in two layers of three, native": ("gemma3_text", "native"),
+    "chunks, native": ("llama4_text", "native"),
+    "chunks": ("llama4_text", "reference"),
+    "layers with shorter keys, native": ("gemma4_text", "native"),
+    "layers with shorter keys": ("gemma4_text", "reference"),
+    "windows, transformers": ("exaone4", "transformers"),
+}
+OVERRIDES: dict[str, dict[str, Any]] = {
+    # 64 elements, beside the 32 of layers with a window.
+    "gemma4_text": {"global_head_dim": 64},
+}
+
+
+class Served(NamedTuple):
+    token_ids: list[list[int]]
+    load: EngineLoad
+    """At the end."""
+    most_blocks: int
+    """The maximum number of blocks in use."""
+
+
+def load(directory: Path, kernels: str) -> Decoder:
+    if kernels == "transformers":
+        return fallback.load(
+            directory, dtype=torch.float32, device=CPU, ops=lambda shape: load_ops()
+        )
+    return load_decoder(directory, dtype="float32", device=CPU, kernels=kernels)
+
+
+def start(decoder: Decoder, num_blocks: int) -> TorchRunner:
+    """A runner with a cache of so many blocks."""
+    num_places = decoder.cache_layout().num_places
+    key_bytes = decoder.num_kv_heads * decoder.head_dim * decoder.dtype.itemsize
+    limits = replace(LIMITS, kv_cache_bytes=num_blocks * 2 * num_places * BLOCK_SIZE * key_bytes)
+    return start_runner(decoder, load_ops(), limits, has_graphs=False)
+
+
+def few_blocks(decoder: Decoder) -> int:
+    """The number of blocks in which the longest prompt has room alone, with its answer."""
+    num_tokens = len(PROMPTS[-1]) + MAX_TOKENS
+    return LIMITS.divide(1, decoder.cache_layout()).num_blocks_for(num_tokens)
+
+
+def tokens(outputs: Iterable[Output]) -> list[StepOutput]:
+    return [output for output in outputs if isinstance(output, StepOutput)]
+
+
+def serve(
+    runner: TorchRunner,
+    prompts: list[list[int]],
+    *,
+    max_tokens: int = MAX_TOKENS,
+    num_turns: int = 1,
+) -> Served:
+    """A chat with each prompt, all at a time."""
+    engine = Engine(runner, SchedulerLimits(4, STEP_TOKENS, prefix_cache=True))
+    outputs: list[StepOutput] = []
+    most = 0
+    for turn in range(num_turns):
+        for k, prompt in enumerate(prompts):
+            known = [output.token_id for output in outputs if output.sequence_id == (f"0/{k}", 0)]
+            name = SequenceId(f"{turn}/{k}", 0)
+            outputs += tokens(engine.step([Submit(name, [*prompt, *known], GREEDY, 0, max_tokens)]))
+        while engine.has_work:
+            outputs += tokens(engine.step())
+            engine.check_invariants()
+            most = max(most, engine.load().num_blocks - engine.load().num_free_blocks)
+    engine.close()
+    token_ids = [[o.token_id for o in stream] for _, stream in sorted(by_sequence(outputs).items())]
+    return Served(token_ids, engine.load(), most)
+
+
+def assert_greedy(model: Any, served: Served) -> None:
+    """Every token is the one that transformers finds most likely."""
+    num_prompts = len(PROMPTS)
+    for k, prompt in enumerate(PROMPTS):
+        answer = [*served.token_ids[k], *served.token_ids[k + num_prompts]]
+        logits = reference_logits(model, [*prompt, *answer[:-1]])[len(prompt) - 1 :]
+        assert logits.argmax(dim=-1).tolist() == answer
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layers_free_the_blocks_behind_them_and_change_no_token(tmp_path: Path, name: str) -> None:
+    model_type, kernels = MODELS[name]
+    model = write_tiny_model(tmp_path, model_type, **OVERRIDES.get(model_type, {}))
+    decoder = load(tmp_path, kernels)
+
+    served = serve(start(decoder, 400), PROMPTS, num_turns=2)
+    pressed = serve(start(decoder, few_blocks(decoder)), PROMPTS)
+
+    assert_greedy(model, served)
+    assert served.load.num_cached_tokens > 0
+    assert pressed.token_ids == served.token_ids[: len(PROMPTS)]
+    # With windows in all layers no sequence grows, so that none is preempted.
+    grows = FullCache() in decoder.cache_layout().groups
+    assert (pressed.load.num_preemptions > 0) == grows
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+def test_a_sequence_behind_a_window_never_holds_more_than_a_window_and_a_step(
+    tmp_path: Path, kernels: str
+) -> None:
+    write_tiny_model(tmp_path, "mistral", sliding_window=7)
+    runner = start(load(tmp_path, kernels), 7)
+
+    served = serve(runner, PROMPTS[:1], max_tokens=90, num_turns=2)
+
+    assert runner.max_seq_len == 256
+    assert runner.facts()["kv_cache_sequences"] == 1
+    assert [len(token_ids) for token_ids in served.token_ids] == [90, 90]
+    # 6 tokens of the window before it and the 16 of a step lie in up to 7 blocks of 4.
+    assert served.most_blocks <= 7
+    assert served.load.num_preemptions == 0
+
+
+def layers(*windows: int | None) -> list[KeptTokens]:
+    return [KeptTokens(window) for window in windows]
+
+
+def test_layers_are_divided_so_that_few_places_stay_empty() -> None:
+    gemma = layout_of(layers(*[None if k % 6 == 5 else 512 for k in range(26)]), 32768)
+    gpt_oss = layout_of(layers(*[128, None] * 12), 131072)
+    mistral = layout_of(layers(*[4096] * 32), 32768)
+
+    assert (len(gemma.groups), gemma.num_places) == (7, 4)
+    assert gemma.groups.count(FullCache()) == 1
+    assert (gpt_oss.groups, gpt_oss.num_places) == ([WindowCache(128), FullCache()], 12)
+    assert (mistral.groups, mistral.num_places) == ([WindowCache(4096)], 32)
+    for layout in (gemma, gpt_oss, mistral):
+        assert len(set(layout.places)) == len(layout.places)
+
+
+def test_a_window_as_long_as_the_context_keeps_all_tokens() -> None:
+    assert layout_of(layers(4096, None), max_seq_len=4096).groups == [FullCache()]
+
+
+def test_a_chunk_keeps_its_own_tokens_alone() -> None:
+    llama4 = layout_of([KeptTokens(None, 8192)] * 3 + [KeptTokens(None)], 1 << 20)
+    assert llama4.groups == [*[ChunkCache(8192)] * 3, FullCache()]
+
+
+def test_blocks_of_shorter_keys_are_counted_in_their_own_size() -> None:
+    gemma4 = layout_of([KeptTokens(512, key_size=4096), KeptTokens(None, key_size=2048)], 32768)
+    odd = layout_of([KeptTokens(512, key_size=4096), KeptTokens(None, key_size=3000)], 32768)
+
+    assert (gemma4.groups, gemma4.key_blocks) == ([WindowCache(512), FullCache()], [1, 2])
+    assert (odd.groups, odd.key_blocks) == ((FullCache(),), [1])
+
+
+def test_a_cache_without_a_block_for_each_group_is_refused(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, "gpt_oss")
+    with pytest.raises(StartupError, match=r"for its first 4 tokens, but has"):
+        start(load(tmp_path, "reference"), num_blocks=1)
