@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test engines chaos soak check types lint documents fmt bench up
+.PHONY: help setup demo test engines chaos soak check types lint documents fmt bench release up
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -84,6 +84,9 @@ bench: setup ## Measure Warren beside the peers found in PATH, and the cost of t
 	$(WITH_RABBITMQ) $(BIN)/python -m bench.serving
 	$(WITH_RABBITMQ) $(BIN)/python -m bench.queue
 
+release: setup ## Build the release of the tag of HEAD into dist: wheel, sdist, images' sources, Helm chart
+	$(BIN)/python -m infra.release
+
 up: .env ## Start RabbitMQ, a gateway and a worker in Docker
 	@docker compose version >/dev/null 2>&1 || { \
 	    echo "make up needs Docker with the Compose plugin (docker compose, version 2)" >&2; exit 1; }
@@ -98,7 +101,7 @@ up: .env ## Start RabbitMQ, a gateway and a worker in Docker
 $(SERVING): pyproject.toml constraints.txt
 	@python=$$(infra/find_python.sh) && "$$python" -m venv $(VENV)
 	@echo "Installing what serving needs into $(VENV); this takes some minutes."
-	@$(PIP) pip setuptools
+	@$(PIP) pip setuptools setuptools-scm
 	@$(PIP) --no-build-isolation --editable '.[gateway,worker]'
 	@$(BIN)/python -m kernels.native
 	@touch $@

@@ -4,7 +4,6 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from itertools import takewhile
 from typing import Annotated
 
@@ -24,6 +23,7 @@ from cli.terminal import notices, output
 from cli.verify.command import verify
 from shared.errors import StartupError, WarrenError
 from shared.printable import escape_controls
+from shared.version import UNKNOWN, VERSION
 
 app = typer.Typer(
     help="An asynchronous LLM service on RabbitMQ: requests survive the crash of any process.",
@@ -69,9 +69,8 @@ for one in (app, batches.app, dead.app, keys.app, tenants.app, usage.app, webhoo
 
 def _show_version(is_wanted: bool) -> None:
     if is_wanted:
-        try:
-            version = metadata.version("warren")
-        except metadata.PackageNotFoundError:
+        version = VERSION
+        if version == UNKNOWN:
             version = "of unknown version: run from its sources, and not installed"
         output.print(f"warren {version}", highlight=False, soft_wrap=True)
         raise typer.Exit

@@ -5,16 +5,14 @@ import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
-from importlib import metadata
 from typing import Any
 
 from cli.doctor.findings import Finding, failure, ok, skipped, warning
 from cli.doctor.web import Fetched, fetch
 from cli.gateway_client import base_url
+from shared.version import UNKNOWN, VERSION
 
 _MAX_SKEW_S = 5.0
-_UNKNOWN = "unknown"
-"""The version of a gateway that runs from its sources."""
 
 
 def check_gateway(url: str, api_key: str | None) -> Iterator[Finding]:
@@ -113,13 +111,9 @@ def _version(status: Fetched) -> Finding:
     """Workers of this machine and the gateway exchange messages."""
     if status.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
         return skipped("version", "an API key with the scope operator is needed to see it")
-    theirs = (_fact(status, "gateway") or {}).get("version", _UNKNOWN)
-    try:
-        ours = metadata.version("warren")
-    except metadata.PackageNotFoundError:
-        ours = _UNKNOWN
-    detail = f"{theirs} at the gateway, {ours} on this machine"
-    if theirs != ours and _UNKNOWN not in (theirs, ours):
+    theirs = (_fact(status, "gateway") or {}).get("version", UNKNOWN)
+    detail = f"{theirs} at the gateway, {VERSION} on this machine"
+    if theirs != VERSION and UNKNOWN not in (theirs, VERSION):
         return warning("version", detail, "install one version on all machines")
     return ok("version", detail)
 

@@ -11,7 +11,7 @@ compile() { # compile LOCK [OPTION...], with the requirements on standard input
 }
 
 lock() { # lock NAME EXTRA [OPTION...]
-    echo setuptools | compile "$1" pyproject.toml --extra "$2" --constraint constraints.txt "${@:3}"
+    printf "%s\n" setuptools setuptools-scm | compile "$1" pyproject.toml --extra "$2" --constraint constraints.txt "${@:3}"
 }
 
 lock gateway gateway

@@ -7,7 +7,6 @@ catalogs of gateway and worker.
 import platform
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Literal, TypeAlias
 
 import prometheus_client
@@ -19,6 +18,8 @@ from prometheus_client.core import (
     Metric,
 )
 from prometheus_client.registry import Collector
+
+from shared.version import VERSION
 
 # They would double the number of series.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -158,14 +159,6 @@ PROCESS = Catalog()
 ProcessCollector(registry=PROCESS.registry)
 
 
-def _version() -> str:
-    try:
-        return metadata.version("warren")
-    except metadata.PackageNotFoundError:
-        return "unknown"
-
-
-VERSION = _version()
 PROCESS.at_scrape(
     "gauge",
     "warren_build_info",

@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from shared.printable import printable, printable_json
 from shared.settings import CommonSettings
 from shared.telemetry import audit, floods, incidents, requests
-from shared.telemetry.metrics import VERSION
+from shared.version import VERSION
 
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
 """The attributes of every record, and one that uvicorn adds to its own; all others are fields."""

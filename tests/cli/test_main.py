@@ -6,8 +6,8 @@ import re
 import socket
 import subprocess
 import sys
-import sysconfig
-import tomllib
+from importlib import metadata
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -106,17 +106,16 @@ def test_each_commands_help_has_an_example(command: str) -> None:
     assert re.search(rf"^  warren {command} \S", shown.stdout, re.MULTILINE)
 
 
-def test_the_version_is_the_projects() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-
+def test_the_version_is_that_of_the_installation() -> None:
     shown = process("--version")
 
-    assert (shown.returncode, shown.stdout) == (0, f"warren {project['version']}\n")
+    assert (shown.returncode, shown.stdout) == (0, f"warren {metadata.version('warren')}\n")
 
 
 def test_sources_that_are_not_installed_have_no_version(tmp_path: Path) -> None:
-    for package in Path(sysconfig.get_paths()["purelib"]).iterdir():
-        if "warren" not in package.name:
+    folders = [Path(folder) for folder in sys.path if folder.endswith("site-packages")]
+    for package in chain.from_iterable(folder.iterdir() for folder in folders):
+        if "warren" not in package.name and not (tmp_path / package.name).is_symlink():
             (tmp_path / package.name).symlink_to(package)
 
     shown = subprocess.run(

@@ -119,7 +119,5 @@ def test_all_extras_together_resolve_to_the_pinned_versions() -> None:
     )
 
     assert resolved.returncode == 0, resolved.stderr
-    assert re.findall(r"^Would install (.*)$", resolved.stdout, re.MULTILINE) in (
-        [],
-        ["warren-0.1.0"],
-    )
+    others = re.findall(r"^Would install (?!warren-\S+$)(.*)$", resolved.stdout, re.MULTILINE)
+    assert others == []

@@ -29,7 +29,7 @@ from shared.messages import (
     encode,
     prompt_facts,
 )
-from shared.telemetry.metrics import VERSION
+from shared.version import VERSION
 from worker.decode.constraints import Grammar, GrammarMatcher, token_mask
 from worker.decode.scores import PromptScorer, token_logprobs
 from worker.decode.served_model import ServedModel

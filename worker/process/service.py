@@ -30,8 +30,8 @@ from shared.messages import (
 )
 from shared.settings import WorkerSettings
 from shared.telemetry import floods, incidents
-from shared.telemetry.metrics import VERSION
 from shared.topology import Lane, Publishers
+from shared.version import VERSION
 from worker.decode import served_model
 from worker.decode.bridge import Generations
 from worker.decode.served_model import ServedModel

@@ -16,7 +16,7 @@ from shared.messages import (
     TokenDelta,
     hash_text,
 )
-from shared.telemetry.metrics import VERSION
+from shared.version import VERSION
 
 
 @dataclass(slots=True)

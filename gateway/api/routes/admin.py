@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from importlib import metadata
 from typing import Literal
 
 from fastapi import APIRouter, Path, Query, Response
@@ -28,6 +27,7 @@ from shared.bus.base import Message
 from shared.errors import StreamNotFound, Unroutable
 from shared.messages import Announcement, Drain, encode
 from shared.topology import Lane
+from shared.version import VERSION
 
 MAX_STREAMS = 200
 _MAX_KEYS = 200
@@ -206,18 +206,11 @@ def router(gateway: Gateway) -> APIRouter:
 def _gateway(gateway: Gateway) -> GatewayStatus:
     return GatewayStatus(
         id=gateway.limits.name,
-        version=_version(),
+        version=VERSION,
         started_at=gateway.started_at,
         status=gateway.state,
         num_requests=gateway.admission.num_requests,
     )
-
-
-def _version() -> str:
-    try:
-        return metadata.version("warren")
-    except metadata.PackageNotFoundError:  # run from its sources
-        return "unknown"
 
 
 def _key(key: ApiKey, gateway: Gateway) -> KeyStatus:

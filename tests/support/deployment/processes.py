@@ -45,13 +45,20 @@ class WarrenProcess:
     """``python ARGS`` in the repository's root, healthy once its port answers ``/health``."""
 
     def __init__(
-        self, args: Sequence[str], port: int, log: Path, variables: Mapping[str, str] | None = None
+        self,
+        args: Sequence[str],
+        port: int,
+        log: Path,
+        variables: Mapping[str, str] | None = None,
+        root: Path = ROOT,
     ) -> None:
+        """``root`` may be the sources of another version."""
         self.url = f"http://127.0.0.1:{port}"
         self.start_timeout_s: float = START_TIMEOUT_S
         self._args = args
         self._log = log
         self._variables = variables or {}
+        self._root = root
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -83,7 +90,7 @@ class WarrenProcess:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, *self._args],
-                cwd=ROOT,
+                cwd=self._root,
                 stdout=log,
                 stderr=log,
                 env={**os.environ, "WARREN_LOG_FORMAT": "json", **self._variables},
@@ -126,10 +133,10 @@ def serve(log: Path, *options: str) -> WarrenProcess:
     return WarrenProcess(["warren.py", "serve", f"--port={port}", *options], port, log)
 
 
-def gateway(broker: str, log: Path, *options: str) -> WarrenProcess:
+def gateway(broker: str, log: Path, *options: str, root: Path = ROOT) -> WarrenProcess:
     port = free_port()
     args = ["warren.py", "gateway", f"--broker={broker}", f"--port={port}", *options]
-    return WarrenProcess(args, port, log)
+    return WarrenProcess(args, port, log, root=root)
 
 
 def worker(broker: str, log: Path, *options: str, **variables: str) -> WarrenProcess:
@@ -138,8 +145,10 @@ def worker(broker: str, log: Path, *options: str, **variables: str) -> WarrenPro
     return WarrenProcess(args, port, log, variables)
 
 
-def echo_worker(broker: str, log: Path, *options: str, **variables: str) -> WarrenProcess:
+def echo_worker(
+    broker: str, log: Path, *options: str, root: Path = ROOT, **variables: str
+) -> WarrenProcess:
     """A worker with a synthetic model: see `bench.echo_worker`."""
     port = free_port()
     args = ["-m", "bench.echo_worker", f"--broker={broker}", f"--health-port={port}", *options]
-    return WarrenProcess(args, port, log, variables)
+    return WarrenProcess(args, port, log, variables, root)
