@@ -44,7 +44,8 @@ _LOOK_INTERVAL_S = 1.0
 _MAX_MISSED_LOOKS = 2
 """Looks in succession that a server may leave unanswered: a connection may be lost by chance."""
 _MAX_MISSED_AS_CHILD = 20
-"""Looks in succession that a child leaves unanswered before it is ended and started again."""
+"""Looks in succession that a child leaves unanswered before it is ended and started again. A child
+that has not answered yet is loading its model, which may take any time."""
 _BUSY_PAUSE_S = 0.1
 _MAX_BUSY_PAUSE_S = 2.0
 
@@ -305,6 +306,7 @@ class HttpEngine:
         """Look at the server every second: whether it answers, and after an absence whether it is
         the same one."""
         num_missed = 0
+        exits_before_answer = self._num_exits()  # of children before the one that answered last
         while True:
             with_haste = asyncio.create_task(self._looks.wait())
             await asyncio.wait([with_haste], timeout=_LOOK_INTERVAL_S)
@@ -316,12 +318,19 @@ class HttpEngine:
                 partial(self._server.is_healthy, self._adapter.health_path)
             )
             num_missed = 0 if is_healthy else num_missed + 1
+            if is_healthy:
+                exits_before_answer = self._num_exits()
             if num_missed >= _MAX_MISSED_LOOKS:
                 self._become(is_ready=False)
-                if self._process is not None and num_missed % _MAX_MISSED_AS_CHILD == 0:
-                    self._process.end()  # it hangs, or is gone already
+                is_silent = num_missed % _MAX_MISSED_AS_CHILD == 0
+                has_answered = exits_before_answer == self._num_exits()
+                if self._process is not None and is_silent and has_answered:
+                    self._process.end()
             elif is_healthy and not self._is_ready:
                 await self._return()
+
+    def _num_exits(self) -> int:
+        return 0 if self._process is None else self._process.num_exits
 
     async def _return(self) -> None:
         try:

@@ -1,14 +1,24 @@
 """A server that speaks the protocols of the engines, with tokens that are a function of the
-context. It fails as it is told."""
+context. It fails as it is told.
 
+As a program it is the engine of a worker: its model's name is the content of a file, it is healthy
+once a file exists, and its streams wait in the middle while another one does.
+"""
+
+import argparse
 import json
+import shlex
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Literal
 
+from tests.support.deployment.processes import ROOT
 from worker.model.echo import next_token
 from worker.text import Tokenizer
 
@@ -16,6 +26,7 @@ Fault = Literal["break", "cut", "nonsense", "error", "unknown token", "500", "42
 _WORDS = range(1000, 2000)
 _WITH_VERSION = ("vllm", "trtllm")
 _END_SHARE = 40
+_LOOK_INTERVAL_S = 0.02
 
 
 class ScriptedEngine:
@@ -83,10 +94,10 @@ class ScriptedEngine:
 
 @contextmanager
 def engine_server(
-    protocol: str, tokenizer: Tokenizer, *, max_seq_len: int = 512
+    protocol: str, tokenizer: Tokenizer, *, max_seq_len: int = 512, port: int = 0
 ) -> Iterator[ScriptedEngine]:
     script = ScriptedEngine(protocol, tokenizer, max_seq_len=max_seq_len)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Handler, script))
+    server = ThreadingHTTPServer(("127.0.0.1", port), partial(_Handler, script))
     server.daemon_threads = True
     script.url = f"http://127.0.0.1:{server.server_port}"
     serving = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -373,3 +384,41 @@ _FRAMES: Mapping[str, _Frames] = {
         lambda event: {"choices": [{**event["choices"][0], "text": 7}]},
     ),
 }
+
+
+class EngineFiles:
+    """The files that steer the program."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self.model = directory / "model"
+        self.ready = directory / "ready"
+        self.pause = directory / "pause"
+        self.model.write_text("model")
+        self.ready.touch()
+
+    def command(self, tokenizer: Path, port: int) -> str:
+        """The command line of a llama-server that they steer."""
+        module = ["env", "-C", str(ROOT), sys.executable, "-m", __name__]
+        return shlex.join([*module, str(self._directory), str(tokenizer), str(port)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("files", type=Path)
+    parser.add_argument("tokenizer", type=Path)
+    parser.add_argument("port", type=int)
+    given = parser.parse_args()
+    tokenizer = Tokenizer.load(given.tokenizer)
+    with engine_server("llama-server", tokenizer, port=given.port) as script:
+        script.model = (given.files / "model").read_text()
+        script.is_healthy, script.paused_after = False, 10
+        while True:
+            script.is_healthy = (given.files / "ready").exists()
+            if not (given.files / "pause").exists():
+                script.may_continue.set()
+            time.sleep(_LOOK_INTERVAL_S)
+
+
+if __name__ == "__main__":
+    main()
