@@ -1,7 +1,9 @@
 """The connection to an engine's server, and what its failures mean."""
 
 import json
-from collections.abc import AsyncGenerator
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -40,6 +42,10 @@ class EngineServer:
         }
         self._stream_timeout = httpx.Timeout(silence_s, connect=_CONNECT_S)
         self._questions = httpx.Client(**self._options, timeout=_QUESTION_S)
+        self._lock = threading.Lock()
+        self._num_open = 0
+        """Questions without an answer yet."""
+        self._is_closed = False
 
     def get(self, path: str) -> Json:
         return self._ask("GET", path, None)
@@ -49,7 +55,8 @@ class EngineServer:
 
     def is_healthy(self, path: str) -> bool:
         try:
-            response = self._questions.get(path, timeout=_HEALTH_S)
+            with self._question():
+                response = self._questions.get(path, timeout=_HEALTH_S)
         except httpx.TransportError:
             return False
         return response.status_code == httpx.codes.OK
@@ -60,11 +67,29 @@ class EngineServer:
         return httpx.AsyncClient(**self._options, timeout=self._stream_timeout, limits=limits)
 
     def close(self) -> None:
-        self._questions.close()
+        """Returns at once. A question that another thread asks ends as it would have."""
+        with self._lock:
+            self._is_closed = True
+        with self._question():
+            pass
+
+    @contextmanager
+    def _question(self) -> Iterator[None]:
+        with self._lock:
+            self._num_open += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._num_open -= 1
+                is_last = self._is_closed and self._num_open == 0
+            if is_last:
+                self._questions.close()
 
     def _ask(self, method: str, path: str, body: Json | None) -> Json:
         try:
-            response = self._questions.request(method, path, json=body)
+            with self._question():
+                response = self._questions.request(method, path, json=body)
         except httpx.TransportError as error:
             raise EngineAway(_reason(error)) from error
         if response.status_code in _BUSY:
