@@ -33,6 +33,7 @@ from gateway.api.routes import (
     quick,
     receipts,
     responses,
+    sign_in,
     streams,
     tenants,
     uploads,
@@ -131,6 +132,7 @@ def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
     ):
         app.serve(group.router(gateway))
     docs.install(app)
+    sign_in.install(app, gateway)
     console.install(app)
     _add_middleware(app, gateway)
     return app
@@ -195,6 +197,7 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
     app.add_middleware(
         Authentication,
         keys=gateway.keys,
+        sign_in=gateway.sign_in,
         limits=gateway.limits,
         refusals=gateway.refusals,
         metrics=gateway.metrics,

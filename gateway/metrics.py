@@ -40,6 +40,7 @@ _LIMITS = (
 """Counters that begin with their first event show no increase, so these begin with 0."""
 _LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _WEBHOOK_OUTCOMES = ("delivered", "retried", "dead")
+_SIGN_INS = ("completed", "denied", "expired", "failed", "unavailable", "busy")
 _COMPLETIONS = "cmpl"
 """The beginning of the ids of requests without a conversation."""
 
@@ -178,6 +179,15 @@ class Metrics:
             "because the client left or the broker lost it).",
             "outcome",
         )
+        self.sign_ins = catalog.counter(
+            "warren_gateway_sign_ins_total",
+            "Sign-ins with the OpenID provider, by outcome: completed, denied (by the provider, or "
+            "no role is given), expired (the browser has begun none lately), failed (a proof does "
+            "not hold), unavailable (the provider does not answer) or busy (too many at once).",
+            "outcome",
+        )
+        for outcome in _SIGN_INS:
+            self.sign_ins.labels(outcome)
         self.keys_file_broken = catalog.gauge(
             "warren_gateway_keys_file_broken",
             "1 while the file of API keys has a fault and older keys are in force.",

@@ -27,6 +27,7 @@ from gateway.intake.keys.accepted import Keys, authorization_of
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Limits
 from gateway.metrics import Metrics
+from gateway.sign_in.signing_in import SignIn
 from shared.errors import (
     InternalError,
     InvalidApiKey,
@@ -226,16 +227,23 @@ def _address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 class Authentication:
     """Rejects requests without a valid API key, and those whose key lacks the scope; stores the key
     as ``state["caller"]``, and its tenant as ``state["tenant"]``. Answers say how much of the key's
-    limits is left.
+    limits is left. Without a key, the session of a person who has signed in stands for one.
 
     Both are None if the request has a stream token instead of a key, because an ``EventSource``
     cannot send headers. The route verifies the token.
     """
 
     def __init__(
-        self, app: ASGIApp, keys: Keys, limits: Limits, refusals: Refusals, metrics: Metrics
+        self,
+        app: ASGIApp,
+        keys: Keys,
+        sign_in: SignIn | None,
+        limits: Limits,
+        refusals: Refusals,
+        metrics: Metrics,
     ) -> None:
         self._app = app
+        self._sign_in = sign_in
         self._refusals = refusals
         self._keys = keys
         self._limits = limits
@@ -249,7 +257,7 @@ class Authentication:
             return await self._app(scope, receive, send)
         state = scope["state"]
         try:
-            caller = state["caller"] = self._caller_of(scope)
+            caller = state["caller"] = await self._caller_of(scope)
             state["tenant"] = None if caller is None else caller.tenant
             if caller is not None:
                 caller.require(needed)
@@ -270,11 +278,13 @@ class Authentication:
         return await self._app(scope, receive, send)
 
     def _record_refusal(self, error: InvalidApiKey | PermissionDenied, scope: Scope) -> None:
-        named = self._keys.named(authorization_of(Headers(scope=scope)))
+        known: ApiKey | None = scope["state"].get("caller")
+        named = known or self._keys.named(authorization_of(Headers(scope=scope)))
         self._refusals.record(
             "login refused" if isinstance(error, InvalidApiKey) else "access refused",
             tenant="" if named is None else named.tenant,
             key_id="" if named is None else named.key_id,
+            person="" if named is None else named.person,
             reason=error.message,
             **_fields_of(scope),
         )
@@ -289,11 +299,17 @@ class Authentication:
 
         return send_with_limits if caller.has_rates else send
 
-    def _caller_of(self, scope: Scope) -> ApiKey | None:
-        authorization = authorization_of(Headers(scope=scope))
+    async def _caller_of(self, scope: Scope) -> ApiKey | None:
+        headers = Headers(scope=scope)
+        authorization = authorization_of(headers)
         has_token = scope["path"].startswith(_STREAMS) and b"token=" in scope["query_string"]
         if not authorization and has_token and self._keys.are_needed:
             return None
+        if self._sign_in is not None:
+            if not authorization and self._sign_in.has_session(headers.get("cookie", "")):
+                return self._sign_in.caller_of(scope["method"], headers)
+            if self._sign_in.is_token(authorization):
+                return await self._sign_in.caller_of_token(authorization)
         return self._keys.find(authorization)
 
 
@@ -308,7 +324,13 @@ def _recorded(caller: ApiKey, scope: Scope, send: Send) -> Send:
     async def send_recorded(message: Message) -> None:
         if message["type"] == "http.response.start":
             fields = {**_fields_of(scope), "status": message["status"]}
-            audit.record("operator's request", tenant=caller.tenant, key_id=caller.key_id, **fields)
+            audit.record(
+                "operator's request",
+                tenant=caller.tenant,
+                key_id=caller.key_id,
+                person=caller.person,
+                **fields,
+            )
         await send(message)
 
     return send_recorded

@@ -30,6 +30,8 @@ from gateway.log.bindings import LogBindings
 from gateway.log.registry import Relays
 from gateway.log.reply_queues import ReplyQueues
 from gateway.metrics import Metrics
+from gateway.sign_in.access import Access
+from gateway.sign_in.signing_in import SignIn
 from gateway.store.batches import BATCH_PREFIX
 from gateway.store.state import Store
 from gateway.tenants.erasure import TenantErasure
@@ -87,6 +89,7 @@ class Gateway:
     limits: Limits
     refusals: Refusals
     signer: Signer
+    sign_in: SignIn | None
     receipts: ReceiptKeys
     quick: QuickLane
     publishers: Publishers
@@ -114,6 +117,7 @@ class Gateway:
         """Build a gateway. Raises `StartupError`."""
         reply_queues = ReplyQueues(bus, settings.reply_retention_s)
         keys, metrics = Keys.of(settings), Metrics(settings.metrics_tenants)
+        access, signer = Access.of(settings), Signer.of(settings)
         workers = LiveWorkers(
             bus,
             Backlog(bus, settings.max_queue_wait_s),
@@ -161,7 +165,8 @@ class Gateway:
             keys=keys,
             refusals=Refusals(),
             limits=limits,
-            signer=Signer.of(settings),
+            signer=signer,
+            sign_in=None if access is None else SignIn(access, signer, keys, metrics),
             receipts=ReceiptKeys.of(settings.receipt_keys_file),
             quick=QuickLane(bus, workers.jobs),
             publishers=publishers,

@@ -361,6 +361,12 @@ class GatewaySettings(CommonSettings):
         "restart. Unset: requests need no API key. Set it before other machines can reach the "
         "gateway.",
     )
+    oidc_file: Path | None = Field(
+        None,
+        description="JSON file with the OpenID provider with which people sign in to the console, "
+        "and with their roles, such as a mounted secret. It needs WARREN_KEYS_FILE. Unset: the "
+        "console asks for an API key.",
+    )
     open_metrics: bool = Field(
         True,
         description="Answer /metrics without an API key. false: it needs a key with the scope "

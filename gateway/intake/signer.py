@@ -1,5 +1,5 @@
 """Signatures with keys that are derived from the gateways' shared secret: stream tokens, and ids
-derived from Idempotency-Keys.
+derived from Idempotency-Keys. The sessions of the console have keys of their own.
 
 A stream token is its expiry, a tag of the API key of the stream's request, and the signature of
 both, of the stream's id and of what the token permits. The tags of older gateways name the tenant
@@ -43,6 +43,8 @@ class Signer:
         self._tenant_key = derive_key(secret, "tenants of stream tokens")
         self._api_key_key = derive_key(secret, "API keys of stream tokens")
         self._id_key = derive_key(secret, "request ids")
+        self.session_key = derive_key(secret, "sessions of the console")
+        self.sign_in_key = derive_key(secret, "sign-ins to the console")
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> "Signer":
@@ -51,8 +53,8 @@ class Signer:
             return cls(settings.secret.get_secret_value().encode())
         if settings.broker is not None:
             logger.warning(
-                "WARREN_SECRET is not set: stream tokens and Idempotency-Keys are valid only at "
-                "this gateway, until it restarts"
+                "WARREN_SECRET is not set: stream tokens, Idempotency-Keys and sessions are valid "
+                "only at this gateway, until it restarts"
             )
         return cls(secrets.token_bytes())
 

@@ -1,4 +1,5 @@
-"""The audit log: refused logins and administrative acts, each with its tenant and key id.
+"""The audit log: refused logins and administrative acts, each with its tenant and key id, or with
+the person who has signed in.
 
 Records go to the logger ``warren.audit``, and to a file of JSON lines if there is one. They never
 contain keys, prompts or answers.
@@ -21,6 +22,8 @@ logger = logging.getLogger("warren.audit")
 logger.setLevel(logging.INFO)
 
 Act: TypeAlias = Literal[
+    "signed in",
+    "signed out",
     "login refused",
     "access refused",
     "refusals left out",
@@ -39,9 +42,12 @@ Act: TypeAlias = Literal[
 Refusal: TypeAlias = Literal["login refused", "access refused"]
 
 
-def record(act: Act, *, tenant: str = "", key_id: str = "", **facts: object) -> None:
-    """Record what was done, or refused, and who did it."""
-    logger.info(act, extra={"audit": {"tenant": tenant, "key_id": key_id, **facts}})
+def record(
+    act: Act, *, tenant: str = "", key_id: str = "", person: str = "", **facts: object
+) -> None:
+    """Record what was done, or refused, and who did it: ``person`` if somebody has signed in."""
+    who = {"tenant": tenant, "key_id": key_id, **({"person": person} if person else {})}
+    logger.info(act, extra={"audit": {**who, **facts}})
 
 
 class Refusals:
@@ -54,9 +60,11 @@ class Refusals:
     def __init__(self, limiter: floods.Limiter | None = None) -> None:
         self._limiter = floods.Limiter(record_left_out) if limiter is None else limiter
 
-    def record(self, act: Refusal, *, tenant: str, key_id: str, **facts: object) -> None:
+    def record(
+        self, act: Refusal, *, tenant: str, key_id: str, person: str = "", **facts: object
+    ) -> None:
         if self._limiter.allows(act, key_id):
-            record(act, tenant=tenant, key_id=key_id, **facts)
+            record(act, tenant=tenant, key_id=key_id, person=person, **facts)
 
 
 def record_left_out(event: floods.Event, left_out: Mapping[str, int]) -> None:

@@ -1,6 +1,7 @@
 // Requests to the gateway: the API key, errors, and streams of events.
 
 import { show } from "./dom.js";
+import { offerSignIn } from "./session.js";
 
 const KEY = "warren.key";
 const dialog = document.querySelector("#key-dialog");
@@ -28,6 +29,7 @@ export function askForKey(problem = "") {
     }, { once: true });
     dialog.returnValue = "";
     field.value = "";
+    offerSignIn();
     dialog.showModal();
   });
   return asking;

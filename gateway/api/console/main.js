@@ -8,6 +8,7 @@ import { $, el } from "./dom.js";
 import { showStatus } from "./fleet.js";
 import { countLetters, listSoon } from "./letters.js";
 import { summary } from "./problems.js";
+import { showSession } from "./session.js";
 import { listModels, showModels } from "./settings.js";
 import { showUsage } from "./usage.js";
 
@@ -115,6 +116,7 @@ $("#usage-days").addEventListener("change", () => {
 addEventListener("hashchange", () => open(location.hash.slice(1)));
 document.addEventListener("visibilitychange", look);
 
+showSession();
 const starting = startChat();
 open(location.hash.slice(1));
 try {

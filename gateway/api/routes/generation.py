@@ -432,7 +432,10 @@ class Responder:
 
     def _tokens(self, request_id: str) -> Iterator[tuple[bytes, bytes]]:
         """The headers with stream tokens, which are valid as long as the log can be kept. A token
-        permits no more than its caller's key."""
+        permits no more than its caller's key. A person's session has no key that a token could end
+        with."""
+        if self.request.state.caller.person:
+            return
         settings, job = self.gateway.settings, self.submitted.job
         is_detached = self.submitted.facts.is_detached
         kept_s = settings.detach_ttl_s if is_detached else settings.reply_retention_s

@@ -223,5 +223,6 @@ def _with_secret(gateway: Gateway, key: ApiKey, secret: str) -> KeyWithSecret:
 
 def _record(act: audit.Act, request: Request, key: ApiKey, **facts: object) -> None:
     caller: ApiKey = request.state.caller
-    fields = {"by_tenant": caller.tenant, "by_key_id": caller.key_id, **facts}
-    audit.record(act, tenant=key.tenant, key_id=key.key_id, **fields)
+    by = {"by_tenant": caller.tenant, "by_key_id": caller.key_id}
+    fields = {**by, **facts}
+    audit.record(act, tenant=key.tenant, key_id=key.key_id, person=caller.person, **fields)

@@ -135,10 +135,8 @@ def router(gateway: Gateway) -> APIRouter:
         await gateway.key_directory.limit(tenant, changes)
         with suppress(Unavailable):  # the answer then says what was known before
             await gateway.budgets.look()
-        caller: ApiKey = request.state.caller
         limits = {name: one and float(one) for name, one in changes.items()}
-        facts = {"limited_tenant": tenant, "limits": limits}
-        audit.record("tenant limits changed", tenant=caller.tenant, key_id=caller.key_id, **facts)
+        _record("tenant limits changed", request, limited_tenant=tenant, limits=limits)
         return json_response(_described(gateway, tenant))
 
     @routes.delete("/{tenant}", openapi_extra={"responses": {"200": answered(ErasedTenant)}})
@@ -148,11 +146,14 @@ def router(gateway: Gateway) -> APIRouter:
         await gateway.key_directory.refresh()
         if key_ids := gateway.erasure.keys_of(tenant):
             raise Conflict(_still_has(tenant, key_ids))
+        if gateway.sign_in is not None and (role := gateway.sign_in.access.role_in(tenant)):
+            raise Conflict(
+                f"People of the tenant {tenant} can sign in with the role {role}. Remove it from "
+                "WARREN_OIDC_FILE and start the gateways again."
+            )
         erased = await gateway.erasure.erase(tenant)
         answer = ErasedTenant(tenant=tenant, **erased._asdict())
-        caller: ApiKey = request.state.caller
-        fields = {"erased_tenant": tenant, **erased._asdict()}
-        audit.record("tenant erased", tenant=caller.tenant, key_id=caller.key_id, **fields)
+        _record("tenant erased", request, erased_tenant=tenant, **erased._asdict())
         return json_response(answer)
 
     return routes
@@ -185,6 +186,11 @@ def _require_costs(gateway: Gateway) -> None:
             "Usage records are deleted before the month of a budget ends. Set "
             f"WARREN_USAGE_RETENTION_S to {LONGEST_MONTH_S:.0f} at least."
         )
+
+
+def _record(act: audit.Act, request: Request, **facts: object) -> None:
+    caller: ApiKey = request.state.caller
+    audit.record(act, tenant=caller.tenant, key_id=caller.key_id, person=caller.person, **facts)
 
 
 def _still_has(tenant: str, key_ids: list[str]) -> str:

@@ -165,7 +165,13 @@ def router(gateway: Gateway) -> APIRouter:
         erased = Erased(tenant=tenant, num_records=await state.usage.erase(tenant))
         caller: ApiKey = request.state.caller
         fields = {"erased_tenant": tenant, "num_records": erased.num_records}
-        audit.record("usage records erased", tenant=caller.tenant, key_id=caller.key_id, **fields)
+        audit.record(
+            "usage records erased",
+            tenant=caller.tenant,
+            key_id=caller.key_id,
+            person=caller.person,
+            **fields,
+        )
         return json_response(erased)
 
     return routes

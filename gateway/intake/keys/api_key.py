@@ -71,6 +71,8 @@ class ApiKey:
     previous_until: datetime | None = None
     of_tenant: TenantLimits = field(default=NO_LIMITS, compare=False)
     """The limits of the tenant, which are no part of the key's line."""
+    person: str = field(default="", compare=False)
+    """The name of the person who has signed in, for whom there is no key; empty for a key."""
 
     @property
     def line(self) -> str:
