@@ -185,6 +185,9 @@ class Names:
     has_further_layers: bool = False
     """Whether the checkpoint may have layers after those of the model, which predict several tokens
     at once and are not read."""
+    further_parts: tuple[str, ...] = ()
+    """What the names of other tensors begin with, after the prefix, that are not read for the same
+    reason."""
     is_within: bool = False
     """Whether the checkpoint also holds other models, whose tensors are not read."""
 

@@ -84,6 +84,32 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "minimax_m2": {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2}
     | {"rotary_dim": 8},
     "nemotron": {},
+    "olmo3": {"sliding_window": 6}
+    | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    | {
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 64,
+            },
+        }
+    },
+    "granitemoe": {"embedding_multiplier": 3.0, "logits_scaling": 2.0}
+    | {"residual_multiplier": 0.4, "attention_multiplier": 0.2}
+    | {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "ernie4_5_moe": {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 40},
+    "hunyuan_v1_dense": {"head_dim": 16, "attention_bias": True}
+    | {
+        "rope_parameters": {
+            "rope_type": "dynamic",
+            "factor": 1.0,
+            "alpha": 1000.0,
+            "rope_theta": 1e4,
+        }
+    },
     "cohere2": {"sliding_window": 6}
     | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
 }

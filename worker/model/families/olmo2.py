@@ -1,5 +1,7 @@
 """OLMo 2, with norms after both parts, and of all heads of queries and keys together."""
 
+from typing import Any
+
 from worker.model.config import Config
 from worker.model.spec import Attention, Layer, ModelSpec, Norm, QkNorm
 
@@ -19,10 +21,12 @@ def read(config: Config) -> ModelSpec:
     return config.model([layer] * config.num_layers, norm)
 
 
-def attention(config: Config, norm: Norm) -> Attention:
+def attention(config: Config, norm: Norm, **fields: Any) -> Attention:
+    """Attention with these fields besides the usual ones."""
     has_bias = config.flag("attention_bias")
     return config.attention(
         qk_norm=QkNorm(norm=norm, over="all heads"),
         has_qkv_bias=has_bias,
         has_output_bias=has_bias,
+        **fields,
     )

@@ -202,6 +202,8 @@ class WeightReader:
             layers = tuple(self._layer_prefix(index) for index in range(self._spec.num_layers))
             further = f"{self._prefix}layers."
             left = [n for n in left if n.startswith(layers) or not n.startswith(further)]
+        further_parts = tuple(f"{self._prefix}{part}" for part in self._names.further_parts)
+        left = [name for name in left if not name.startswith(further_parts)]
         if left:
             raise StartupError(
                 f"{len(left)} tensors are not part of the model that config.json describes, e.g. "
@@ -296,7 +298,9 @@ class WeightReader:
         correction = shared_gate = None
         if router.has_correction:
             name, device = f"{prefix}{names.correction}", self._target.device
-            correction = self._source.read([name], (spec.count,), torch.float32, device)
+            is_row = self._source.has(name) and len(self._source.shape(name)) == 2
+            shape = (1, spec.count) if is_row else (spec.count,)
+            correction = self._source.read([name], shape, torch.float32, device).flatten()
         if spec.has_shared_gate:
             shared_gate = self._floats(f"{prefix}{names.shared_gate}", 1, has_bias=False)
         return ExpertWeights(

@@ -153,6 +153,15 @@ def test_a_language_model_is_served_from_a_checkpoint_with_images(tmp_path: Path
     assert_same_logits(tmp_path, text)
 
 
+def test_parts_that_predict_several_tokens_at_once_are_not_read(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path, "ernie4_5_moe")
+    tensors = load_file(tmp_path / "model.safetensors")
+    further = {"model.mtp_block.0.input_layernorm.weight": torch.ones(96)}
+    save_file({**tensors, **further}, tmp_path / "model.safetensors")
+
+    assert_same_logits(tmp_path, model)
+
+
 @pytest.mark.parametrize("family", FAMILIES_OF_FILES)
 def test_every_family_has_a_test(family: str) -> None:
     of_checkpoints_with_images = {"gemma3", "llama4", "mistral3"}
