@@ -41,6 +41,8 @@ class ScriptedEngine:
         self.words: Sequence[int] = _WORDS
         """The tokens that are drawn, unless others are allowed."""
         self.vocab_shift = 0
+        self.has_priority = False
+        self.is_low_first = False
         self.is_healthy = True
         self.faults: list[Fault] = []
         self.broken_after = 3
@@ -137,7 +139,12 @@ class _Handler(BaseHTTPRequestHandler):
             },
             "/v1/models": {"data": [self._model()]},
             **({"/version": {"version": "1.0"}} if script.protocol in _WITH_VERSION else {}),
-            "/get_server_info": {"version": "1.0", "max_running_requests": script.num_slots},
+            "/get_server_info": {
+                "version": "1.0",
+                "max_running_requests": script.num_slots,
+                "enable_priority_scheduling": script.has_priority,
+                "schedule_low_priority_values_first": script.is_low_first,
+            },
             "/get_model_info": {"model_path": script.model},
         }
         if script.is_healthy and self.path in answers:
@@ -160,6 +167,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if not script.is_healthy:
             self._answer(503, {"error": {"message": "loading"}})
+            return
+        if body.get("priority") and not script.has_priority:
+            self._answer(400, {"error": {"message": "Priority scheduling is not enabled."}})
             return
         script.bodies.append(body)
         frames, stream = _FRAMES[script.protocol], body.get("stream", True)

@@ -27,13 +27,21 @@ class SGLang:
         constraints=frozenset(("json_schema", "regex")),
         has_min_tokens=True,
         remarks="Seeds count with --enable-deterministic-inference alone. After a take-over, "
-        "presence and frequency penalties do not count the tokens before it.",
+        "presence and frequency penalties do not count the tokens before it. Batches have a lower "
+        "priority with --enable-priority-scheduling.",
     )
     default_port = 30000
     health_path = "/health"
 
+    def __init__(self) -> None:
+        self._priorities: tuple[int, int] | None = None
+        """Those of interactive and of batch jobs; None: the server has no priorities."""
+
     def facts(self, http: Http) -> EngineFacts:
         server = http.get("/get_server_info")
+        is_low_first = server.get("schedule_low_priority_values_first")
+        has_priority = server.get("enable_priority_scheduling")
+        self._priorities = ((0, 1) if is_low_first else (1, 0)) if has_priority else None
         model = http.get("/v1/models")["data"][0]
         return EngineFacts(
             str(server.get("version", "unknown")),
@@ -50,13 +58,14 @@ class SGLang:
         return list(answer["tokens"])
 
     def call(self, ask: Ask, tokenizer: Tokenizer) -> "SGLangCall":
-        return SGLangCall(ask, tokenizer.vocab_size)
+        priority = None if self._priorities is None else self._priorities[ask.is_batch]
+        return SGLangCall(ask, tokenizer.vocab_size, priority)
 
 
 class SGLangCall:
     path = "/generate"
 
-    def __init__(self, ask: Ask, vocab_size: int) -> None:
+    def __init__(self, ask: Ask, vocab_size: int, priority: int | None) -> None:
         sampling = ask.sampling
         self._num_top = sampling.logprobs
         self._num_known = 0
@@ -85,6 +94,7 @@ class SGLangCall:
             "stream": True,
             "return_logprob": sampling.logprobs is not None,
             "top_logprobs_num": sampling.logprobs or 0,
+            **({} if priority is None else {"priority": priority}),
         }
 
     def read(self, event: Json) -> Piece:

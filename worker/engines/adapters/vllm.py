@@ -2,6 +2,8 @@
 
 import json
 
+from shared.errors import EngineFailed
+from shared.messages import SamplingParams
 from worker.engines.adapter import Ask, EngineFacts, EngineTraits, Http, Json, Piece
 from worker.engines.completions import (
     PATH,
@@ -31,17 +33,20 @@ class VLLM:
         constraints=frozenset(("json_schema", "regex")),
         has_min_tokens=True,
         remarks="After a take-over, presence and frequency penalties do not count the tokens "
-        "before it. More than 20 logprobs need --max-logprobs.",
+        "before it. More than 20 logprobs need --max-logprobs. Batches have a lower priority with "
+        "--scheduling-policy priority.",
     )
     default_port = 8000
     health_path = "/health"
 
     def __init__(self) -> None:
         self._model = ""
+        self._has_priority = False
 
     def facts(self, http: Http) -> EngineFacts:
         model = http.get("/v1/models")["data"][0]
         self._model = model["id"]
+        self._has_priority = self._takes_priority(http)
         version = http.get("/version")["version"]
         name = model.get("root") or model["id"]
         return EngineFacts(version, name, max_seq_len=model["max_model_len"])
@@ -51,13 +56,24 @@ class VLLM:
         return list(http.post("/tokenize", asked)["tokens"])
 
     def call(self, ask: Ask, tokenizer: Tokenizer) -> "VLLMCall":
-        return VLLMCall(ask, self._model)
+        return VLLMCall(ask, self._model, has_priority=self._has_priority)
+
+    def _takes_priority(self, http: Http) -> bool:
+        """No endpoint says how the server schedules. It refuses a priority that it does not
+        heed."""
+        ask = Ask([0], 1, SamplingParams(), seed=0, is_batch=True)
+        call = VLLMCall(ask, self._model, has_priority=True)
+        try:
+            http.post(call.path, {**call.body, "stream": False})
+        except EngineFailed:
+            return False
+        return True
 
 
 class VLLMCall:
     path = PATH
 
-    def __init__(self, ask: Ask, model: str) -> None:
+    def __init__(self, ask: Ask, model: str, *, has_priority: bool) -> None:
         sampling = ask.sampling
         self._num_top = sampling.logprobs
         self.body: Json = {
@@ -76,6 +92,7 @@ class VLLMCall:
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
             "skip_special_tokens": False,
+            **({"priority": int(ask.is_batch)} if has_priority else {}),
             **_structured(ask),
         }
 
