@@ -45,7 +45,9 @@ BOUNDS: Mapping[str, Bound] = {
 def check_output(systems: Iterable[System], options: Sequence[str] | None) -> None:
     """Check the output of our systems among ``systems``. ``options`` are the worker options that
     are also used for the measurement. Raises `WrongOutput`."""
-    formats = {system.weights for system in systems if not system.is_peer}
+    formats = {
+        system.weights for system in systems if not system.is_peer and not system.has_foreign_engine
+    }
     if formats:
         _check_greedy_text(options or ())
         directory = store.resolve(MODEL)

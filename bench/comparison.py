@@ -100,7 +100,7 @@ def _measure(
 ) -> Iterator[Measurement]:
     for setting in plan.settings(run):
         _warm_up(server, setting)
-        figures, other_cores = undisturbed(partial(_once, server.url, setting, client))
+        (figures, cpu_ms), other_cores = undisturbed(partial(_once, server, setting, client))
         notices.print(f"  {setting.num_users} users: {figures.tokens_per_s:.1f} tok/s")
         yield Measurement(
             system=system.name,
@@ -112,11 +112,19 @@ def _measure(
             memory_bytes=server.peak_memory_bytes(),
             other_cores=other_cores,
             figures=figures,
+            cpu_ms_per_token=cpu_ms,
         )
 
 
-def _once(url: str, setting: Setting, client: Client, attempt: int) -> Figures:
-    return client(url, replace(setting, seed=setting.seed + _ATTEMPT_SEEDS * attempt))
+def _once(
+    server: Server, setting: Setting, client: Client, attempt: int
+) -> tuple[Figures, dict[str, float]]:
+    """The figures, and the milliseconds of CPU time that each role spends on a token."""
+    before = server.cpu_s()
+    figures = client(server.url, replace(setting, seed=setting.seed + _ATTEMPT_SEEDS * attempt))
+    num_tokens = setting.num_requests * setting.max_tokens
+    after = server.cpu_s()
+    return figures, {role: 1e3 * (after[role] - before[role]) / num_tokens for role in before}
 
 
 def _warm_up(server: Server, setting: Setting) -> None:

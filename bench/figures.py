@@ -43,6 +43,8 @@ class Measurement:
     other_cores: float
     """Cores that other processes used during the measurement."""
     figures: Figures
+    cpu_ms_per_token: dict[str, float] = dataclasses.field(default_factory=dict)
+    """The CPU time of gateway and worker, without that of an engine of another project."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,7 @@ class Row:
     none."""
     to_same_weights: float | None
     """The same, but only among peers with the same weight format."""
+    cpu_ms_per_token: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 def ttft_s(stream: Stream) -> float:
@@ -134,6 +137,10 @@ def _row(runs: Sequence[Measurement]) -> Row:
         fastest_tokens_per_s=max(rates),
         to_best_peer=None,
         to_same_weights=None,
+        cpu_ms_per_token={
+            role: percentile([one.cpu_ms_per_token[role] for one in runs], 50)
+            for role in runs[0].cpu_ms_per_token
+        },
     )
 
 

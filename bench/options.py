@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from bench.interrupt import ends_on_sigterm
-from bench.systems import Room, System, peers, warren, warren_serve
+from bench.systems import Room, System, peers, warren, warren_before, warren_serve
 
 RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -72,9 +72,12 @@ class Choice:
     ] = None
     out: Out = RESULTS
 
-    def systems(self, needed: Room, bounds: Sequence[str] = ()) -> list[System]:
-        """Our systems, once with each of ``bounds`` as an additional option, and then the peers.
-        Raises `typer.BadParameter`."""
+    def systems(
+        self, needed: Room, bounds: Sequence[str] = (), *, has_engines: bool = False
+    ) -> list[System]:
+        """Our systems, once with each of ``bounds`` as an additional option, and then the peers,
+        with ``has_engines`` each of them also as the engine of our worker. Raises
+        `typer.BadParameter`."""
         given = self.worker_options or []
         own = [
             system
@@ -84,7 +87,12 @@ class Choice:
         theirs = peers(
             self.llama_server, self.llama_models or (), self.vllm, self.vllm_dtypes, needed=needed
         )
-        return selected([*own, *theirs], self.only)
+        beside = [
+            system
+            for peer in theirs
+            for system in (peer, *([warren_before(peer, self.broker)] if has_engines else []))
+        ]
+        return selected([*own, *beside], self.only)
 
 
 def comparison(main: Callable[..., None]) -> Callable[..., None]:

@@ -4,7 +4,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +42,14 @@ class Server:
     start_s: float
     """Seconds from its start to its first response."""
     roots: Sequence[psutil.Process]
+    roles: Mapping[str, psutil.Process]
+    """The processes whose CPU time is measured, by their names."""
+
+    def cpu_s(self) -> dict[str, float]:
+        """The CPU time of each role since its start, without that of the processes that it has
+        started."""
+        times = {role: process.cpu_times() for role, process in self.roles.items()}
+        return {role: time.user + time.system for role, time in times.items()}
 
     def peak_memory_bytes(self) -> int:
         """The sum of the peak resident memory of its processes.
@@ -67,7 +75,8 @@ def running(system: System) -> Iterator[Server]:
         url = f"http://127.0.0.1:{port}"
         _wait_until_it_answers(url, processes, log)
         start_s = time.perf_counter() - start
-        yield Server(url, start_s, [*processes, *broker.processes])
+        roles = dict(zip(system.roles, processes, strict=False))
+        yield Server(url, start_s, [*processes, *broker.processes], roles)
 
 
 def wait_served(url: str, model: str) -> None:

@@ -25,6 +25,7 @@ COLUMNS: list[report.Column] = [
     ("TPOT", lambda row: f"{row.figures.tpot_p50_ms:.1f}"),
     ("ITL p99", lambda row: f"{row.figures.itl_p99_ms:.0f}"),
     ("start s", lambda row: f"{row.start_s:.1f}"),
+    ("CPU ms", lambda row: " + ".join(f"{ms:.2f}" for ms in row.cpu_ms_per_token.values())),
     ("MiB", lambda row: f"{row.memory_bytes / 2**20:.0f}"),
     ("others", lambda row: f"{row.other_cores:.1f}"),
     ("to best", lambda row: report.ratio(row.to_best_peer)),
@@ -48,7 +49,7 @@ def main(
     client: Annotated[Literal["own", "vllm"], typer.Option(help="Who measures.")] = "own",
 ) -> None:
     plan = Plan(users, requests_per_user, min_requests=4)
-    systems = choice.systems(plan.room)
+    systems = choice.systems(plan.room, has_engines=True)
     check_output(systems, choice.worker_options)
     measure = own_client if client == "own" else vllm_client(choice.vllm or "vllm")
     about = {**describe(systems), "client": client}
@@ -63,7 +64,7 @@ def main(
         report.write(path, about, rows_of(measurements), measurements)
     rows = rows_of(measurements)
     title = (
-        f"128 tokens in, 128 out, client: {client}; times in ms; "
+        f"128 tokens in, 128 out, client: {client}; times in ms; CPU: gateway + worker, per token; "
         "tok/s to those of the best peer, and to the best with the same weights"
     )
     report.show(title, rows, COLUMNS)

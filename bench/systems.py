@@ -1,5 +1,6 @@
 """The systems that are compared, and the commands that start them."""
 
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from bench.broker import BrokerNode, broker_node
 from bench.load import MODEL
+from tests.support.deployment.processes import free_port
 from worker.checkpoints import store
 
 Command = Sequence[str]
@@ -43,6 +45,10 @@ class System:
     program: str | None = None
     """The peer's executable, which prints its version."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    roles: Sequence[str] = ()
+    """The names of the processes of the commands, if their CPU time is measured."""
+    has_foreign_engine: bool = False
+    """Whether a peer computes for our worker."""
 
 
 def warren(weights: str, broker_url: str | None, options: Sequence[str] = ()) -> System:
@@ -55,7 +61,36 @@ def warren(weights: str, broker_url: str | None, options: Sequence[str] = ()) ->
             [*_WARREN, "worker", *_worker_options(weights), *common, *options],
         ]
 
-    return System("Warren", weights, commands, options, broker=partial(broker_node, broker_url))
+    broker = partial(broker_node, broker_url)
+    return System("Warren", weights, commands, options, broker=broker, roles=_ROLES)
+
+
+def warren_before(peer: System, broker_url: str | None) -> System:
+    """Gateway and worker, whose engine is a peer that the worker starts."""
+
+    def commands(port: int, broker: str) -> list[Command]:
+        engine_port = free_port()
+        (command,) = peer.commands(engine_port, "")
+        common = (f"--broker={broker}", "--log-level=warning")
+        engine = (
+            f"--engine={peer.name.lower()}",
+            f"--engine-url=http://127.0.0.1:{engine_port}",
+            f"--engine-command={shlex.join(command)}",
+        )
+        return [
+            [*_WARREN, "gateway", f"--port={port}", *common],
+            [*_WARREN, "worker", f"--model={MODEL}", *engine, *common],
+        ]
+
+    return System(
+        f"Warren + {peer.name}",
+        peer.weights,
+        commands,
+        broker=partial(broker_node, broker_url),
+        environment=peer.environment,
+        roles=_ROLES,
+        has_foreign_engine=True,
+    )
 
 
 def warren_serve(weights: str, options: Sequence[str] = ()) -> System:
@@ -118,6 +153,7 @@ def peers(
         yield from (vllm(vllm_program, dtype, needed) for dtype in dtypes)
 
 
+_ROLES = ("gateway", "worker")
 _WARREN = (sys.executable, str(Path(__file__).parents[1] / "warren.py"))
 
 

@@ -1,5 +1,6 @@
 """The systems and commands of a comparison, and the results of vLLM's client."""
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from bench.comparison import Plan
 from bench.interference import Interference
 from bench.load import LoadError
 from bench.options import ours, selected
-from bench.systems import Room, gguf_weights, llama_server
+from bench.systems import Room, gguf_weights, llama_server, warren_before
 from bench.vllm_client import figures_of_result
 
 RESULT = {
@@ -66,6 +67,31 @@ def test_a_gap_counts_if_any_of_it_lies_in_the_prefill() -> None:
     assert measured.during_ms() == [300, 100, 600]
 
 
+def write_gguf(path: Path, declared: LlamaFileType) -> Path:
+    writer = GGUFWriter(path, "llama")
+    writer.add_file_type(declared)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def test_a_worker_starts_the_peer_that_is_its_engine(tmp_path: Path) -> None:
+    gguf = write_gguf(tmp_path / "model.gguf", LlamaFileType.MOSTLY_Q4_1)
+    peer = llama_server("/opt/llama-server", gguf, Room(9, 256))
+
+    system = warren_before(peer, None)
+    gateway, worker = system.commands(8000, "amqp://broker")
+
+    options = dict(option.split("=", 1) for option in worker if "=" in option)
+    engine = shlex.split(options["--engine-command"])
+    assert options["--engine"] == "llama-server"
+    assert engine[0] == "/opt/llama-server"
+    assert options["--engine-url"].endswith(f":{engine[engine.index('--port') + 1]}")
+    assert "--port=8000" in gateway
+    assert (system.name, system.weights) == ("Warren + llama-server", "q4_1")
+
+
 @pytest.mark.parametrize(
     ("declared", "weights"),
     [
@@ -77,12 +103,7 @@ def test_a_gap_counts_if_any_of_it_lies_in_the_prefill() -> None:
 def test_a_gguf_file_says_its_weights(
     tmp_path: Path, declared: LlamaFileType, weights: str
 ) -> None:
-    path = tmp_path / "model.gguf"
-    writer = GGUFWriter(path, "llama")
-    writer.add_file_type(declared)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
+    path = write_gguf(tmp_path / "model.gguf", declared)
 
     assert gguf_weights(path) == weights
     assert llama_server("llama-server", path, Room(9, 256)).weights == weights
