@@ -1,10 +1,11 @@
 """Run the clients that applications use, unmodified, against real deployments of Warren.
 
-    python -m tests.clients [CLIENT ...] [--deployment serve|rabbitmq] [--write] [--vllm VLLM]
+    python -m tests.clients [CLIENT ...] [--deployment serve|rabbitmq|llama-server] [--write]
 
 Each client is installed into an environment of its own under ``--directory`` the first time (with
 pip or npm; lm-eval and guidellm also install torch). Logs are written there, too. Node, npm and
-Chromium must be installed; vLLM is the command in ``PATH`` or of ``--vllm`` (see bench/README.md).
+Chromium must be installed; vLLM is the command in ``PATH`` or of ``--vllm``, and llama-server that
+of ``--llama-server`` (see bench/README.md). Without ``--deployment``, serve and rabbitmq are used.
 RabbitMQ is a node that ends with the run, or the one of ``WARREN_TEST_AMQP_URL``. If it is not
 installed, use ``infra/rabbitmq/with_rabbitmq.sh python -m tests.clients``.
 
@@ -14,6 +15,7 @@ Prints a line for each check. The exit code is 0 if every client ran and all its
 
 import json
 import os
+import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -25,25 +27,33 @@ from docs.site.generate import PAGES, rendered
 from tests.clients import results
 from tests.clients.catalog import CLIENTS, ROOT, Missing, Program
 from tests.clients.checks import FAILED, OK, Target
-from tests.clients.deployments import DEPLOYMENTS
+from tests.clients.deployments import DEPLOYMENTS, USUAL
 
 _DIRECTORY = Path.home() / ".cache" / "warren" / "clients"
 
 
 def main(
     clients: Annotated[list[str] | None, typer.Argument(help=f"Of {', '.join(CLIENTS)}.")] = None,
-    deployment: Annotated[list[str] | None, typer.Option(help="serve, rabbitmq.")] = None,
+    deployment: Annotated[
+        list[str] | None, typer.Option(help=f"Of {', '.join(DEPLOYMENTS)}.")
+    ] = None,
     directory: Annotated[Path, typer.Option(help="Of environments and logs.")] = _DIRECTORY,
     vllm: Annotated[Path | None, typer.Option(help="The command, where PATH lacks it.")] = None,
+    llama_server: Annotated[
+        Path | None, typer.Option(help="The program, where PATH lacks it.")
+    ] = None,
     at_once: Annotated[int, typer.Option(help="Clients that run at the same time.")] = 4,
     timeout: Annotated[int, typer.Option(help="Seconds for each client.")] = 600,
     write: Annotated[bool, typer.Option("--write", help="Store the results.")] = False,
 ) -> None:
-    chosen, deployments = clients or list(CLIENTS), deployment or list(DEPLOYMENTS)
+    chosen, deployments = clients or list(CLIENTS), deployment or list(USUAL)
     for name in {*chosen} - {*CLIENTS} | {*deployments} - {*DEPLOYMENTS}:
         raise typer.BadParameter(f"there is no {name}")
-    if vllm is not None:
-        os.environ["PATH"] += f":{vllm.absolute().parent}"
+    for program in (vllm, llama_server):
+        if program is not None:
+            os.environ["PATH"] += f":{program.absolute().parent}"
+    if "llama-server" in deployments and shutil.which("llama-server") is None:
+        raise typer.BadParameter("there is no llama-server in PATH")
     prepared = {name: _prepared(name, directory) for name in chosen}
     programs = {name: found for name, found in prepared.items() if isinstance(found, Program)}
     missing = {name: found for name, found in prepared.items() if isinstance(found, Missing)}

@@ -1,4 +1,4 @@
-"""Two deployments of Warren, each with an API key and one allowed origin."""
+"""Deployments of Warren, each with an API key and one allowed origin."""
 
 import json
 import os
@@ -12,9 +12,11 @@ from tests.clients.checks import Target
 from tests.support.deployment import processes
 from tests.support.deployment.broker import URL_VARIABLE, Broker, running_node
 from tests.support.deployment.processes import WarrenProcess
+from tests.support.engines.real_servers import RealEngine
 from worker.checkpoints import store
 
 MODEL, EMBEDDER = "smollm2", "smollm2-embedder"
+_ENGINE_SEQ_LEN = 8192
 _POOLING = {
     "modules.json": [
         {"type": "sentence_transformers.models.Transformer", "path": ""},
@@ -36,23 +38,46 @@ def serve(directory: Path) -> Iterator[Target]:
 @contextmanager
 def rabbitmq(directory: Path) -> Iterator[Target]:
     """A gateway and two workers over RabbitMQ; the second worker serves embeddings."""
+    with _over_rabbitmq(directory, lambda: _worker(directory)) as target:
+        yield target
+
+
+@contextmanager
+def llama_server(directory: Path) -> Iterator[Target]:
+    """The same; the engine of the first worker is the llama-server in PATH."""
+
+    def options() -> list[str]:
+        engine = RealEngine("llama-server", "llama-server")
+        given = engine.options(_smollm2(), processes.free_port(), max_seq_len=_ENGINE_SEQ_LEN)
+        named = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+        return [f"--model={_smollm2()}", f"--served-name={MODEL}", *named]
+
+    with _over_rabbitmq(directory, options) as target:
+        yield target
+
+
+DEPLOYMENTS: Mapping[str, Callable[[Path], AbstractContextManager[Target]]] = {
+    "serve": serve,
+    "rabbitmq": rabbitmq,
+    "llama-server": llama_server,
+}
+USUAL = ("serve", "rabbitmq")
+"""The deployments that need no other server."""
+
+
+@contextmanager
+def _over_rabbitmq(directory: Path, worker_options: Callable[[], list[str]]) -> Iterator[Target]:
     with ExitStack() as stack:
         key, port, options = _gateway(directory)
         url = stack.enter_context(_broker()).url
         started = [
-            processes.worker(url, directory / "worker.log", *_worker(directory)),
+            processes.worker(url, directory / "worker.log", *worker_options()),
             processes.worker(url, directory / "embedder.log", *_embedder(directory)),
         ]
         for process in started:
             stack.enter_context(process)
         process = processes.gateway(url, directory / "gateway.log", *options)
         yield _target(stack.enter_context(process), key, port)
-
-
-DEPLOYMENTS: Mapping[str, Callable[[Path], AbstractContextManager[Target]]] = {
-    "serve": serve,
-    "rabbitmq": rabbitmq,
-}
 
 
 def _gateway(directory: Path) -> tuple[str, int, list[str]]:
