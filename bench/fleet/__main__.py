@@ -1,6 +1,6 @@
 """A fleet of workers: its throughput, its open streams, and what each process costs.
 
-    python -m bench.fleet [--only curve|cluster|streams|queues]...
+    python -m bench.fleet [--only curve|cluster|streams|queues|neighbour]...
 
 Workers, gateways and the broker are real; the engine is synthetic and sleeps in each step, so that
 one machine can run more workers than it could with a model. All processes and the client share the
@@ -10,9 +10,10 @@ machine.
 - ``cluster``: the same with a few workers and a broker of three nodes
 - ``streams``: many slow streams at once: memory, and the delay of their tokens
 - ``queues``: the broker's CPU for one request's queue, with many other queues, and for a job
+- ``neighbour``: the delay of other traffic at the broker, with and without a fleet
 
 Each part takes at most eleven minutes and replaces that of an earlier run in ``fleet.json``. From
-all four follow the costs with which ``warren size`` computes.
+the first four follow the costs with which ``warren size`` computes.
 """
 
 import asyncio
@@ -26,6 +27,7 @@ import uvloop
 
 from bench.fleet import tables
 from bench.fleet.curve import Plan, measure_curve
+from bench.fleet.neighbour import measure_neighbour
 from bench.fleet.picture import draw
 from bench.fleet.queues import measure_queues
 from bench.fleet.results import Results, write_costs
@@ -42,6 +44,7 @@ class Part(StrEnum):
     CLUSTER = "cluster"
     STREAMS = "streams"
     QUEUES = "queues"
+    NEIGHBOUR = "neighbour"
 
 
 def _positive(help_text: str, minimum: float = 1) -> Any:
@@ -73,6 +76,11 @@ def main(
         list[int], typer.Option(min=1, help="Nodes of the broker for `queues`. Repeatable.")
     ] = [1, 3],  # noqa: B006
     repeats: Annotated[int, _positive("Queues, and jobs, of one measurement.")] = 500,
+    other_messages: Annotated[int, _positive("Messages per second of other traffic.")] = 100,
+    beside_users: Annotated[
+        list[int], typer.Option(min=1, help="Users beside other traffic. Repeatable.")
+    ] = [8, 32],  # noqa: B006
+    beside_s: Annotated[float, _positive("Seconds to measure other traffic.")] = 20.0,
     out: Out = RESULTS,
     costs: Annotated[Path, typer.Option(help="Where the costs go.")] = COSTS,
     picture: Annotated[Path, typer.Option(help="Where the picture goes.")] = (
@@ -110,6 +118,8 @@ def main(
                 )
             case Part.QUEUES:
                 return measure_queues(sorted(nodes), sorted(queues), repeats)
+            case Part.NEIGHBOUR:
+                return measure_neighbour(other_messages, beside_users, beside_s)
 
     path = out / "fleet.json"
     for part in only or Part:
@@ -133,6 +143,7 @@ _SHOW: Mapping[Part, Callable[[Any], None]] = {
     Part.CLUSTER: lambda curve: tables.show_curve("With a broker of three nodes", curve),
     Part.STREAMS: tables.show_streams,
     Part.QUEUES: tables.show_queues,
+    Part.NEIGHBOUR: tables.show_neighbour,
 }
 
 if __name__ == "__main__":

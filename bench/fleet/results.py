@@ -11,6 +11,7 @@ import msgspec
 from bench import report
 from bench.fleet.curve import Curve, Point
 from bench.fleet.fit import costs_of
+from bench.fleet.neighbour import Neighbour
 from bench.fleet.queues import Queues
 from bench.fleet.slow_streams import SlowStreams
 from cli.size.costs import Costs
@@ -23,7 +24,10 @@ PARTS: Mapping[str, type[Any]] = {
     "cluster": Curve,
     "streams": SlowStreams,
     "queues": Queues,
+    "neighbour": Neighbour,
 }
+_COSTS = ("curve", "cluster", "streams", "queues")
+"""The parts from which the costs follow."""
 
 
 class Results:
@@ -58,11 +62,11 @@ class Results:
         return [point for part in parts for point in self.part(part).points]
 
     def costs(self) -> Costs | None:
-        """The costs, if all parts were measured."""
-        if not all(map(self.has, PARTS)):
+        """The costs, if all parts were measured from which they follow."""
+        if not all(map(self.has, _COSTS)):
             return None
         about = self._content["curve"]["about"]
-        curve, cluster, streams, queues = map(self.part, PARTS)
+        curve, cluster, streams, queues = map(self.part, _COSTS)
         return costs_of(about, curve.points, cluster.points, queues, streams)
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from bench import report
 from bench.fleet.curve import Curve, Point
 from bench.fleet.fit import error, fit
+from bench.fleet.neighbour import Neighbour
 from bench.fleet.queues import Queues
 from bench.fleet.results import first_full, of_linear
 from bench.fleet.slow_streams import SlowStreams
@@ -101,3 +102,21 @@ def show_queues(result: Queues) -> None:
         report.console().print(
             f"{job.num_nodes} nodes: {1e3 * job.cpu_s:.2f} ms a job, {job.per_s:.0f} jobs/s"
         )
+
+
+def show_neighbour(result: Neighbour) -> None:
+    title = f"{result.messages_per_s} messages per second of other traffic"
+    table = Table("beside", title=title, title_justify="left")
+    for heading in ("req/s", "events/s", "p50, ms", "p99, ms", "broker's cores", "others"):
+        table.add_column(heading, justify="right")
+    for one in result.loads:
+        table.add_row(
+            one.load,
+            f"{one.received.requests_per_s:.1f}",
+            f"{one.received.events_per_s:.0f}",
+            f"{one.delay_p50_ms:.1f}",
+            f"{one.delay_p99_ms:.1f}",
+            f"{one.broker_cores:.2f}",
+            f"{one.others:.1f}",
+        )
+    report.console().print(table)
