@@ -52,6 +52,8 @@ OTHERS: dict[str, Any] = {
     ],
 }
 """Of another project, which uses the names of Warren's users and policies in its own way."""
+EXPORT = 'io:format("~ts~n", [rabbit_json:encode(rabbit_definitions:all_definitions())])'
+"""What `rabbitmqctl export_definitions` exports, as a line of JSON."""
 
 
 @pytest.fixture(scope="module")
@@ -84,6 +86,13 @@ def render(output: Path, *options: str, vhost: str = VHOST) -> subprocess.Comple
     )
 
 
+def evaluated(node: RabbitNode, *expressions: str) -> list[dict[str, Any]]:
+    """What expressions of Erlang print, each a line of JSON. They are one command, because a start
+    of rabbitmqctl may take half a minute on a busy machine."""
+    printed = node.ctl("--silent", "eval", ", ".join(expressions) + ".")
+    return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
+
+
 def outside(definitions: dict[str, Any], vhost: str) -> dict[str, Any]:
     """What belongs neither to a virtual host nor to the users that are named after it."""
     own = {vhost, *(f"{vhost}-{role}" for role in ROLES)}
@@ -108,16 +117,10 @@ def url_of(node: RabbitNode, role: str) -> str:
 @pytest.mark.breaks_broker
 def test_nothing_of_others_changes(node: RabbitNode, tmp_path: Path) -> None:
     vhost = "passing"
-
-    def exported() -> dict[str, Any]:
-        definitions: dict[str, Any] = json.loads(node.ctl("--silent", "export_definitions", "-"))
-        return definitions
-
-    before = exported()
+    (before,) = evaluated(node, EXPORT)
     add(node, vhost, tmp_path / "definitions.json")
-    beside = exported()
-    node.ctl("delete_vhost", vhost)
-    after = exported()
+    delete = f'rabbit_vhost:delete(<<"{vhost}">>, <<"tests">>)'
+    beside, after = evaluated(node, EXPORT, delete, EXPORT)
 
     assert {"orders"} <= {one["name"] for one in before["queues"]}
     assert {one["name"] for one in beside["vhosts"]} >= {"/", "shop", "warren", vhost}
