@@ -75,6 +75,8 @@ class Ask(NamedTuple):
     constraint: Constraint | None = None
     """To be sent in the engine's own form. The output begins with the request."""
     is_batch: bool = False
+    num_prompt_top: int | None = None
+    """Score the tokens of the prompt, each with so many alternatives, and return no token."""
 
     @property
     def is_decided(self) -> bool:
@@ -91,6 +93,8 @@ class Piece(NamedTuple):
     """One for each token, if logprobs are requested."""
     end: End | None = None
     """Why the engine has ended the stream."""
+    prompt_scores: Sequence[TokenScore] = ()
+    """Those of the prompt from its second token on, in one piece, if the request is for them."""
 
 
 class EngineCall(Protocol):

@@ -65,6 +65,16 @@ def scores_of(choice: Json, num_top: int | None) -> Sequence[TokenScore]:
     ]
 
 
+def prompt_scores_of(choice: Json, token_ids: Sequence[int], num_top: int) -> list[TokenScore]:
+    """The scores of vLLM's ``prompt_logprobs``, which have an entry for each token."""
+    given = choice["prompt_logprobs"]
+    scores: list[TokenScore] = []
+    for token_id, entries in zip(token_ids[1:], given[1:], strict=True):
+        values = {int(known): entry["logprob"] for known, entry in entries.items()}
+        scores.append(score_of(values[token_id], values, num_top))
+    return scores
+
+
 def score_of(logprob: float, top: Mapping[int, float], num_top: int) -> TokenScore:
     best = sorted(top.items(), key=lambda item: -item[1])[:num_top]
     return TokenScore(logprob, [token for token, _ in best], [value for _, value in best])

@@ -130,7 +130,8 @@ class HttpEngine:
                 f"{len(submit.prompt_ids)} tokens in the prompt and {submit.max_tokens} in the "
                 f"completion exceed the {self._max_seq_len} that fit"
             )
-        if submit.max_tokens <= len(submit.output_ids):
+        is_only_scored = submit.scores_prompt and not submit.max_tokens and not submit.output_ids
+        if submit.max_tokens <= len(submit.output_ids) and not is_only_scored:
             raise ValueError(
                 f"max_tokens is {submit.max_tokens} and {len(submit.output_ids)} are there already"
             )
@@ -244,14 +245,15 @@ class HttpEngine:
             return not outputs or outputs[-1].finish_reason is None
         call = self._adapter.call(ask, self._tokenizer)
         sequence.is_at_work = True
-        num_before, num_violations = len(sequence.output_ids), sequence.num_violations
+        num_violations = sequence.num_violations
         began_at = time.monotonic()
         stream = events(self._client, call)
-        goes_on = True
+        goes_on, is_empty = True, True
         self._time.enter(sequence.submit.sequence_id)
         try:
             async for event in stream:
                 outputs, goes_on = sequence.take(call.read(event))
+                is_empty = is_empty and not outputs
                 now = time.monotonic()
                 self.step_times.add(now - began_at)
                 began_at = now
@@ -268,7 +270,7 @@ class HttpEngine:
             raise EngineFailed("The engine's stream ended without an end.")
         if sequence.num_violations > num_violations:
             self._failures["constraint"] += 1
-        elif len(sequence.output_ids) == num_before:
+        elif is_empty:
             raise EngineFailed("The engine ended the stream without a token.")
         return True
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from shared.errors import EngineFailed
 from shared.messages import FinishReason
-from worker.engine.interface import StepOutput, Submit, TokenScore
+from worker.engine.interface import Output, PromptScored, StepOutput, Submit, TokenScore
 from worker.engines.adapter import Ask, EngineTraits, Piece
 
 _MAX_SEED = (1 << 31) - 1
@@ -38,6 +38,7 @@ class RemoteSequence:
         eos_ids = frozenset() if submit.sampling.ignore_eos else submit.eos_ids
         self._end_ids = eos_ids.union(submit.sampling.stop_token_ids)
         self._must_draw_again = False
+        self._must_score = submit.scores_prompt
         self._num_asked = 0
         self._asked_until = 0
         """The output's length after all tokens of the last request."""
@@ -45,6 +46,9 @@ class RemoteSequence:
     def next_ask(self) -> Ask:
         """The next request."""
         submit = self.submit
+        if self._must_score:
+            num_top = submit.sampling.prompt_logprobs
+            return Ask(submit.prompt_ids, 1, submit.sampling, self._seed(), num_prompt_top=num_top)
         num_left = submit.max_tokens - len(self.output_ids)
         banned: tuple[int, ...] = ()
         constraint = None
@@ -71,9 +75,11 @@ class RemoteSequence:
             is_batch=self.is_batch,
         )
 
-    def take(self, piece: Piece) -> tuple[list[StepOutput], bool]:
+    def take(self, piece: Piece) -> tuple[Sequence[Output], bool]:
         """The outputs of a piece, and whether the request goes on. Raises `EngineFailed` and
         `InvalidRequest`."""
+        if self._must_score:
+            return [self._scored(piece.prompt_scores)], False
         outputs: list[StepOutput] = []
         scores = piece.scores or [None] * len(piece.token_ids)
         for token_id, score in zip(piece.token_ids, scores, strict=True):
@@ -93,6 +99,16 @@ class RemoteSequence:
         if piece.end == "stop" and not self._must_draw_again:
             outputs += self._end_of_text()
         return outputs, piece.end is None
+
+    def _scored(self, scores: Sequence[TokenScore]) -> PromptScored:
+        if len(scores) != len(self.submit.prompt_ids) - 1:
+            raise EngineFailed(
+                f"The engine scored {len(scores)} tokens of a prompt of "
+                f"{len(self.submit.prompt_ids)}."
+            )
+        self._must_score = False
+        is_all = not self.submit.max_tokens
+        return PromptScored(self.submit.sequence_id, [*scores], "length" if is_all else None)
 
     def _end_of_text(self) -> list[StepOutput]:
         """The engine has ended the text without a token that the worker knows as its end."""

@@ -322,9 +322,18 @@ def _completion_events(body: dict[str, Any], script: ScriptedEngine) -> Iterator
                 "token_logprobs": [-0.5] * len(new),
                 "top_logprobs": [{f"token_id:{one}": -0.5, "token_id:7": -1.0} for one in new],
             }
+        if body.get("prompt_logprobs") is not None:
+            choice["prompt_logprobs"] = [None, *map(_prompt_score, body["prompt"][1:])]
         if start + 2 >= len(token_ids):
             choice["finish_reason"] = "stop" if token_ids[-1] in ends else "length"
         yield {"choices": [choice]}
+
+
+def _prompt_score(token_id: int) -> dict[str, Any]:
+    return {
+        str(token_id): {"logprob": -0.5, "rank": 2, "decoded_token": None},
+        "7": {"logprob": -0.25, "rank": 1, "decoded_token": None},
+    }
 
 
 def _sglang_events(body: dict[str, Any], script: ScriptedEngine) -> Iterator[Any]:
@@ -351,6 +360,16 @@ def _sglang_events(body: dict[str, Any], script: ScriptedEngine) -> Iterator[Any
             facts["output_token_logprobs"] = [[-0.5, one, None] for one in token_ids]
             facts["output_top_logprobs"] = [
                 [[-0.5, one, None], [-1.0, 7, None]] for one in token_ids
+            ]
+        if body.get("logprob_start_len") == 0:
+            scored = body["input_ids"][1:]
+            facts["input_token_logprobs"] = [
+                [None, 1, None],
+                *([-0.5, one, None] for one in scored),
+            ]
+            facts["input_top_logprobs"] = [
+                None,
+                *([[-0.25, 7, None], [-0.5, one, None]] for one in scored),
             ]
         yield {"output_ids": [*token_ids], "meta_info": facts}
 

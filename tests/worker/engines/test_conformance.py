@@ -15,6 +15,7 @@ from shared.messages import (
     Constraint,
     Failed,
     Finished,
+    PromptScores,
     SamplingParams,
     TextPrompt,
     TokenDelta,
@@ -216,6 +217,22 @@ async def test_each_token_has_its_logprobs(token_place: Place) -> None:
     events = [event for event in log.raw if isinstance(event, TokenDelta | Finished)]
     scored = [one.chosen.token_id for event in events for one in event.logprobs]
     assert scored == log.token_ids
+
+
+@pytest.mark.parametrize("max_tokens", [0, 3])
+async def test_each_token_of_the_prompt_has_its_logprobs(
+    token_place: Place, max_tokens: int
+) -> None:
+    if not token_place.can("prompt_logprobs"):
+        pytest.skip("it has none")
+    prompt = TokenPrompt(token_ids=(1200, 1300, 1400))
+    log = await token_place.ask(SamplingParams(max_tokens=max_tokens, prompt_logprobs=1), prompt)
+
+    (scores,) = [event for event in log.raw if isinstance(event, PromptScores)]
+    known = [one.chosen.token_id for one in scores.logprobs if one is not None]
+    assert (scores.token_ids[-2:], known) == ((1300, 1400), [1300, 1400])
+    assert all(len(one.top) == 1 for one in scores.logprobs if one is not None)
+    assert len(log.token_ids) == max_tokens
 
 
 async def test_what_the_engine_lacks_is_refused_before_any_work(place: Place) -> None:

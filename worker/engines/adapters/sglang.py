@@ -21,7 +21,7 @@ class SGLang:
             (
                 *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
                 *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-                *("min_tokens", "stop_token_ids", "ignore_eos", "logprobs"),
+                *("min_tokens", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs"),
             )
         ),
         constraints=frozenset(("json_schema", "regex")),
@@ -68,6 +68,7 @@ class SGLangCall:
     def __init__(self, ask: Ask, vocab_size: int, priority: int | None) -> None:
         sampling = ask.sampling
         self._num_top = sampling.logprobs
+        self._num_prompt_top = ask.num_prompt_top
         self._num_known = 0
         biases = biases_of(ask, vocab_size, _BAN)
         params: dict[str, Any] = {
@@ -95,6 +96,7 @@ class SGLangCall:
             "return_logprob": sampling.logprobs is not None,
             "top_logprobs_num": sampling.logprobs or 0,
             **({} if priority is None else {"priority": priority}),
+            **_scored(ask),
         }
 
     def read(self, event: Json) -> Piece:
@@ -102,6 +104,8 @@ class SGLangCall:
         with incremental output."""
         try:
             facts = event["meta_info"]
+            if self._num_prompt_top is not None:
+                return Piece(prompt_scores=_scores(facts, "input", 1, self._num_prompt_top))
             num_tokens, token_ids = facts["completion_tokens"], event["output_ids"]
             num_new = num_tokens - self._num_known
             if len(token_ids) not in (num_new, num_tokens):
@@ -115,12 +119,24 @@ class SGLangCall:
     def _scores(self, facts: Json, num_new: int) -> list[TokenScore]:
         if self._num_top is None or not num_new:
             return []
-        drawn = facts["output_token_logprobs"][-num_new:]
-        tops = facts["output_top_logprobs"][-num_new:] if self._num_top else [[]] * num_new
-        return [
-            score_of(logprob, {token: value for value, token, _ in top}, self._num_top)
-            for (logprob, _, _), top in zip(drawn, tops, strict=True)
-        ]
+        return _scores(facts, "output", -num_new, self._num_top)
+
+
+def _scored(ask: Ask) -> Json:
+    if ask.num_prompt_top is None:
+        return {}
+    scores = {"return_logprob": True, "logprob_start_len": 0}
+    return {**scores, "top_logprobs_num": ask.num_prompt_top, "stream": False}
+
+
+def _scores(facts: Json, side: str, start: int, num_top: int) -> list[TokenScore]:
+    """The scores of the tokens of one side, ``input`` or ``output``, from ``start`` on."""
+    drawn = facts[f"{side}_token_logprobs"][start:]
+    tops = facts[f"{side}_top_logprobs"][start:] if num_top else [[]] * len(drawn)
+    return [
+        score_of(logprob, {token: value for value, token, _ in top}, num_top)
+        for (logprob, _, _), top in zip(drawn, tops, strict=True)
+    ]
 
 
 def _end_of(reason: Json | None) -> Any:

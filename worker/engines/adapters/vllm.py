@@ -10,6 +10,7 @@ from worker.engines.completions import (
     body_of,
     choice_of,
     end_of,
+    prompt_scores_of,
     scores_of,
     token_ids_of,
 )
@@ -27,7 +28,7 @@ class VLLM:
                 *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
                 *("repetition_penalty", "presence_penalty", "frequency_penalty"),
                 *("min_tokens", "stop_token_ids", "ignore_eos", "bad_words"),
-                *("allowed_token_ids", "logprobs"),
+                *("allowed_token_ids", "logprobs", "prompt_logprobs"),
             )
         ),
         constraints=frozenset(("json_schema", "regex")),
@@ -76,6 +77,7 @@ class VLLMCall:
     def __init__(self, ask: Ask, model: str, *, has_priority: bool) -> None:
         sampling = ask.sampling
         self._num_top = sampling.logprobs
+        self._ask = ask
         self.body: Json = {
             **body_of(ask, model),
             "prompt": list(ask.token_ids),
@@ -94,10 +96,19 @@ class VLLMCall:
             "skip_special_tokens": False,
             **({"priority": int(ask.is_batch)} if has_priority else {}),
             **_structured(ask),
+            **_scored(ask),
         }
 
     def read(self, event: Json) -> Piece:
-        choice = choice_of(event)
+        choice, num_top = choice_of(event), self._ask.num_prompt_top
+        if num_top is not None:
+            try:
+                scores = prompt_scores_of(choice, self._ask.token_ids, num_top)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise EngineFailed(
+                    f"The engine's prompt_logprobs are unusual: {error!r}"
+                ) from error
+            return Piece(prompt_scores=scores)
         return Piece(token_ids_of(choice), scores_of(choice, self._num_top), end_of(choice))
 
 
@@ -107,3 +118,10 @@ def _structured(ask: Ask) -> Json:
     source = ask.constraint.source
     is_json = ask.constraint.kind == "json_schema"
     return {"structured_outputs": {"json": json.loads(source)} if is_json else {"regex": source}}
+
+
+def _scored(ask: Ask) -> Json:
+    """Streams have no scores of the prompt."""
+    if ask.num_prompt_top is None:
+        return {}
+    return {"prompt_logprobs": ask.num_prompt_top, "logprobs": None, "stream": False}
