@@ -33,6 +33,25 @@ def _smollm2(size: str) -> KnownModel:
     return KnownModel(repository, "llama", size, "Apache-2.0")
 
 
+def _qwen2_5(size: str) -> KnownModel:
+    return KnownModel(f"Qwen/Qwen2.5-{size}-Instruct", "qwen2", size, "Apache-2.0")
+
+
+def _gemma(version: str, family: str, size: str) -> KnownModel:
+    repository = f"google/gemma-{version}-{size.lower()}-it"
+    return KnownModel(repository, family, size, "Gemma", is_gated=True)
+
+
+def _granite(size: str) -> KnownModel:
+    repository = f"ibm-granite/granite-3.3-{size.lower()}-instruct"
+    return KnownModel(repository, "granite", size, "Apache-2.0")
+
+
+def _ministral3(size: str) -> KnownModel:
+    repository = f"mistralai/Ministral-3-{size}-Instruct-2512"
+    return KnownModel(repository, "mistral3", size, "Apache-2.0")
+
+
 MODELS = {
     "smollm2": KnownModel(
         WheelSource(
@@ -47,25 +66,56 @@ MODELS = {
     ),
     "smollm2-360m": _smollm2("360M"),
     "smollm2-1.7b": _smollm2("1.7B"),
+    "smollm3-3b": KnownModel("HuggingFaceTB/SmolLM3-3B", "smollm3", "3B", "Apache-2.0"),
+    "qwen2.5-0.5b": _qwen2_5("0.5B"),
+    "qwen2.5-1.5b": _qwen2_5("1.5B"),
+    "qwen2.5-7b": _qwen2_5("7B"),
+    "qwen2.5-14b": _qwen2_5("14B"),
+    "qwen2.5-32b": _qwen2_5("32B"),
     "qwen3-0.6b": _qwen3("0.6B"),
     "qwen3-1.7b": _qwen3("1.7B"),
     "qwen3-4b": _qwen3("4B"),
     "qwen3-8b": _qwen3("8B"),
     "qwen3-14b": _qwen3("14B"),
     "qwen3-32b": _qwen3("32B"),
+    "qwen3-30b-a3b": KnownModel(
+        "Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3_moe", "30B", "Apache-2.0"
+    ),
+    "r1-distill-qwen-7b": KnownModel(
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "qwen2", "7B", "MIT"
+    ),
+    "r1-distill-llama-8b": KnownModel(
+        "deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "llama", "8B", "MIT"
+    ),
     "llama3.2-1b": _llama("3.2", "1B"),
     "llama3.2-3b": _llama("3.2", "3B"),
     "llama3.1-8b": _llama("3.1", "8B"),
+    "llama4-scout": KnownModel(
+        "meta-llama/Llama-4-Scout-17B-16E-Instruct", "llama4", "109B", "Llama 4", is_gated=True
+    ),
     "mistral-7b": KnownModel(
         "mistralai/Mistral-7B-Instruct-v0.3", "mistral", "7B", "Apache-2.0", is_gated=True
     ),
+    "ministral3-3b": _ministral3("3B"),
+    "ministral3-8b": _ministral3("8B"),
+    "ministral3-14b": _ministral3("14B"),
     "gemma-2b": KnownModel("google/gemma-2b-it", "gemma", "2B", "Gemma", is_gated=True),
-    "gemma3-270m": KnownModel(
-        "google/gemma-3-270m-it", "gemma3_text", "270M", "Gemma", is_gated=True
-    ),
-    "gemma3-1b": KnownModel("google/gemma-3-1b-it", "gemma3_text", "1B", "Gemma", is_gated=True),
+    "gemma2-2b": _gemma("2", "gemma2", "2B"),
+    "gemma2-9b": _gemma("2", "gemma2", "9B"),
+    "gemma3-270m": _gemma("3", "gemma3_text", "270M"),
+    "gemma3-1b": _gemma("3", "gemma3_text", "1B"),
+    "gemma3-4b": _gemma("3", "gemma3", "4B"),
+    "gemma3-12b": _gemma("3", "gemma3", "12B"),
+    "gemma3-27b": _gemma("3", "gemma3", "27B"),
     "phi2": KnownModel("microsoft/phi-2", "phi", "2.7B", "MIT"),
     "phi3-mini": KnownModel("microsoft/Phi-3-mini-4k-instruct", "phi3", "3.8B", "MIT"),
     "phi4": KnownModel("microsoft/phi-4", "phi3", "14B", "MIT"),
+    "phi4-mini": KnownModel("microsoft/Phi-4-mini-instruct", "phi3", "3.8B", "MIT"),
+    "granite3.3-2b": _granite("2B"),
+    "granite3.3-8b": _granite("8B"),
+    "olmo3-7b": KnownModel("allenai/Olmo-3-7B-Instruct", "olmo3", "7B", "Apache-2.0"),
+    "olmoe-7b": KnownModel("allenai/OLMoE-1B-7B-0924-Instruct", "olmoe", "7B", "Apache-2.0"),
+    "glm4-9b": KnownModel("zai-org/GLM-4-9B-0414", "glm4", "9B", "MIT"),
+    "glm4.5-air": KnownModel("zai-org/GLM-4.5-Air", "glm4_moe", "106B", "MIT"),
 }
 """The known models, by the name that `store.pull` takes."""
