@@ -235,7 +235,8 @@ def _model(worker: WorkerSettings) -> Iterator[Finding]:
         how = rehearse(directory, worker.weight_format)
         yield ok("model", f"{worker.model} in {directory} runs {how}")
     except StartupError as error:
-        yield failure("model", str(error), "choose another --model: docs/models.md lists some")
+        remedy = "download it again, or choose another --model: docs/models.md lists some"
+        yield failure("model", str(error), remedy)
     formats = {
         "dtype": worker.dtype,
         "weight_format": worker.weight_format,

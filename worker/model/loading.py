@@ -20,6 +20,7 @@ from kernels.quantized import BLOCKS, QuantFormat
 from shared.control_groups import usable_cpus
 from shared.errors import StartupError
 from shared.host_memory import free_bytes, readable_size
+from worker.checkpoints.checkpoint import Checkpoint
 from worker.checkpoints.gguf_file import gguf_files
 from worker.engine.interface import NO_TOKEN
 from worker.model.config import read_json_config
@@ -36,7 +37,8 @@ from worker.model.weights.formats.coded import method_of
 from worker.model.weights.formats.dense import Dense
 from worker.model.weights.formats.interface import Format, Target
 from worker.model.weights.formats.registry import format_of
-from worker.model.weights.layers import WeightReader, read_weights
+from worker.model.weights.headers import HeaderSource
+from worker.model.weights.layers import OF_FLOATS, WeightReader, read_weights
 from worker.model.weights.sources import TensorSource, open_source, stored_in
 
 logger = logging.getLogger(__name__)
@@ -181,10 +183,12 @@ def rehearse(directory: Path, weight_format: str = "auto") -> str:
     need not be read for that.
     """
     config = read_json_config(directory)
-    if spec_of(config) is not None:
-        return "natively"
     packed = _quant_format(weight_format)
-    _refuse_foreign(directory.name, config, open_source(directory, packed), packed)
+    source = open_source(directory, packed)
+    if (spec := spec_of(config)) is not None:
+        _rehearse_native(spec, source, format_of(config, source, packed))
+        return "natively"
+    _refuse_foreign(directory.name, config, source, packed)
     from worker.model.decoders import fallback
 
     is_small = _num_bytes(directory) <= _MAX_REHEARSED_BYTES
@@ -192,6 +196,16 @@ def rehearse(directory: Path, weight_format: str = "auto") -> str:
     if is_small:
         return "through transformers"
     return "through transformers, if its attention does, which a worker finds out at its start"
+
+
+def _rehearse_native(spec: ModelSpec, source: TensorSource, stored_as: Format) -> None:
+    """Raise `StartupError` if a tensor of a checkpoint of floats is missing, has the wrong shape or
+    is not part of the model. Packed matrices have names and shapes of their own, which are checked
+    where they are read."""
+    if source.container != Checkpoint.container or stored_as.name not in OF_FLOATS:
+        return
+    without_data = Target(torch.float32, torch.device("meta"))
+    WeightReader(HeaderSource(source), spec, Dense(), without_data).rehearse()
 
 
 def _num_bytes(directory: Path) -> int:

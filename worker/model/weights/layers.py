@@ -27,7 +27,7 @@ from worker.model.weights.weight import DenseWeight, Weight
 
 logger = logging.getLogger(__name__)
 
-_OF_FLOATS = (Dense.name, Quantized.name)
+OF_FLOATS = (Dense.name, Quantized.name)
 """The formats that read a checkpoint of floats."""
 _WITHOUT_EFFECT = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 """Stored by old versions of transformers; redundant with the configuration."""
@@ -137,7 +137,7 @@ class WeightReader:
             prefixes[0],
         )
         self._source = derived(source, self._made())
-        if self._source.is_changed and stored_as.name not in _OF_FLOATS:
+        if self._source.is_changed and stored_as.name not in OF_FLOATS:
             # Their scales would have to be taken apart like the weights.
             raise StartupError(
                 f"the checkpoint is packed as {stored_as.name}, which is not supported for a model "
@@ -214,6 +214,17 @@ class WeightReader:
                 "the weights are expanded: these kernels cannot multiply their format",
                 extra={"format": self._format.name, "bytes": self._num_expanded},
             )
+
+    def rehearse(self) -> None:
+        """Raise the `StartupError` that reading everything would raise for names and shapes. The
+        source may have no data."""
+        self.embedding()
+        for _ in self.layers():
+            pass
+        self.norm()
+        if self._head is not None or not self.is_tied:
+            self.lm_head()
+        self.check_complete()
 
     def _layer_prefix(self, index: int) -> str:
         return f"{self._prefix}layers.{index}."
