@@ -33,7 +33,7 @@ from shared.messages import (
 )
 from shared.telemetry import incidents, requests
 from shared.topology import Publishers, first_log
-from worker.jobs.admission import TenantAdmission
+from worker.jobs.admission import TenantAdmission, Terms
 from worker.jobs.delivery import (
     JobDelivery,
     ReplyPublisher,
@@ -393,15 +393,10 @@ class JobConsumer:
                 await tell_end(self._bus, delivery.message.correlation_id, num_tokens=0)
             return
         report_ignored(job, delivery.note_ignored_fields(job), self._worker)
-        num_losses = self._num_losses
-        try:
-            job = await self._admitted(job, delivery)
-        except WarrenError as error:
-            report_turned_away(job, error, self._metrics, self._worker)
-            await turn_away(self._bus, delivery, error)
+        admitted = await self._admitted(job, delivery)
+        if admitted is None:
             return
-        if num_losses != self._num_losses:  # meanwhile, so it is delivered again
-            return
+        job = admitted
         # A job that runs here does not wait: it is adopted, superseded, or dropped. Nor does one
         # that leaves the queue before it reaches the delivery limit.
         at_once = key_of(job) in self._held or delivery.num_returns >= MAX_RETURNS
@@ -425,13 +420,23 @@ class JobConsumer:
                 case Turn.LOST:
                     pass
 
-    async def _admitted(self, job: GenerationJob, delivery: JobDelivery) -> GenerationJob:
-        """The job with the terms on which it may run. Raises the `WarrenError` with which it is to
-        be answered otherwise."""
+    async def _admitted(self, job: GenerationJob, delivery: JobDelivery) -> GenerationJob | None:
+        """The job with the terms on which it may run. None if it may not, and is answered with an
+        error, or if its delivery was lost meanwhile, so that it is delivered again."""
         held = self._held.get(key_of(job))
         if held is not None and held.job.publication == job.publication:
             return job  # a copy of a job that runs
-        terms = await self._tenants.terms_of(job, delivery)
+        num_losses, refusal, terms = self._num_losses, None, Terms()
+        try:
+            terms = await self._tenants.terms_of(job, delivery)
+        except WarrenError as error:
+            refusal = error
+        if num_losses != self._num_losses:
+            return None
+        if refusal is not None:
+            report_turned_away(job, refusal, self._metrics, self._worker)
+            await turn_away(self._bus, delivery, refusal)
+            return None
         return terms.applied_to(job)
 
     async def _begin(
