@@ -1,6 +1,7 @@
 """How tenants share a worker: nine that send single jobs, beside one that floods it.
 
     python -m bench.fairness [--engine synthetic --engine smollm2] [--seconds S] [--broker URL]
+    python -m bench.fairness --deadlines-only [--jobs N]
 
 One worker serves over RabbitMQ, started anew for each load. Single jobs are streamed as a gateway
 streams them; their time to first token is that from the publication to the first token in the log.
@@ -13,6 +14,9 @@ The throughput is that of the worker's own counters. In the run *as one tenant* 
 same tenant, so they are served in the order of their arrival: this is what the throughput is
 compared with, prompts included, because single jobs have more prompt for each generated token than
 those of the flood.
+
+With ``--deadlines-only``, the jobs of one tenant that end before their deadlines, first come, first
+served and by deadline, in simulated time (`bench.deadlines`).
 """
 
 import asyncio
@@ -35,7 +39,7 @@ import typer
 import uvloop
 from rich.table import Table
 
-from bench import plots, report
+from bench import deadlines, plots, report
 from bench.broker import broker_node
 from bench.figures import percentile
 from bench.interrupt import ends_on_sigterm
@@ -427,7 +431,15 @@ def main(
     picture: Annotated[Path, typer.Option(help="Where the picture goes.")] = (
         IMAGES / "fairness.svg"
     ),
+    deadlines_only: Annotated[bool, typer.Option(help="Only the deadlines, simulated.")] = False,
+    jobs: Annotated[int, typer.Option(min=40, help="With --deadlines-only.")] = 1000,
 ) -> None:
+    if deadlines_only:
+        in_time = deadlines.measure(jobs)
+        deadlines.show(in_time)
+        served = [asdict(row) for row in in_time]
+        report.write_json(out / "deadlines.json", {**describe([]), "rows": served})
+        return
     with broker_node(broker) as node:
         runs = [run for engine in engines for run in measure_engine(node.url, engine, seconds)]
     rows = summary(runs)

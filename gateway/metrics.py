@@ -89,6 +89,12 @@ class Metrics:
             "Requests of this gateway that no worker has started yet.",
             *by_class,
         )
+        self.promoted_lines = catalog.counter(
+            "warren_gateway_batch_lines_promoted_total",
+            "Requests of batches that were published with interactive priority, because their "
+            "batch would not have ended within its window.",
+            "model",
+        )
         self._first_token_s = catalog.histogram(
             "warren_gateway_time_to_first_token_seconds",
             "From the arrival of a request to its first token.",

@@ -150,6 +150,7 @@ class Gateway:
             workers,
             lambda: admission.num_requests,
             relays.slack_s,
+            relays.due_tokens,
         )
         prices = PriceTable.of(settings.prices_file)
         budgets = Budgets(store, keys, prices, metrics.catalog)

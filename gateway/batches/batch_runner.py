@@ -306,6 +306,7 @@ class _BatchRun:
         models = self.batch.models or ()
         async with aclosing(self._unanswered()) as lines:
             async for line in lines:
+                self._lines.closing.num_left += 1
                 model = line.model
                 of = model if isinstance(model, str) and model in models else models[0]
                 await order.add(line, of)
@@ -342,6 +343,7 @@ class _BatchRun:
             self._answers.put_nowait((answer, written))
             self._hold(len(text))
             await written
+            self._lines.closing.answered()
 
         no_room = await self._lack_of_room()
         if no_room is None:

@@ -17,6 +17,7 @@ from gateway.api.bodies.quick import EmbeddingRequest, Embeddings, QuickDraft
 from gateway.api.bodies.submission import submission
 from gateway.api.observation import Observation
 from gateway.api.routes.generation import ParsedRequest, read_answer
+from gateway.batches.closing import Closing
 from gateway.batches.key_limits import LineLimits, LineSlot
 from gateway.batches.lines import (
     ENDPOINTS,
@@ -43,6 +44,7 @@ from shared.errors import (
     Unavailable,
     WarrenError,
 )
+from shared.messages import JobClass
 from shared.messages.token_estimates import tokens_of, tokens_of_quick
 from shared.off_loop import off_loop
 from shared.telemetry import incidents, requests
@@ -77,7 +79,9 @@ class LineServer:
         self.ends_jobs = False
         """Whether lines that stop end their jobs. Otherwise the jobs go on, for the gateway that
         continues the batch."""
+        self.closing = Closing(batch)
         self._limits = LineLimits(batch, gateway.keys, gateway.limits)
+        self._was_late = False
 
     async def answer(self, line: InputLine, record: Record) -> None:
         """Answer a line and ``record`` its outcome, which may be an error. The job's log is deleted
@@ -215,8 +219,9 @@ class LineServer:
             job = structs.replace(submitted.job, created_at=time.time())
             submitted = submitted._replace(job=job)
         job, facts, grant = submitted.job, submitted.facts, slot.grant
-        with Observation(gateway.metrics, job, "batch", {}) as observation:
-            async with gateway.relays.open(log, job, facts, lane="batch") as relay:
+        job_class = self._job_class(job.model)
+        with Observation(gateway.metrics, job, job_class, {}) as observation:
+            async with gateway.relays.open(log, job, facts, lane=job_class) as relay:
                 if grant is not None:
                     grant.note_published()
                 observation.accepted(relay)
@@ -237,6 +242,17 @@ class LineServer:
                 except BaseException:  # it was not recorded
                     relay.close(Departure.LEFT)
                     raise
+
+    def _job_class(self, model: str) -> JobClass:
+        """The class in which the next line is published."""
+        job_class = self.closing.job_class()
+        if job_class == "interactive":
+            self.gateway.metrics.promoted_lines.labels(model).inc()
+            if not self._was_late:
+                self._was_late = True
+                fields = {"batch": self.batch.id, "lines_left": self.closing.num_left}
+                logger.warning("batch late, its requests have interactive priority", extra=fields)
+        return job_class
 
     async def _is_begun(self, log: ReplyLog) -> bool:
         """Whether another gateway has published the job of this log, and counted it: it is read

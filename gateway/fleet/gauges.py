@@ -15,6 +15,8 @@ from shared.telemetry.metrics import Catalog, Samples
 
 _BY_MODEL = ("model",)
 _BY_CLASS = ("model", "class")
+_HORIZONS_S = (10, 60, 600)
+"""Seconds within which tokens are due."""
 _LIMITS = (
     "max_requests",
     "max_connections",
@@ -32,9 +34,10 @@ def export_fleet(
     workers: LiveWorkers,
     num_requests: Callable[[], int],
     slack_s: Callable[[str, JobClass], float],
+    due_tokens: Callable[[str, JobClass, float], int],
 ) -> None:
-    """Add these metrics to ``catalog``. They are read at each scrape. ``slack_s`` is that of
-    `gateway.log.registry.Relays`."""
+    """Add these metrics to ``catalog``. They are read at each scrape. ``slack_s`` and
+    ``due_tokens`` are those of `gateway.log.registry.Relays`."""
 
     def of_queues(read: Callable[[QueueReading], float]) -> Callable[[], Samples]:
         return lambda: [(key, read(reading)) for key, reading in queues.readings.items()]
@@ -79,6 +82,19 @@ def export_fleet(
             ((model, job_class), slack_s(model, job_class))
             for model in sorted(workers.known_models)
             for job_class in topology.JOB_CLASSES
+        ],
+    )
+    catalog.at_scrape(
+        "gauge",
+        "warren_gateway_due_tokens",
+        "Tokens, prompts and answers together and estimated, of this gateway's requests that no "
+        "worker has started and whose deadlines are within so many seconds. Use sum over gateways.",
+        (*_BY_CLASS, "within_s"),
+        lambda: [
+            ((model, job_class, str(within_s)), due_tokens(model, job_class, within_s))
+            for model in sorted(workers.known_models)
+            for job_class in topology.JOB_CLASSES
+            for within_s in _HORIZONS_S
         ],
     )
     catalog.at_scrape(

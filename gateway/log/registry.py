@@ -170,14 +170,24 @@ class Relays:
     def slack_s(self, model: str, job_class: JobClass) -> float:
         """Seconds to the nearest deadline of the requests that no worker has started; the request
         timeout if there are none."""
-        now = time.time()
-        jobs = (
-            relay.job
-            for relay in self._relays.values()
-            if relay.job is not None and relay.lane == job_class and not relay.is_answered
-        )
-        left = (job.deadline - now for job in jobs if job.model == model and job.deadline)
+        left = (left_s for _, left_s in self._waiting(model, job_class))
         return min(left, default=self._settings.request_timeout_s)
+
+    def due_tokens(self, model: str, job_class: JobClass, within_s: float) -> int:
+        """About how many tokens the requests have, prompts and answers together, that no worker has
+        started and whose deadlines are within so many seconds."""
+        waiting = self._waiting(model, job_class)
+        return sum(relay.num_tokens for relay, left_s in waiting if left_s <= within_s)
+
+    def _waiting(self, model: str, job_class: JobClass) -> Iterator[tuple[LogRelay, float]]:
+        """The requests that no worker has started, and the seconds to their deadlines."""
+        now = time.time()
+        for relay in self._relays.values():
+            job = relay.job
+            if job is None or job.deadline is None or relay.is_answered:
+                continue
+            if (job.model, relay.lane) == (model, job_class):
+                yield relay, job.deadline - now
 
     def obey(self, command: Release | Withheld) -> None:
         """Apply a command from another gateway or from this one."""

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable
+from functools import cached_property
 
 from gateway.log.cursor import (
     Departure,
@@ -32,6 +33,7 @@ from shared.errors import (
     WarrenError,
 )
 from shared.messages import Accepted, GenerationJob, JobClass, Release
+from shared.messages.token_estimates import tokens_of
 from shared.telemetry import incidents
 
 logger = logging.getLogger(__name__)
@@ -92,6 +94,11 @@ class LogRelay:
     def worker(self) -> str | None:
         """The address of the current worker."""
         return self.cursor.reader.worker
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """About how many tokens the request has, if this client has just sent it."""
+        return 0 if self.job is None else tokens_of(self.job)
 
     @property
     def is_answered(self) -> bool:

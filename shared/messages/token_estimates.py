@@ -22,15 +22,16 @@ def tokens_of(job: GenerationJob) -> int:
     """About how many tokens the prompts and answers of a job have, at most."""
     answer = job.sampling.max_tokens
     num_answer_tokens = _ANSWER_TOKENS if answer is None else answer
-    return _tokens_of_prompts(job.prompts) + num_answer_tokens * job.total_choices
+    return tokens_of_prompts(job.prompts) + num_answer_tokens * job.total_choices
 
 
 def tokens_of_quick(job: QuickJob) -> int:
     """About how many tokens the prompts of a quick job have; 0 unless a model computes them."""
-    return _tokens_of_prompts(job.prompts) if isinstance(job, EmbeddingJob) else 0
+    return tokens_of_prompts(job.prompts) if isinstance(job, EmbeddingJob) else 0
 
 
-def _tokens_of_prompts(prompts: tuple[Prompt, ...]) -> int:
+def tokens_of_prompts(prompts: tuple[Prompt, ...]) -> int:
+    """About how many tokens prompts have."""
     return sum(map(_num_tokens, prompts))
 
 

@@ -448,6 +448,18 @@ def test_keda_leaves_room_in_the_batches_of_cpus() -> None:
     assert thresholds == ["6", "48", "5"]
 
 
+def test_keda_may_ask_for_what_is_due_within_a_minute() -> None:
+    pool = {"model": "smollm2", "autoscaling": {"enabled": True, "dueTokensPerReplica": 20_000}}
+    scaled = find(render({"workers": {"large": pool}}), "ScaledObject", "warren-worker-large")
+
+    _, due = scaled["spec"]["triggers"]
+    assert due["metadata"]["threshold"] == "20000"
+    assert due["metadata"]["query"] == (
+        'sum(warren_gateway_due_tokens{namespace="llm",model="smollm2",'
+        'class=~"interactive|batch",within_s="60"})'
+    )
+
+
 def test_a_pool_keeps_its_size_while_prometheus_has_no_answer() -> None:
     pool = {"model": "smollm2", "autoscaling": {"enabled": True, "minReplicas": 1}}
     scaled = find(render({"workers": {"large": pool}}), "ScaledObject", "warren-worker-large")

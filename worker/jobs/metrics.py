@@ -8,6 +8,7 @@ from shared.messages import JobClass
 from shared.telemetry.metrics import FIRST_TOKEN_S, REQUEST_S, TOKEN_S, Catalog
 from shared.telemetry.requests import TenantLabels
 from shared.topology import JOB_CLASSES
+from worker.jobs.pace import JobPace
 
 _REASONS = (
     "worker_lost",
@@ -49,6 +50,7 @@ class JobMetrics:
         self.mean_job_tokens = 0.0
         self.mean_job_slot_s = 0.0
         """Seconds for which a job occupies a sequence slot of the engine, all choices together."""
+        self.pace = JobPace()
         self._tenants = TenantLabels(num_tenants, catalog.forget_tenant)
         self._by_class: dict[str, ClassMetrics] = {}
         by_class = ("model", "class")
@@ -92,6 +94,12 @@ class JobMetrics:
             "model",
         )
         self.unchecked.labels(model)
+        self.hopeless_jobs = catalog.counter(
+            "warren_worker_jobs_hopeless_total",
+            "Jobs that failed before they began, because they could not end before their deadlines "
+            "any more.",
+            *by_class,
+        )
         self.near_jobs = catalog.counter(
             "warren_worker_near_jobs_total",
             "Jobs published to this worker's own queue because it may have their prefix in its "
@@ -134,6 +142,7 @@ class JobMetrics:
         for result in ("confirmed", "lost"):
             self.usage_records.labels(model, result)
         for job_class in JOB_CLASSES:
+            self.hopeless_jobs.labels(model, job_class)
             for reason in _REASONS:
                 self.takeovers.labels(model, job_class, reason)
         for reason in _DEAD:

@@ -101,6 +101,7 @@ class JobObservation:
         self._compute_s = 0.0
         self._error_code: str | None = None
         self._finish_reason: str | None = None
+        self._refusal: dict[str, object] = {}
         self.hand_over_reason = "replaced by another run"
         now = self._took_at = time.time()
         self._queue_s: float | None = None
@@ -166,6 +167,7 @@ class JobObservation:
             self._first_at = now
             self._of_class.first_token_s.observe(now - self._arrived_at)
             self._of_class.prefill_s.observe(now - self._submitted_at)
+            self._metrics.pace.learn_prompt(self._num_prompt_tokens, now - self._submitted_at)
             self._record("worker.prefill", now - self._submitted_at)
             self._record_step()
         elif num_tokens:
@@ -183,6 +185,11 @@ class JobObservation:
     def computed(self, compute_s: float) -> None:
         """Take note of machine time that the job has used."""
         self._compute_s += compute_s
+
+    def refuse(self, needed_s: float, left_s: float) -> None:
+        """The job is hopeless: its run ends before it begins."""
+        self._metrics.hopeless_jobs.labels(self._metrics.model, self._class).inc()
+        self._refusal = {"needed_s": _rounded(needed_s), "left_s": _rounded(left_s)}
 
     def published(self, event: ReplyEvent) -> None:
         """Learn how the run ends from the events that it publishes."""
@@ -230,6 +237,9 @@ class JobObservation:
             self._metrics.learn(self._num_prompt_tokens + self._num_tokens, slot_s)
         if self._first_at is not None:
             of_class.decode_s.observe(now - self._first_at)
+            num_tokens = self._num_tokens // self._num_choices
+            if self._finish_reason is not None and num_tokens:
+                self._metrics.pace.learn_answer(num_tokens, now - self._first_at)
             self._record("worker.decode", now - self._first_at)
         self._write_end(outcome, label, duration_s)
         if self._span.is_recording():
@@ -251,7 +261,7 @@ class JobObservation:
         elif label == "handed_over":
             self.write("job handed over", facts | {"reason": self.hand_over_reason})
         elif not self._attempt and self._error_code is not None:
-            self.write("job refused", facts)
+            self.write("job refused", facts | self._refusal)
         else:
             self.write("job ended", facts, is_warning=label in FAULTS)
 

@@ -13,6 +13,7 @@ from shared.bus.base import Bus, Queue
 from shared.errors import (
     BusError,
     BusUnavailable,
+    DeadlineExceeded,
     InternalError,
     Unroutable,
     WarrenError,
@@ -36,6 +37,7 @@ from worker.jobs.delivery import Ledger, LogMoved, ReplyPublisher, recorded
 from worker.jobs.log_reader import read_log
 from worker.jobs.metrics import JobMetrics
 from worker.jobs.observation import JobObservation
+from worker.jobs.pace import least_tokens
 from worker.jobs.run import (
     Action,
     Decoded,
@@ -104,6 +106,7 @@ class JobRunner:
         self._job = job
         self._publisher = publisher
         self._num_returns = num_returns
+        self._is_copy = is_copy
         self._observation = JobObservation(
             job,
             self.job_class,
@@ -173,6 +176,8 @@ class JobRunner:
             try:
                 if remaining_s <= 0:
                     self.on(Signal.DEADLINE)
+                elif (late := self._lateness(remaining_s)) is not None:
+                    self.on(late)
                 elif self._admission is None:
                     self.on(Signal.ADMITTED)
                 else:
@@ -236,6 +241,29 @@ class JobRunner:
         self.job_class = "interactive"
         if self._generation is not None:
             self._generation.promote()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a batch job must have its tokens now to end before its deadline."""
+        if self.job_class != "batch" or self._job.deadline is None:
+            return False
+        left_s = self._job.deadline - time.time()
+        return left_s <= self._workplace.metrics.pace.expected_s(self._job)
+
+    def _lateness(self, left_s: float) -> DeadlineExceeded | None:
+        """The error of a job that cannot end in this time. Other runs may have generated tokens of
+        a job that was returned or published again, or that runs here."""
+        job = self._job
+        if job.deadline is None or self._num_returns or job.publication or self._is_copy:
+            return None
+        needed_s = self._workplace.metrics.pace.least_s(job)
+        if needed_s < left_s:
+            return None
+        self._observation.refuse(needed_s, left_s)
+        return DeadlineExceeded(
+            f"The request needs at least {needed_s:.1f} s for {least_tokens(job)} tokens, and its "
+            f"deadline is in {left_s:.1f} s."
+        )
 
     async def _run_until_settled(self) -> Outcome:
         while self._end is None:

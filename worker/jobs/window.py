@@ -1,7 +1,8 @@
 """The jobs that a consumer holds, and the order in which they begin.
 
 The broker delivers jobs in the order of their arrival. A worker takes more of them than it can run
-and begins them in an order of its own, in which no tenant's jobs wait behind all those of another.
+and begins them in an order of its own, in which no tenant's jobs wait behind all those of another,
+and the jobs of a tenant begin by their deadlines (`worker.jobs.line`).
 A job that has not begun has left no trace in its log, so it can be returned to its queue unnoticed.
 
 A tenant that sends more jobs than the window has room for does not fill it, or the jobs of others
@@ -12,6 +13,7 @@ many there are, and a tenant that is alone has half of them.
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +21,8 @@ from enum import Enum, auto
 from itertools import chain
 
 from shared.messages import GenerationJob, seconds_left
+from worker.jobs.line import WaitingLine
+from worker.jobs.pace import JobPace
 
 _NUM_AHEAD = 2
 """Jobs of each tenant that begin before the engine has room for them, if there are several tenants.
@@ -26,6 +30,8 @@ The engine serves tenants by their tokens (`worker.engine.shares`), so it must h
 each of them to choose from."""
 _MAX_AHEAD = 32
 """The same for all tenants together."""
+_MIN_LOOK_S = 0.01
+"""How soon after a look a job looks again whether it can still be in time."""
 _SLOTS_PER_AHEAD = 8
 """One batch job begins ahead for so many slots, even if there is one tenant: each slot would
 otherwise be empty while one job is settled and the next one begins. More of them would wait here
@@ -53,24 +59,40 @@ class Place:
         self.tenant = job.tenant
         self.is_fresh = is_fresh
         self.was_set_aside = was_set_aside
+        self.begin_by: float | None = None
+        """When the job must begin to end before its deadline, on the clock of the event loop."""
         self._window = window
-        self._seconds_left = seconds_left(job)
-        self._turn: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
+        self._job = job
+        self._loop = asyncio.get_running_loop()
+        self._turn: asyncio.Future[Turn] = self._loop.create_future()
+        self._alarm: asyncio.TimerHandle | None = None
+        left_s = seconds_left(job)
+        if left_s is not None:
+            self.begin_by = self._loop.time() + left_s - window.pace.expected_s(job)
 
     @property
     def is_decided(self) -> bool:
         return self._turn.done()
 
     async def turn(self) -> Turn:
-        """Wait for the job's turn. A job whose deadline passes begins, in order to fail."""
-        if self.is_decided or self._seconds_left is None:
-            return await self._turn
-        loop = asyncio.get_running_loop()
-        deadline = loop.call_later(self._seconds_left, self._window.begin, self)
+        """Wait for the job's turn. A job that cannot end before its deadline any more begins, in
+        order to fail."""
+        self._look()
         try:
             return await self._turn
         finally:
-            deadline.cancel()
+            if self._alarm is not None:
+                self._alarm.cancel()
+
+    def _look(self) -> None:
+        """Begin the job if it is hopeless, and look again when it may be."""
+        if self.is_decided or self._job.deadline is None:
+            return
+        slack_s = self._job.deadline - time.time() - self._window.pace.least_s(self._job)
+        if slack_s <= 0:
+            self._window.begin(self)
+        else:
+            self._alarm = self._loop.call_later(max(slack_s, _MIN_LOOK_S), self._look)
 
     def decide(self, turn: Turn) -> None:
         if not self.is_decided:  # its task may have been cancelled
@@ -84,10 +106,10 @@ class Place:
 class JobWindow:
     """Begins the jobs of one class, ``max_begun`` at once.
 
-    The next job is the oldest one of the tenant that has begun the fewest for its weight. When so
-    many have begun and there are several tenants, each of them may begin two more jobs, and another
-    one whenever one of these has received its first token. In a window that ``fills_slots`` a
-    single tenant may, too.
+    The next job is the first one in the line of the tenant that has begun the fewest for its
+    weight. When so many have begun and there are several tenants, each of them may begin two more
+    jobs, and another one whenever one of these has received its first token. In a window that
+    ``fills_slots`` a single tenant may, too.
     """
 
     def __init__(
@@ -97,18 +119,20 @@ class JobWindow:
         max_waiting: int = 0,
         *,
         fills_slots: bool = False,
+        pace: JobPace | None = None,
     ) -> None:
         """``weights`` are those of tenants whose weight is not 1. ``max_waiting``: how many jobs
         are to wait here; none is set aside if it is 0. ``fills_slots``: whether no slot of the
-        engine is to be empty between two jobs of one tenant."""
+        engine is to be empty between two jobs of one tenant. ``pace`` says how long jobs take; by
+        default nothing is known about that."""
         self._yields = False
         self.max_begun = max_begun
         self.max_waiting = max_waiting
+        self.pace = JobPace() if pace is None else pace
         self._weights = weights
         self._fills_slots = fills_slots
-        self._waiting: dict[str, dict[Place, None]] = {}
-        """The waiting jobs of each tenant, in the order of arrival. A tenant without any is left
-        out."""
+        self._waiting: dict[str, WaitingLine[Place]] = {}
+        """The waiting jobs of each tenant. A tenant without any is left out."""
         self._begun: set[Place] = set()
         self._ahead: set[Place] = set()
         """The jobs that began beyond ``max_begun``, until their first token."""
@@ -159,7 +183,7 @@ class JobWindow:
         elif is_fresh and not was_set_aside and self._is_crowded_by(job.tenant):
             place.decide(Turn.SET_ASIDE)
         else:
-            self._waiting.setdefault(place.tenant, {})[place] = None
+            self._waiting.setdefault(place.tenant, WaitingLine()).add(place, place.begin_by)
             self._begin_next()
         try:
             yield place
@@ -211,7 +235,7 @@ class JobWindow:
         """Whether a tenant has no more room, or jobs of it were set aside and come first."""
         if not self.max_waiting:
             return False
-        own = self._waiting.get(tenant, {})
+        own = self._waiting.get(tenant, WaitingLine())
         num_free = self.max_waiting - self.num_waiting
         return len(own) >= max(1, num_free) or any(place.was_set_aside for place in own)
 
@@ -226,7 +250,7 @@ class JobWindow:
         if not tenants:
             return None
         tenant = min(tenants, key=lambda t: self._num_begun[t] / self._weights.get(t, 1.0))
-        return next(iter(self._waiting[tenant]))
+        return self._waiting[tenant].first(asyncio.get_running_loop().time())
 
     def _may_begin_ahead(self, tenant: str) -> bool:
         if self.yields or len(self._ahead) >= _MAX_AHEAD:
@@ -248,10 +272,11 @@ class JobWindow:
 
     def _forget(self, place: Place) -> None:
         """Remove a job from those that wait, if it is one of them."""
-        places = self._waiting.get(place.tenant, {})
-        places.pop(place, None)
-        if not places:
-            self._waiting.pop(place.tenant, None)
+        line = self._waiting.get(place.tenant)
+        if line is not None:
+            line.remove(place)
+            if not line:
+                del self._waiting[place.tenant]
 
     def _remove(self, place: Place) -> None:
         self._forget(place)

@@ -275,7 +275,8 @@ class Worker:
         self, max_begun: int, max_waiting: int = 0, *, fills_slots: bool = False
     ) -> JobWindow:
         weights = self._settings.tenant_weights
-        return JobWindow(max_begun, weights, max_waiting, fills_slots=fills_slots)
+        pace = self._metrics.pace
+        return JobWindow(max_begun, weights, max_waiting, fills_slots=fills_slots, pace=pace)
 
     def _pair(self, job_class: JobClass, max_begun: int) -> tuple[JobConsumer, JobConsumer]:
         """The consumers of the new jobs of a class, and of those that were set aside."""

@@ -85,11 +85,15 @@ class Supervisor:
         return math.inf
 
     async def promote_batch(self) -> None:
-        """Promote batch jobs that starve behind interactive ones, one at a time."""
+        """Promote batch jobs that starve behind interactive ones, one at a time, and those that
+        would otherwise miss their deadlines."""
         promoted: JobRunner | None = None
         while True:
             await asyncio.sleep(_PROMOTION_INTERVAL_S)
             running = [held.runner for held in self._held.values()]
+            for runner in running:
+                if runner.is_due:
+                    runner.promote()
             if promoted not in running:
                 promoted = max(running, key=lambda runner: runner.starves_s, default=None)
                 if promoted is not None and promoted.starves_s >= self._batch_patience_s:

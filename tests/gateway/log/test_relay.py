@@ -269,10 +269,14 @@ async def test_the_nearest_deadline_of_what_waits_is_exported(
         asking = asyncio.create_task(gateway.http.post(CHAT, json=body))
         await worker.wait_until(lambda: bool(worker.jobs))
         of_both_classes = await gateway.sample("warren_gateway_deadline_slack_seconds")
+        due_tokens = await gateway.sample("warren_gateway_due_tokens")
         has_looked.set()
         await asking
+        due_tokens_after = await gateway.sample("warren_gateway_due_tokens")
 
     assert 1000 < of_both_classes <= 1100
+    assert due_tokens > 0
+    assert due_tokens_after == 0
 
 
 async def test_a_failure_after_the_header_wait_is_an_error_event(

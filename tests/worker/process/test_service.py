@@ -356,6 +356,33 @@ async def test_a_batch_job_that_starves_behind_interactive_ones_gets_its_turn(
     assert was_answered == is_answered
 
 
+async def test_a_batch_job_that_would_miss_its_deadline_has_interactive_priority() -> None:
+    usual = SamplingParams(max_tokens=20, ignore_eos=True)
+    # It may end early, so it is not hopeless, but it usually takes longer than until its deadline.
+    long = SamplingParams(max_tokens=8000, ignore_eos=True, stop_token_ids=(1,))
+    options: dict[str, Any] = {"batch_patience_s": 600, "drain_grace_s": 0.1}
+
+    async def keep_asking(bus: MemoryBus) -> None:
+        while True:
+            await ask(bus, new_job("echo", sampling=usual))
+
+    async with (
+        MemoryBus() as bus,
+        echo_worker(bus, step_s=0.005, max_num_seqs=2, batch_reserve=1, **options),
+    ):
+        await asyncio.gather(*(ask(bus, new_job("echo", sampling=usual)) for _ in range(8)))
+        load = [asyncio.create_task(keep_asking(bus)) for _ in range(6)]
+        job = new_job("echo", sampling=long, deadline=time.time() + 30)
+        async with reading(bus, job) as consumer:
+            await publish(bus, job, "batch")
+            log = await read(bus, job, consumer, num_tokens=1)
+        for task in load:
+            task.cancel()
+        await asyncio.gather(*load, return_exceptions=True)
+
+    assert log.token_ids
+
+
 async def drain(bus: MemoryBus, address: str, *, is_immediate: bool = False) -> None:
     command = messages.encode(Drain(is_immediate=is_immediate))
     await bus.publish(topology.worker_binding(address), Message(command))
