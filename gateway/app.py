@@ -50,7 +50,7 @@ from gateway.middleware import (
     RequestIds,
     Traces,
 )
-from gateway.wiring import Gateway, listening
+from gateway.wiring import TIMING, Gateway, Timing, listening
 from shared.bus.base import Bus
 from shared.errors import ShuttingDown, Unavailable
 from shared.off_loop import measure_lag
@@ -68,14 +68,14 @@ _PROGRESS_INTERVAL_S = 5.0
 """Seconds between the lines about a drain."""
 
 
-def create_app(settings: GatewaySettings, bus: Bus) -> FastAPI:
+def create_app(settings: GatewaySettings, bus: Bus, timing: Timing = TIMING) -> FastAPI:
     """Build the application on a bus. Nothing runs before its lifespan starts.
 
     The end of the lifespan drains the gateway: /health and new requests are answered 503, and open
     streams continue. Streams that outlast ``drain_grace_s`` end with an error that says how to
     resume them. Raises `StartupError` if the API keys cannot be read.
     """
-    gateway = Gateway.build(settings, bus)
+    gateway = Gateway.build(settings, bus, timing)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

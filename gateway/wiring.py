@@ -18,7 +18,7 @@ from gateway.fleet.queue_watch import QueueWatch
 from gateway.fleet.quick import QuickLane
 from gateway.fleet.samples import Samples
 from gateway.intake.admission import Admission
-from gateway.intake.keys.accepted import Keys
+from gateway.intake.keys.accepted import LOOK_INTERVAL_S, Keys
 from gateway.intake.keys.api_key import Scope
 from gateway.intake.limits import Limits
 from gateway.intake.receipts import ReceiptKeys
@@ -37,6 +37,7 @@ from gateway.store.state import Store
 from gateway.tenants.erasure import TenantErasure
 from gateway.tenants.key_directory import KeyDirectory
 from gateway.tenants.publishers import PublisherAdmission
+from gateway.tenants.stopping import SETTLED_S, WorkStopper
 from gateway.webhooks.dispatcher import Deliverer
 from gateway.webhooks.sending import Sender
 from shared import topology
@@ -73,6 +74,19 @@ _SCOPE_OF_VERB: Mapping[Verb, Scope] = {"read": "generate", "cancel": "cancel"}
 GatewayState: TypeAlias = Literal["ok", "draining", "broker_unavailable", "broker_blocked"]
 
 
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How long a gateway waits for what changes beside it, in seconds."""
+
+    keys_look_s: float = LOOK_INTERVAL_S
+    """Between two looks at the file of API keys."""
+    settled_s: float = SETTLED_S
+    """Until all gateways know that keys are revoked."""
+
+
+TIMING = Timing()
+
+
 @dataclass(slots=True)
 class Gateway:
     """One gateway: its settings, its bus and its state."""
@@ -100,6 +114,7 @@ class Gateway:
     prices: PriceTable
     budgets: Budgets
     publisher_admission: PublisherAdmission
+    stopper: WorkStopper
     erasure: TenantErasure
     key_directory: KeyDirectory
     listing_letters: asyncio.Lock
@@ -113,10 +128,11 @@ class Gateway:
     _key_ids_by_tag: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
-    def build(cls, settings: GatewaySettings, bus: Bus) -> "Gateway":
+    def build(cls, settings: GatewaySettings, bus: Bus, timing: Timing = TIMING) -> "Gateway":
         """Build a gateway. Raises `StartupError`."""
         reply_queues = ReplyQueues(bus, settings.reply_retention_s)
-        keys, metrics = Keys.of(settings), Metrics(settings.metrics_tenants)
+        keys = Keys.of(settings, timing.keys_look_s)
+        metrics = Metrics(settings.metrics_tenants)
         access, signer = Access.of(settings), Signer.of(settings)
         workers = LiveWorkers(
             bus,
@@ -155,7 +171,10 @@ class Gateway:
         prices = PriceTable.of(settings.prices_file)
         budgets = Budgets(store, keys, prices, metrics.catalog)
         limits = Limits(bus, settings.max_detached, require_budget=budgets.require)
-        listing_letters = asyncio.Lock()
+        listing_letters, stopper = (
+            asyncio.Lock(),
+            WorkStopper(bus, relays, limits, timing.settled_s),
+        )
         return cls(
             settings=settings,
             bus=bus,
@@ -191,7 +210,8 @@ class Gateway:
             publisher_admission=PublisherAdmission(
                 bus, keys, limits, lambda: [worker.worker for worker, _ in workers.announced()]
             ),
-            erasure=TenantErasure(bus, store, relays, limits, keys, settings, listing_letters),
+            stopper=stopper,
+            erasure=TenantErasure(bus, store, relays, stopper, keys, settings, listing_letters),
             key_directory=KeyDirectory(store, keys),
             listing_letters=listing_letters,
             log_bindings=LogBindings(bus, lambda: [*reply_queues.spare, *relays.logs]),
@@ -300,14 +320,11 @@ class Gateway:
                 self.batches_changed.set()
             else:
                 self.relays.obey(command)
-        elif isinstance(command, StopWork) and command.key_id:
-            self.batches_changed.set()
-            for request_id in self.relays.cancel_all(lambda one: one.key_id == command.key_id):
-                self.limits.end(request_id)
         elif isinstance(command, StopWork):
-            for request_id in self.relays.cancel_all(lambda one: one.tenant == command.tenant):
-                self.limits.end(request_id)
-            self.metrics.tenant_usage.forget(command.tenant)
+            self.batches_changed.set()
+            self.stopper.obey(command)
+            if not command.key_id:
+                self.metrics.tenant_usage.forget(command.tenant)
 
 
 def _is_model_name(text: str) -> bool:

@@ -266,15 +266,15 @@ class Limits:
         self._ended.append(Ended(request_id=request_id))
         self._news.set()
 
-    def detached_of(self, tenant: str) -> list[str]:
-        """The ids of the detached requests of a tenant that have not ended, at all gateways."""
-        return [one for one, job in self._ledger.detached.items() if job.tenant == tenant]
-
-    def left_of(self, key_id: str) -> list[str]:
-        """The ids of the requests of an API key that go on without a client, at all gateways."""
-        detached, left = self._ledger.detached, self._ledger.left
-        ids = [request_id for request_id, job in detached.items() if job.key_id == key_id]
-        return ids + [request_id for request_id, job in left.items() if job.key_id == key_id]
+    def left_of(self, *, tenant: str = "", key_id: str = "") -> list[str]:
+        """The ids of the requests of an API key, or else of a tenant, that go on without a client,
+        at all gateways."""
+        jobs: dict[str, DetachedJob | LeftJob] = {**self._ledger.detached, **self._ledger.left}
+        return [
+            request_id
+            for request_id, job in jobs.items()
+            if (job.key_id == key_id if key_id else job.tenant == tenant)
+        ]
 
     def end_left(self, request_id: str) -> None:
         """`end` if the client of the job is known to have left."""

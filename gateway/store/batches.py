@@ -242,16 +242,10 @@ class Batches:
         return batch, is_new
 
     @uncancelled
-    async def cancel_all(self, tenant: str) -> None:
-        """Begin to cancel all batches of a tenant."""
-        await self._cancel_where(BATCHES.c.tenant == tenant)
-
-    @uncancelled
-    async def cancel_of_key(self, key_id: str) -> int:
-        """Begin to cancel all batches that were ordered with an API key; returns their number."""
-        return await self._cancel_where(BATCHES.c.key_id == key_id)
-
-    async def _cancel_where(self, is_meant: ColumnElement[bool]) -> int:
+    async def cancel_all(self, *, tenant: str = "", key_id: str = "") -> int:
+        """Begin to cancel all batches that were ordered with an API key, or else those of a tenant;
+        returns their number."""
+        is_meant = BATCHES.c.key_id == key_id if key_id else BATCHES.c.tenant == tenant
         is_running = and_(is_meant, BATCHES.c.status.in_(("validating", "in_progress")))
         values = {"status": "cancelling", "cancelling_at": int(time.time())}
         async with self._database.begin() as connection:

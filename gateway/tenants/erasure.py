@@ -11,19 +11,15 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from gateway.intake.keys.accepted import Keys
-from gateway.intake.limits import Limits
 from gateway.log.registry import Relays
 from gateway.store.batches import Batches
 from gateway.store.state import Store, StoredState
+from gateway.tenants.stopping import WorkStopper
 from shared import dead_letters, topology
 from shared.bus.base import Bus, Message
-from shared.errors import StreamExpired, StreamNotFound
 from shared.messages import Release, StopWork, encode
 from shared.settings import GatewaySettings
 
-_SETTLED_S = 1.5
-"""Seconds within which every gateway has read that the last key of a tenant is gone, and within
-which cancelled requests have ended and are recorded."""
 _BATCHES_END_WITHIN_S = 10.0
 _LOOK_INTERVAL_S = 0.1
 _MAX_DELETED_AT_ONCE = 8
@@ -49,7 +45,7 @@ class TenantErasure:
         bus: Bus,
         store: Store,
         relays: Relays,
-        limits: Limits,
+        stopper: WorkStopper,
         keys: Keys,
         settings: GatewaySettings,
         listing_letters: asyncio.Lock,
@@ -59,7 +55,7 @@ class TenantErasure:
         self._bus = bus
         self._store = store
         self._relays = relays
-        self._limits = limits
+        self._stopper = stopper
         self._keys = keys
         self._settings = settings
         self._listing_letters = listing_letters
@@ -74,7 +70,6 @@ class TenantErasure:
         """Erase a tenant that has no key. Raises `Unavailable` and `BusError`."""
         async with self._turn:
             state = await self._store.open()
-            await asyncio.sleep(_SETTLED_S)
             await self._stop_work(tenant, state.batches)
             async with self._listing_letters:
                 num_letters = await dead_letters.drop_of(
@@ -87,18 +82,14 @@ class TenantErasure:
 
     async def _stop_work(self, tenant: str, batches: Batches) -> None:
         """Cancel all requests and batches of the tenant, and wait for their end."""
-        await batches.cancel_all(tenant)
-        await self._tell_gateways(StopWork(tenant=tenant))
-        for request_id in self._limits.detached_of(tenant):
-            with suppress(StreamExpired, StreamNotFound):  # it has just ended
-                await self._relays.cancel(request_id, None)
-            self._limits.end(request_id)
+        await self._stopper.stop(StopWork(tenant=tenant), batches)
         with suppress(TimeoutError):  # the gateway that runs a batch may be gone
             async with asyncio.timeout(_BATCHES_END_WITHIN_S):
                 while unended := await batches.unended(tenant):
-                    await self._tell_gateways(Release(request_id=unended[0]))
+                    command = Release(request_id=unended[0])
+                    await self._bus.publish(topology.ALL_GATEWAYS, Message(encode(command)))
                     await asyncio.sleep(_LOOK_INTERVAL_S)
-        await asyncio.sleep(_SETTLED_S)
+        await asyncio.sleep(self._stopper.settled_s)
 
     async def _delete_logs(self, tenant: str, state: StoredState) -> int:
         """Delete the logs that the broker keeps of requests that have ended; returns how many
@@ -119,6 +110,3 @@ class TenantErasure:
                     tasks.create_task(delete(request_id))
             num_logs += len(request_ids)
         return num_logs
-
-    async def _tell_gateways(self, command: Release | StopWork) -> None:
-        await self._bus.publish(topology.ALL_GATEWAYS, Message(encode(command)))

@@ -27,7 +27,10 @@ class StoppedWork(NamedTuple):
 class WorkStopper:
     """Stops work at this gateway, and tells the others to."""
 
-    def __init__(self, bus: Bus, relays: Relays, limits: Limits) -> None:
+    def __init__(
+        self, bus: Bus, relays: Relays, limits: Limits, settled_s: float = SETTLED_S
+    ) -> None:
+        self.settled_s = settled_s
         self._bus = bus
         self._relays = relays
         self._limits = limits
@@ -35,7 +38,7 @@ class WorkStopper:
     async def stop(self, work: StopWork, batches: Batches) -> StoppedWork:
         """Begin to cancel all streams, batches and detached requests, once all gateways know that
         no more begin. Raises `Unavailable` and `BusError`."""
-        await asyncio.sleep(SETTLED_S)
+        await asyncio.sleep(self.settled_s)
         num_batches = await batches.cancel_all(tenant=work.tenant, key_id=work.key_id)
         await self._bus.publish(topology.ALL_GATEWAYS, Message(encode(work)))
         left = self._limits.left_of(tenant=work.tenant, key_id=work.key_id)

@@ -1,9 +1,7 @@
 """/admin/v1/streams, /admin/v1/batches and /admin/v1/keys: running work of all tenants, which
 operators may end."""
 
-import asyncio
 from collections.abc import Sequence
-from contextlib import suppress
 
 from fastapi import APIRouter, Path, Query, Response
 from msgspec import Struct
@@ -15,13 +13,8 @@ from gateway.api.routes.batches import Batch, cancelled, described
 from gateway.api.routes.streams import checked_id
 from gateway.store.batches import BatchRecord
 from gateway.wiring import Gateway
-from shared import topology
-from shared.bus.base import Message
-from shared.errors import StreamExpired, StreamNotFound
-from shared.messages import StopWork, encode
+from shared.messages import StopWork
 
-_SETTLED_S = 1.5
-"""Seconds within which every gateway has read that a key is revoked."""
 _STREAM_ID = Path(description="The id of a stream, of a detached request or of a response.")
 _BATCH_ID = Path(description="The id of a batch.")
 _KEY_ID = Path(max_length=64, pattern="^[0-9a-f]+$", description="The id of an API key.")
@@ -97,17 +90,9 @@ def router(gateway: Gateway) -> APIRouter:
     async def stop_work(key_id: str = _KEY_ID) -> Response:
         """Cancel all streams, batches and detached requests of an API key, which should be revoked
         before."""
-        state = await gateway.store.open()
-        await asyncio.sleep(_SETTLED_S)
-        num_batches = await state.batches.cancel_of_key(key_id)
-        command = Message(encode(StopWork(key_id=key_id)))
-        await gateway.bus.publish(topology.ALL_GATEWAYS, command)
-        left = gateway.limits.left_of(key_id)
-        for request_id in left:
-            with suppress(StreamExpired, StreamNotFound):  # it has just ended
-                await gateway.cancel(request_id, None)
-        stopped = StoppedKey(id=key_id, num_batches=num_batches, num_detached=len(left))
-        return json_response(stopped)
+        batches = (await gateway.store.open()).batches
+        stopped = await gateway.stopper.stop(StopWork(key_id=key_id), batches)
+        return json_response(StoppedKey(id=key_id, **stopped._asdict()))
 
     return routes
 

@@ -19,7 +19,8 @@ from shared.telemetry import audit
 
 logger = logging.getLogger(__name__)
 
-_LOOK_INTERVAL_S = 1.0
+LOOK_INTERVAL_S = 1.0
+"""Seconds after which it is looked again whether the file has changed."""
 _MAX_REVOKED = 10_000
 _STORED_VALID_S = 3600.0
 """Seconds for which keys of the database stay valid while it cannot be read: a revocation may be
@@ -62,11 +63,13 @@ class Keys:
         are_metrics_open: bool = True,
         is_open_to_all: bool = False,
         stored_valid_s: float = _STORED_VALID_S,
+        look_interval_s: float = LOOK_INTERVAL_S,
     ) -> None:
         """Without a path no key is required, and everyone has all scopes. With ``is_open_to_all``
         nobody has the scope ``operator``, because other machines may reach the gateway. Raises
         `StartupError`."""
         self._stored_valid_s = stored_valid_s
+        self._look_interval_s = look_interval_s
         self._path = path
         self._version = self._look()
         self._keys = read_keys(path) if path is not None else {}
@@ -88,12 +91,13 @@ class Keys:
         self._are_metrics_open = are_metrics_open
 
     @classmethod
-    def of(cls, settings: GatewaySettings) -> "Keys":
+    def of(cls, settings: GatewaySettings, look_interval_s: float = LOOK_INTERVAL_S) -> "Keys":
         """The keys of a gateway. Raises `StartupError`."""
         return cls(
             settings.keys_file,
             are_metrics_open=settings.open_metrics,
             is_open_to_all=settings.allow_anonymous,
+            look_interval_s=look_interval_s,
         )
 
     @property
@@ -199,7 +203,7 @@ class Keys:
 
     def _refresh(self) -> None:
         now = time.monotonic()
-        if self._path is None or now - self._looked_at < _LOOK_INTERVAL_S:
+        if self._path is None or now - self._looked_at < self._look_interval_s:
             return
         self._looked_at = now
         version = self._look()

@@ -15,6 +15,7 @@ from fastapi.dependencies import models as endpoints
 from gateway.app import create_app
 from gateway.intake.limits import Limits
 from gateway.server import Server, listen, opened, url_of
+from gateway.wiring import TIMING, Timing
 from shared import settings, topology
 from shared.bus.base import Bus, Message
 from shared.bus.memory import MemoryBroker
@@ -50,13 +51,18 @@ class LiveGateway:
 
 
 @asynccontextmanager
-async def live_gateway(place: Bus | MemoryBroker, **options: Any) -> AsyncIterator[LiveGateway]:
+async def live_gateway(
+    place: Bus | MemoryBroker, timing: Timing = TIMING, **options: Any
+) -> AsyncIterator[LiveGateway]:
     """A gateway at a bus, or at a broker with a connection of its own. It has a database of its
     own, unless ``options`` say otherwise."""
     with tempfile.TemporaryDirectory(prefix="warren-") as data_dir:
         chosen = settings.load(GatewaySettings, **{**FAST, "data_dir": data_dir, **options})
         with listen(chosen) as listener:
-            async with connected(place) as bus, opened(create_app(chosen, bus), chosen) as server:
+            async with (
+                connected(place) as bus,
+                opened(create_app(chosen, bus, timing), chosen) as server,
+            ):
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
                 try:
                     # The clients close first, because a server that stops waits for open

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gateway.api.routes import admin_work
 from gateway.intake.keys.api_key import id_of
 from gateway.intake.keys.key_file import KeyFile
+from gateway.wiring import Timing
 from shared.bus.memory import MemoryBus
 from tests.support.gateway.batches import chat, jsonl
 from tests.support.gateway.http import LiveGateway, chat_body, eventually, live_gateway
@@ -86,14 +86,14 @@ class Deployment(NamedTuple):
 
 @pytest.fixture
 async def deployment(
-    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
 ) -> AsyncIterator[Deployment]:
     """A deployment whose worker begins each job and ends none."""
-    monkeypatch.setattr(admin_work, "_SETTLED_S", 0.0)  # the keys do not change
+    timing = Timing(settled_s=0.0)  # the keys do not change
     worker.script = start_only
     file = KeyFile(tmp_path / "keys")
     alice, operator = file.add("alice"), file.add("ops", scopes=("operator",))
-    async with live_gateway(bus, keys_file=file.path, disconnect_grace_s=60) as gateway:
+    async with live_gateway(bus, timing, keys_file=file.path, disconnect_grace_s=60) as gateway:
         yield Deployment(gateway, bearer(alice), bearer(operator), id_of(alice))
 
 

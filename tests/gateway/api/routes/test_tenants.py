@@ -17,7 +17,7 @@ from gateway.intake.keys.api_key import id_of
 from gateway.intake.keys.key_file import KeyFile
 from gateway.store.database import SQLITE_FILE
 from gateway.store.schema import METADATA
-from gateway.tenants import erasure
+from gateway.wiring import Timing
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBus
@@ -59,11 +59,8 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-@pytest.fixture(autouse=True)
-def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The gateways of these tests read their keys when they are asked."""
-    monkeypatch.setattr(erasure, "_SETTLED_S", 0.2)
-    monkeypatch.setattr("gateway.intake.keys.accepted._LOOK_INTERVAL_S", 0.0)
+AT_ONCE = Timing(keys_look_s=0.0, settled_s=0.2)
+"""The gateways of these tests read their keys when they are asked."""
 
 
 @pytest.fixture
@@ -74,7 +71,7 @@ async def tenants(
     file = KeyFile(tmp_path / "keys")
     alice, bob = file.add("alice"), file.add("bob")
     operator = file.add("ops", scopes=("operator",))
-    async with live_gateway(bus, data_dir=tmp_path, keys_file=file.path) as gateway:
+    async with live_gateway(bus, AT_ONCE, data_dir=tmp_path, keys_file=file.path) as gateway:
         yield Tenants(gateway, file, tmp_path, alice, bob, operator)
 
 

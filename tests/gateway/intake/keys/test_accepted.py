@@ -11,6 +11,7 @@ import pytest
 from gateway.intake.keys.accepted import Keys
 from gateway.intake.keys.key_file import KeyFile, read_keys
 from gateway.server import listen
+from gateway.wiring import Timing
 from shared import settings
 from shared.bus.memory import MemoryBus
 from shared.errors import InvalidApiKey, StartupError
@@ -206,15 +207,12 @@ def test_a_rotated_key_is_valid_until_its_grace_has_passed(file: KeyFile) -> Non
         Keys(file.path).find(f"Bearer {new}")
 
 
-@pytest.fixture
-def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.intake.keys.accepted._LOOK_INTERVAL_S", 0.0)
+AT_ONCE = Timing(keys_look_s=0.0)
 
 
-@pytest.mark.usefixtures("looks_at_once")
 async def test_the_file_is_read_again_when_it_changes(bus: MemoryBus, file: KeyFile) -> None:
     early = file.add("alice")
-    async with live_gateway(bus, keys_file=file.path) as gateway:
+    async with live_gateway(bus, AT_ONCE, keys_file=file.path) as gateway:
 
         async def status(key: str) -> int:
             return (await gateway.http.get("/v1/models", headers=bearer(key))).status_code
@@ -227,12 +225,11 @@ async def test_the_file_is_read_again_when_it_changes(bus: MemoryBus, file: KeyF
         assert await status(early) == 401
 
 
-@pytest.mark.usefixtures("looks_at_once")
 async def test_a_broken_file_leaves_the_last_good_keys_and_says_so(
     bus: MemoryBus, file: KeyFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = file.add("alice")
-    async with live_gateway(bus, keys_file=file.path) as gateway:
+    async with live_gateway(bus, AT_ONCE, keys_file=file.path) as gateway:
         for broken in (b"broken", b"\xff", None):
             if broken is None:
                 file.path.unlink()
@@ -249,10 +246,9 @@ async def test_a_broken_file_leaves_the_last_good_keys_and_says_so(
         assert await gateway.sample("warren_gateway_keys_file_broken") == 0
 
 
-@pytest.mark.usefixtures("looks_at_once")
 def test_a_revocation_takes_effect_although_the_file_is_broken(file: KeyFile) -> None:
     alice, bob, carol = (file.add(name) for name in ("alice", "bob", "carol"))
-    keys = Keys(file.path)
+    keys = Keys(file.path, look_interval_s=0.0)
     of_alice, of_bob, _ = file.path.read_text().splitlines()
 
     file.path.write_text(f"{of_alice}\n{of_bob} scopes=everything\n")
@@ -263,10 +259,9 @@ def test_a_revocation_takes_effect_although_the_file_is_broken(file: KeyFile) ->
         keys.find(f"Bearer {carol}")
 
 
-@pytest.mark.usefixtures("looks_at_once")
 def test_without_a_valid_line_nothing_is_revoked(file: KeyFile) -> None:
     alice, bob = (file.add(name) for name in ("alice", "bob"))
-    keys = Keys(file.path)
+    keys = Keys(file.path, look_interval_s=0.0)
     of_alice, _ = file.path.read_text().splitlines()
 
     file.path.write_text(f"{of_alice} scopes=everything\n")

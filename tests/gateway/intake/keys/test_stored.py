@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.intake.keys import accepted
 from gateway.intake.keys.accepted import Keys
 from gateway.intake.keys.api_key import new_key
 from gateway.intake.keys.key_file import KeyFile
@@ -56,11 +55,10 @@ def test_a_key_that_left_the_database_is_refused(file: KeyFile) -> None:
 
 
 def test_a_change_of_the_file_leaves_the_keys_of_the_database(
-    file: KeyFile, monkeypatch: pytest.MonkeyPatch
+    file: KeyFile,
 ) -> None:
-    monkeypatch.setattr(accepted, "_LOOK_INTERVAL_S", 0.0)
     secret, key = new_key("alice")
-    keys = Keys(file.path)
+    keys = Keys(file.path, look_interval_s=0.0)
     keys.accept_stored({key.key_id: key}, {})
 
     added = file.add("bob")
