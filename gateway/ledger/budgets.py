@@ -7,7 +7,7 @@ after its end, and a tenant may exceed its budget by what was running when it wa
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from gateway.intake.keys.accepted import Keys
 from gateway.ledger.prices import PriceTable
 from gateway.store.state import Store
-from gateway.store.usage import UsageRecords
+from gateway.store.usage import Group, UsageRecords
 from shared.errors import QuotaExceeded, Unavailable
 from shared.telemetry.metrics import Catalog
 
@@ -26,6 +26,9 @@ _PAUSE_S = 5.0
 _PAUSE_OF_WORK = 20
 """The pause is at least this many times as long as the sums took: those of millions of records take
 seconds."""
+_TENANTS_AT_ONCE = 500
+"""Tenants whose sums one query adds up."""
+_MAX_SUMS = 1 << 20
 _SHARES = (Decimal("0.8"), Decimal(1))
 """The shares of a budget that are reported when they are spent."""
 
@@ -126,18 +129,30 @@ class Budgets:
         """Add up what the tenants with budgets have spent in this month. Raises `Unavailable`."""
         month = _Month.of(self._clock())
         usage = (await self._store.open()).usage
-        spent = {tenant: await self._sum(usage, tenant, month) for tenant, _ in self._budgets()}
+        tenants = [tenant for tenant, _ in self._budgets()]
+        spent = dict.fromkeys(tenants, Decimal())
+        for first in range(0, len(tenants), _TENANTS_AT_ONCE):
+            some = tenants[first : first + _TENANTS_AT_ONCE]
+            spent |= await self._sums(usage, some, month)
         if month != self._month:
             self._reported.clear()
         self._month, self._spent = month, spent
         for share in _SHARES:
             self._report(share)
 
-    async def _sum(self, usage: UsageRecords, tenant: str, month: _Month) -> Decimal:
-        """What a tenant has spent; models without a price cost nothing."""
-        sums = await usage.sums({"model"}, start=month.start, end=month.end, tenant=tenant)
-        costs = (priced.cost for priced in self._prices.priced(sums, ("model",)))
-        return sum((cost for cost in costs if cost is not None), Decimal())
+    async def _sums(
+        self, usage: UsageRecords, tenants: Sequence[str], month: _Month
+    ) -> dict[str, Decimal]:
+        """What tenants have spent, if anything; models without a price cost nothing."""
+        groups: tuple[Group, ...] = ("tenant", "model")
+        sums = await usage.sums(
+            groups, start=month.start, end=month.end, tenants=tenants, max_rows=_MAX_SUMS
+        )
+        spent: dict[str, Decimal] = {}
+        for priced in self._prices.priced(sums, groups):
+            tenant = priced.of["tenant"]
+            spent[tenant] = spent.get(tenant, Decimal()) + (priced.cost or 0)
+        return spent
 
     def _says(self, tenant: str, monthly: Decimal) -> str:
         amount = f"{monthly} {self._prices.currency}"

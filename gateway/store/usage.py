@@ -103,11 +103,11 @@ class UsageRecords:
         *,
         start: float,
         end: float,
-        tenant: str | None = None,
+        tenants: Collection[str] | None = None,
         max_rows: int = MAX_ROWS,
     ) -> list[UsageSum]:
         """The sums over the requests that ended from ``start`` until before ``end``, Unix times, in
-        the order of their groups. ``tenant``: only those of this tenant.
+        the order of their groups. ``tenants``: only those of these tenants.
 
         Raises `InvalidRequest` if there are more than ``max_rows``.
         """
@@ -133,8 +133,8 @@ class UsageRecords:
             .order_by(*columns)
             .limit(max_rows + 1)
         )
-        if tenant is not None:
-            query = query.where(USAGE.c.tenant == tenant)
+        if tenants is not None:
+            query = query.where(USAGE.c.tenant.in_(tenants))
         async with self._summing:
             rows = await self._rows(query)
         require_few_rows(len(rows), max_rows)

@@ -191,15 +191,15 @@ async def _reported(
     start = max(0, end - _DEFAULT_TIME_S) if start_time is None else start_time
     if start > end:
         raise refused("start_time", "after end_time.")
-    prices = gateway.prices
+    prices, tenants = gateway.prices, None if tenant is None else [tenant]
     state = await gateway.store.open()
     if prices.models:
         # Each model has its price; the rows of several are added up.
         sums = await state.usage.sums(
-            {*groups, "model"}, start=start, end=end, tenant=tenant, max_rows=_MAX_PRICED_ROWS
+            {*groups, "model"}, start=start, end=end, tenants=tenants, max_rows=_MAX_PRICED_ROWS
         )
     else:
-        sums = await state.usage.sums(groups, start=start, end=end, tenant=tenant)
+        sums = await state.usage.sums(groups, start=start, end=end, tenants=tenants)
     rows = [_row(priced) for priced in prices.priced(sums, groups)]
     require_few_rows(len(rows))
     if form == "csv":

@@ -1,13 +1,15 @@
 """What tenants have spent of their budgets in a month."""
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from sqlalchemy import Engine, event
 
 from gateway.intake.keys.accepted import Keys
 from gateway.intake.keys.key_file import KeyFile
@@ -73,6 +75,22 @@ async def ledger(tmp_path: Path) -> AsyncIterator[Ledger]:
     await store.close()
 
 
+@contextmanager
+def queries() -> Iterator[list[str]]:
+    """The queries of usage records meanwhile."""
+    asked: list[str] = []
+
+    def record(_: object, __: object, statement: str, *___: object) -> None:
+        if "FROM usage" in statement:
+            asked.append(statement)
+
+    event.listen(Engine, "before_cursor_execute", record)
+    try:
+        yield asked
+    finally:
+        event.remove(Engine, "before_cursor_execute", record)
+
+
 async def test_a_tenant_is_refused_once_its_budget_is_spent(ledger: Ledger) -> None:
     ledger.set(alice=10, bob=10)
     await ledger.spend("alice", 9)
@@ -114,6 +132,24 @@ async def test_models_without_a_price_cost_nothing(ledger: Ledger) -> None:
     budget = ledger.budgets.of("alice")
     assert budget is not None
     assert budget.spent == 3
+
+
+async def test_many_tenants_are_added_up_with_one_query(ledger: Ledger) -> None:
+    ledger.set(**{f"tenant-{number}": 10 for number in range(40)})
+    await ledger.spend("tenant-3", 3)
+    await ledger.spend("tenant-3", 4, model="free")
+    await ledger.spend("tenant-7", 7)
+
+    with queries() as asked:
+        await ledger.budgets.look()
+
+    spent = {}
+    for number in range(40):
+        budget = ledger.budgets.of(f"tenant-{number}")
+        assert budget is not None
+        spent[number] = budget.spent
+    assert {number: amount for number, amount in spent.items() if amount} == {3: 3, 7: 7}
+    assert len(asked) == 1
 
 
 async def test_what_is_reached_is_logged_once_and_counted(

@@ -151,7 +151,7 @@ async def test_tenants_may_use_the_same_request_ids(usage: UsageRecords) -> None
     await usage.write([a_record(), a_record(tenant="bob", num_output_tokens=9)])
 
     of_all = await all_sums(usage, "tenant")
-    of_bob = await all_sums(usage, tenant="bob")
+    of_bob = await all_sums(usage, tenants=["bob"])
 
     assert [(one.of["tenant"], one.used.num_output_tokens) for one in of_all] == [
         ("alice", 5),
