@@ -114,6 +114,8 @@ class Limits:
         max_detached: int,
         clock: Callable[[], float] = time.time,
         require_budget: Callable[[str], None] = lambda tenant: None,
+        heartbeat_s: float = _HEARTBEAT_S,
+        retry_pause_s: float = _RETRY_PAUSE_S,
     ) -> None:
         """``max_detached``: of a tenant, unless its limits or its key say otherwise.
         ``require_budget`` raises `QuotaExceeded` for a tenant that has spent its budget."""
@@ -121,6 +123,8 @@ class Limits:
         self._bus = bus
         self._max_detached = max_detached
         self._clock = clock
+        self._heartbeat_s = heartbeat_s
+        self._retry_pause_s = retry_pause_s
         self.name = uuid.uuid4().hex
         """The name of the gateway in `topology.usage_queue`."""
         self._ledger = UsageLedger(self.name)
@@ -324,13 +328,13 @@ class Limits:
     async def announce(self) -> None:
         """Tell the other gateways what changes, and all of it at intervals; never returns."""
         loop = asyncio.get_running_loop()
-        beats_at = loop.time() + _HEARTBEAT_S
+        beats_at = loop.time() + self._heartbeat_s
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(beats_at):
                     await self._news.wait()
             if loop.time() >= beats_at:
-                beats_at = loop.time() + _HEARTBEAT_S
+                beats_at = loop.time() + self._heartbeat_s
                 self._forget_ends()
                 self._publish_usage_of(*self._ledger.own_accounts(self._clock()))
             self._news.clear()
@@ -349,7 +353,7 @@ class Limits:
                     for claim in self._waiting:
                         self._publish_usage_of(*claim.account_ids)
                     self.listen()
-                    await asyncio.sleep(_RETRY_PAUSE_S)
+                    await asyncio.sleep(self._retry_pause_s)
                     await self._bus.wait_connected()
 
     async def _wait_decided(self, claim: Claim) -> None:

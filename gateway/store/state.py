@@ -71,7 +71,7 @@ class Store:
     logged and can be asked for, and so is a lack of space on their disks.
     """
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewaySettings, retry_pause_s: float = _RETRY_PAUSE_S) -> None:
         """Raises `StartupError` if the credentials of the storage of files cannot be read: a wrong
         path must not remain unnoticed until an upload."""
         if settings.files_url is not None and settings.files_credentials_file is not None:
@@ -83,6 +83,7 @@ class Store:
             "files_disk": StoreOutage("disk of files"),
         }
         self._settings = settings
+        self._retry_pause_s = retry_pause_s
         self._database: Database | None = None
         self._state: StoredState | None = None
         self._lock = asyncio.Lock()
@@ -111,10 +112,10 @@ class Store:
             try:
                 return await self._opened()
             except StartupError:  # its message names paths
-                self._retry_at = time.monotonic() + _RETRY_PAUSE_S
+                self._retry_at = time.monotonic() + self._retry_pause_s
                 raise Unavailable(_UNUSABLE) from None
             except Unavailable:
-                self._retry_at = time.monotonic() + _RETRY_PAUSE_S
+                self._retry_at = time.monotonic() + self._retry_pause_s
                 raise
 
     async def open_as_set(self) -> StoredState:
@@ -133,7 +134,7 @@ class Store:
             try:
                 return await self.open()
             except Unavailable:
-                await asyncio.sleep(_RETRY_PAUSE_S)
+                await asyncio.sleep(self._retry_pause_s)
 
     async def keep_swept(
         self, sweep: Callable[[StoredState], Awaitable[None]], interval_s: float

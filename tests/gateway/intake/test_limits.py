@@ -109,7 +109,7 @@ async def opened(stack: AsyncExitStack, broker: MemoryBroker, clock: Clock, seed
 
 async def opened_over(stack: AsyncExitStack, bus: MemoryBus, clock: Clock) -> Limits:
     await stack.enter_async_context(bus)
-    limits = Limits(bus, max_detached=3, clock=clock)
+    limits = Limits(bus, max_detached=3, clock=clock, retry_pause_s=0.0)
     return await stack.enter_async_context(running_limits(limits, bus))
 
 
@@ -383,11 +383,13 @@ async def test_a_detached_job_that_is_never_ended_counts_until_its_deadline(
 
 
 async def test_a_gateway_without_a_quiet_moment_forgets_detached_jobs_at_their_deadline(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Clock,
 ) -> None:
-    monkeypatch.setattr("gateway.intake.limits._HEARTBEAT_S", 0.02)
     one = key(tokens_per_minute=1000)
-    async with MemoryBus() as bus, running_limits(Limits(bus, 1, clock), bus) as limits:
+    async with (
+        MemoryBus() as bus,
+        running_limits(Limits(bus, 1, clock, heartbeat_s=0.02), bus) as limits,
+    ):
         async with limits.admit(one, 400, detached_job("req-0", clock)) as grant:
             grant.note_published()
         clock.now += 3601
@@ -403,11 +405,13 @@ async def test_a_gateway_without_a_quiet_moment_forgets_detached_jobs_at_their_d
 
 
 async def test_detached_jobs_that_other_gateways_claimed_are_forgotten_at_their_deadline(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Clock,
 ) -> None:
-    monkeypatch.setattr("gateway.intake.limits._HEARTBEAT_S", 0.02)
     job = DetachedJob("alice", clock.now + 3600)
-    async with RecordingBus() as bus, running_limits(Limits(bus, 1, clock), bus) as limits:
+    async with (
+        RecordingBus() as bus,
+        running_limits(Limits(bus, 1, clock, heartbeat_s=0.02), bus) as limits,
+    ):
         limits.hear(UsageReport(gateway="another", number=1, detached={"req-0": job}))
         clock.now += 3601
         await asyncio.sleep(0.1)
@@ -501,11 +505,13 @@ async def test_another_request_that_is_refused_under_the_key_of_a_job_does_not_e
 
 
 async def test_a_job_that_is_cancelled_before_it_begins_counts_for_seconds(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Clock,
 ) -> None:
-    monkeypatch.setattr("gateway.intake.limits._HEARTBEAT_S", 0.02)
     one = key(max_concurrent=1, tokens_per_minute=1000)
-    async with RecordingBus() as bus, running_limits(Limits(bus, 1, clock), bus) as limits:
+    async with (
+        RecordingBus() as bus,
+        running_limits(Limits(bus, 1, clock, heartbeat_s=0.02), bus) as limits,
+    ):
         async with limits.admit(one, 400, running_job("req-0", clock)) as grant:
             grant.note_published()
             grant.drop()
@@ -574,10 +580,11 @@ async def test_a_refused_or_unpublished_detached_request_leaves_nothing(
 
 
 async def test_a_request_waits_while_its_use_cannot_be_announced(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Clock,
 ) -> None:
-    monkeypatch.setattr("gateway.intake.limits._RETRY_PAUSE_S", 0.0)
-    limits = Limits(bus := UnboundBus(MemoryBroker()), max_detached=3, clock=clock)
+    limits = Limits(
+        bus := UnboundBus(MemoryBroker()), max_detached=3, clock=clock, retry_pause_s=0.0
+    )
     async with bus, running_limits(limits, bus):
         await use(limits, key(requests_per_minute=10), 1, 1)
         bus.num_unroutable = 3
@@ -588,9 +595,8 @@ async def test_a_request_waits_while_its_use_cannot_be_announced(
 
 
 async def test_the_end_of_a_long_request_is_heard_though_its_announcement_fails(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Clock,
 ) -> None:
-    monkeypatch.setattr("gateway.intake.limits._RETRY_PAUSE_S", 0.0)
     one, bus = key(max_concurrent=1), UnboundBus(broker := MemoryBroker())
     async with AsyncExitStack() as stack:
         first = await opened_over(stack, bus, clock)
@@ -610,9 +616,8 @@ async def test_the_end_of_a_long_request_is_heard_though_its_announcement_fails(
 
 
 async def test_a_gateway_that_begins_hears_of_detached_jobs_though_the_first_answer_fails(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
+    clock: Clock,
 ) -> None:
-    monkeypatch.setattr("gateway.intake.limits._RETRY_PAUSE_S", 0.0)
     one, bus = key(max_detached=1), UnboundBus(broker := MemoryBroker())
     async with AsyncExitStack() as stack:
         first = await opened_over(stack, bus, clock)

@@ -66,7 +66,6 @@ async def test_requests_do_not_try_one_after_the_other_to_open_a_database_that_i
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.store.postgres.url._CONNECT_TIMEOUT_S", 0.2)
-    monkeypatch.setattr("gateway.store.state._RETRY_PAUSE_S", 60.0)
     attempts = []
 
     async def be_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -75,7 +74,9 @@ async def test_requests_do_not_try_one_after_the_other_to_open_a_database_that_i
 
     async with serving(be_silent) as port:
         url = f"postgresql://nobody@127.0.0.1:{port}/none?ssl=disable"
-        store = Store(settings.load(GatewaySettings, data_dir=tmp_path, database_url=url))
+        store = Store(
+            settings.load(GatewaySettings, data_dir=tmp_path, database_url=url), retry_pause_s=60.0
+        )
         opened = await asyncio.gather(*(store.open() for _ in range(5)), return_exceptions=True)
 
     assert {type(error) for error in opened} == {Unavailable}
@@ -96,11 +97,12 @@ async def test_a_store_that_closes_while_it_is_opened_stays_closed(tmp_path: Pat
 
 
 async def test_the_cause_of_an_unusable_database_is_logged_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gateway.store.state._RETRY_PAUSE_S", 0.0)
     url = "postgresql://nobody:secret@127.0.0.1:1/none"
-    store = Store(settings.load(GatewaySettings, data_dir=tmp_path, database_url=url))
+    store = Store(
+        settings.load(GatewaySettings, data_dir=tmp_path, database_url=url), retry_pause_s=0.0
+    )
     for _ in range(3):
         with pytest.raises(Unavailable):
             await store.open()
@@ -113,11 +115,12 @@ async def test_the_cause_of_an_unusable_database_is_logged_once(
 
 
 async def test_the_cause_of_an_unusable_directory_is_logged_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("gateway.store.state._RETRY_PAUSE_S", 0.0)
     (tmp_path / "file").touch()
-    store = Store(settings.load(GatewaySettings, data_dir=tmp_path / "file" / "data"))
+    store = Store(
+        settings.load(GatewaySettings, data_dir=tmp_path / "file" / "data"), retry_pause_s=0.0
+    )
     for _ in range(3):
         with pytest.raises(Unavailable):
             await store.open()
