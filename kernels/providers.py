@@ -7,7 +7,7 @@ Every provider is a subpackage with one function per op, with the name and signa
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from types import ModuleType
@@ -19,6 +19,9 @@ from kernels.attention_spec import AttentionSpec
 from kernels.router import Router
 
 Provider: TypeAlias = Literal["reference", "native", "triton"]
+TILE_TOKENS: Mapping[Provider, int] = {"reference": 1, "native": 1, "triton": 128}
+"""Attention reads tokens from a multiple of this number on, or of a divisor of it. Those before a
+window have no weight, but must be of the same sequence: zero times NaN is NaN."""
 
 
 class RmsNorm(Protocol):

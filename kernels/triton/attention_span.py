@@ -113,15 +113,12 @@ def _attend_tiles(
     HAS_WINDOW: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    query, positions, first_position = rows
+    query, positions, _ = rows
     key_ptr, value_ptr, table_ptr, slot_stride, scale, window = layer
     columns = tl.arange(0, query.shape[1])
     for start in tl.range(begin, end, BLOCK_N):
         tokens = start + tl.arange(0, BLOCK_N)
         is_token = tokens < end
-        if HAS_WINDOW:
-            # The blocks before it belong to other sequences by now.
-            is_token &= tokens > first_position - window
         blocks = _load(table_ptr + tokens // BLOCK_SIZE, is_token, IS_MASKED)
         slots = blocks.to(tl.int64) * BLOCK_SIZE + tokens % BLOCK_SIZE
         places = (slots * slot_stride)[:, None] + columns[None, :]

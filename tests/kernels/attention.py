@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention_spec import AttentionSpec
-from kernels.providers import PagedAttention
+from kernels.providers import TILE_TOKENS, PagedAttention
 from tests.support.models.numerics import assert_close, poisoned
 
 MAX_RELATIVE_ERROR = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -62,6 +62,9 @@ CASES = {
 }
 
 
+TILE = max(TILE_TOKENS.values())
+
+
 @dataclass(frozen=True)
 class Tensors:
     query: Tensor
@@ -77,7 +80,7 @@ class Tensors:
 def build(case: Case) -> Tensors:
     """Lay the contexts out in shuffled blocks; every slot without a token stays NaN.
 
-    So does the block in place of those that no token of the step reads, which were released.
+    So does the block in place of those behind a window that no provider reads.
     """
     torch.manual_seed(2)
     size = case.block_size
@@ -96,7 +99,7 @@ def build(case: Case) -> Tensors:
             slots = torch.arange(length)
             cache[tables[row, slots // size].long(), slots % size] = context[-1]
         first_read = case.spec.first_visible(length - case.query_lens[row])
-        tables[row, : first_read // size] = nothing
+        tables[row, : first_read // TILE * TILE // size] = nothing
     return Tensors(
         query=torch.randn(sum(case.query_lens), case.num_heads, case.head_dim).to(case.dtype),
         key_cache=caches[0],

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kernels.providers import TILE_TOKENS, Provider
 from worker.engine.cache.layout import ONE_FULL, CacheGroup, ChunkCache, FullCache, WindowCache
 from worker.model.spec import ModelSpec
 
@@ -51,20 +52,23 @@ def one_group(num_layers: int) -> CacheLayout:
     return _one_group(ONE_FULL, num_layers)
 
 
-def layout_of_spec(spec: ModelSpec, max_seq_len: int) -> CacheLayout:
-    """The layout of a model with contexts of up to ``max_seq_len`` tokens."""
+def layout_of_spec(spec: ModelSpec, max_seq_len: int, provider: Provider) -> CacheLayout:
+    """The layout of a model; see `layout_of`."""
     attentions = [layer.attention for layer in spec.layers]
     layers = [KeptTokens(one.window, one.chunk, one.key_size) for one in attentions]
-    return layout_of(layers, max_seq_len)
+    return layout_of(layers, max_seq_len, provider)
 
 
-def layout_of(layers: Sequence[KeptTokens], max_seq_len: int) -> CacheLayout:
-    """The layout of these layers with contexts of up to ``max_seq_len`` tokens.
+def layout_of(
+    layers: Sequence[KeptTokens], max_seq_len: int, provider: Provider = "reference"
+) -> CacheLayout:
+    """The layout of these layers with contexts of up to ``max_seq_len`` tokens, and with the
+    attention of this provider.
 
     All blocks have the same size, so all groups have the same number of places. Layers of one kind
     are split into several groups if fewer places stay empty that way.
     """
-    kinds = [_kind(layer, max_seq_len) for layer in layers]
+    kinds = [_kind(layer, max_seq_len, TILE_TOKENS[provider]) for layer in layers]
     if len(set(kinds)) == 1:
         return _one_group(kinds[:1], len(layers))
     longest = max(layer.key_size for layer in layers)
@@ -91,9 +95,9 @@ def _one_group(groups: Sequence[CacheGroup], num_layers: int) -> CacheLayout:
     return CacheLayout(groups, [LayerPlace(0, index) for index in range(num_layers)], [1])
 
 
-def _kind(layer: KeptTokens, max_seq_len: int) -> CacheGroup:
+def _kind(layer: KeptTokens, max_seq_len: int, tile_tokens: int) -> CacheGroup:
     if layer.window is not None and layer.window < max_seq_len:
-        return WindowCache(layer.window)
+        return WindowCache(layer.window + tile_tokens - 1)
     if layer.chunk is not None and layer.chunk < max_seq_len:
         return ChunkCache(layer.chunk)
     return FullCache()

@@ -148,7 +148,7 @@ def load_decoder(
     )
     with room_for_weights(room, device):
         if (spec := spec_of(config)) is not None:
-            limits.check(spec, served)
+            limits.check(spec, served, provider_on(device, kernels))
             return _native_decoder(
                 spec,
                 source,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernels.providers import Ops
+from kernels.providers import Ops, Provider
 from shared.errors import StartupError
 from worker.engine.cache.block_pool import BlockPool
 from worker.engine.sequence_cache import SequenceCache
@@ -45,7 +45,7 @@ class RunnerLimits:
             raise StartupError(f"max_seq_len is {longest}, but the model supports {supported}")
         return longest
 
-    def check(self, spec: ModelSpec, dtype: torch.dtype) -> None:
+    def check(self, spec: ModelSpec, dtype: torch.dtype, provider: Provider) -> None:
         """Check what the configuration of a model suffices for, before its weights are read.
 
         Raises `StartupError` if the model supports a shorter context, or if ``kv_cache_bytes`` are
@@ -54,7 +54,7 @@ class RunnerLimits:
         longest = self.longest(spec.max_seq_len)
         if self.kv_cache_bytes is None:
             return
-        layout = layout_of_spec(spec, longest)
+        layout = layout_of_spec(spec, longest, provider)
         block = BlockShape(
             layout.num_places, self.block_size, spec.num_kv_heads, spec.head_dim, dtype
         )

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.providers import PagedAttention
+from kernels.providers import TILE_TOKENS, PagedAttention
 from kernels.triton.attention_tiles import AttentionKind
 from kernels.triton.paged_attention import paged_attention
-from kernels.triton.scheduled_attention import Sequences, schedule_of
+from kernels.triton.scheduled_attention import CONFIGURATIONS, Sequences, schedule_of
 from tests.kernels.attention import CASES, FAULTS, Case, alone, attend, build, check
 from tests.kernels.attention import MAX_RELATIVE_ERROR as INTERPRETED_ERROR
 
@@ -123,6 +123,12 @@ def test_a_tokens_bits_do_not_depend_on_its_company_nor_on_its_chunk(
                 context_lens=torch.tensor([length]).int(),
             )
             assert torch.equal(attend(invariant, decode, context)[0], together[token])
+
+
+def test_tiles_of_tokens_begin_where_caches_keep_them() -> None:
+    sizes = {configuration.constexprs["BLOCK_N"] for configuration in CONFIGURATIONS}
+    assert sizes
+    assert all(isinstance(n, int) and TILE_TOKENS["triton"] % n == 0 for n in sizes)
 
 
 @pytest.mark.parametrize("num_blocks", [3, 300])

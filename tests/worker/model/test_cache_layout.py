@@ -170,6 +170,16 @@ def test_a_window_as_long_as_the_context_keeps_all_tokens() -> None:
     assert layout_of(layers(4096, None), max_seq_len=4096).groups == [FullCache()]
 
 
+def test_attention_in_tiles_reads_no_block_that_was_freed() -> None:
+    layout = layout_of(layers(512, None), 32768, "triton")
+    window, block = layout.groups[0], 16
+    assert isinstance(window, WindowCache)
+
+    for position in range(2000):
+        first_tile = max(0, position + 1 - 512) // 128 * 128
+        assert window.first_read(position) // block * block <= first_tile
+
+
 def test_a_chunk_keeps_its_own_tokens_alone() -> None:
     llama4 = layout_of([KeptTokens(None, 8192)] * 3 + [KeptTokens(None)], 1 << 20)
     assert llama4.groups == [*[ChunkCache(8192)] * 3, FullCache()]

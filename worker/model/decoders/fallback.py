@@ -123,7 +123,7 @@ class ForeignDecoder(Decoder):
     def cache_layout(self) -> CacheLayout:
         """See `Decoder.cache_layout`."""
         layers = [KeptTokens(layer.sliding_window) for layer in self._shape.layers]
-        return layout_of(layers, self.max_seq_len)
+        return layout_of(layers, self.max_seq_len, self.provider)
 
     @property
     def vocab_size(self) -> int:

@@ -50,7 +50,7 @@ class SpecDecoder(Decoder):
 
     def cache_layout(self) -> CacheLayout:
         """See `Decoder.cache_layout`."""
-        return layout_of_spec(self._spec, self._max_seq_len)
+        return layout_of_spec(self._spec, self._max_seq_len, self.provider)
 
     @property
     def vocab_size(self) -> int:
