@@ -12,7 +12,7 @@ from tests.clients.checks import Target
 from tests.support.deployment import processes
 from tests.support.deployment.broker import URL_VARIABLE, Broker, running_node
 from tests.support.deployment.processes import WarrenProcess
-from tests.support.engines.real_servers import RealEngine
+from tests.support.engines.real_servers import RealEngine, write_unpacked
 from worker.checkpoints import store
 
 MODEL, EMBEDDER = "smollm2", "smollm2-embedder"
@@ -48,7 +48,8 @@ def llama_server(directory: Path) -> Iterator[Target]:
 
     def options() -> list[str]:
         engine = RealEngine("llama-server", "llama-server")
-        given = engine.options(_smollm2(), processes.free_port(), max_seq_len=_ENGINE_SEQ_LEN)
+        weights = _unpacked(directory / "unpacked")
+        given = engine.options(weights, processes.free_port(), max_seq_len=_ENGINE_SEQ_LEN)
         named = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
         return [f"--model={_smollm2()}", f"--served-name={MODEL}", *named]
 
@@ -110,6 +111,17 @@ def _smollm2() -> Path:
 
 def _worker(directory: Path) -> list[str]:
     return _model(directory / MODEL, {})
+
+
+def _unpacked(directory: Path) -> Path:
+    """A directory with SmolLM2's weights as float16 in a GGUF file."""
+    (packed,) = _smollm2().glob("*.gguf")
+    directory.mkdir(exist_ok=True)
+    if not (written := directory / "smollm2-f16.gguf").exists():
+        partial = directory / "partial"
+        write_unpacked(packed, partial)
+        partial.rename(written)
+    return directory
 
 
 def _embedder(directory: Path) -> list[str]:

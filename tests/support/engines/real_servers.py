@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 NUM_SLOTS = 4
 
 
@@ -38,6 +40,31 @@ def real_engines() -> list[RealEngine]:
     ``make engines`` does."""
     programs = {name: os.environ.get(variable) for name, variable in _VARIABLES.items()}
     return [RealEngine(name, program) for name, program in programs.items() if program]
+
+
+def write_unpacked(packed: Path, unpacked: Path) -> None:
+    """Write a GGUF file with the weights of another one as float16: llama.cpp also rounds what it
+    multiplies with packed weights, and a small model then answers less well."""
+    from gguf import GGUFReader, GGUFValueType, GGUFWriter
+    from gguf.quants import dequantize
+
+    reader = GGUFReader(packed)
+    architecture = reader.fields["general.architecture"].contents()
+    writer = GGUFWriter(unpacked, architecture)
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name in ("general.architecture", "general.file_type"):
+            continue
+        kind, *_ = field.types
+        inner = field.types[-1] if kind == GGUFValueType.ARRAY else None
+        writer.add_key_value(name, field.contents(), kind, inner)
+    for tensor in reader.tensors:
+        weights = dequantize(tensor.data, tensor.tensor_type)
+        kept = np.float16 if len(tensor.shape) > 1 else np.float32
+        writer.add_tensor(tensor.name, weights.astype(kept))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
 
 
 def _llama_server(model: Path, max_seq_len: int, num_slots: int) -> Sequence[str]:
