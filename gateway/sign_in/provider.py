@@ -248,7 +248,9 @@ class Provider:
             proxy = proxy_of(url)
             async with (
                 asyncio.timeout(_TIMEOUT_S),
-                httpx.AsyncClient(verify=self._tls, proxy=proxy, trust_env=False) as client,
+                httpx.AsyncClient(
+                    verify=self._tls, proxy=proxy, trust_env=False, timeout=_TIMEOUT_S
+                ) as client,
                 client.stream(method, url, data=form, auth=auth) as answer,
             ):
                 async for chunk in answer.aiter_bytes():
@@ -258,7 +260,7 @@ class Provider:
         except TimeoutError:
             raise self._away(f"{url} is not answered within {_TIMEOUT_S:g} seconds") from None
         except (httpx.HTTPError, httpx.InvalidURL, StartupError, ValueError) as error:
-            raise self._away(f"{url}: {error or type(error).__name__}") from None
+            raise self._away(f"{url}: {str(error) or type(error).__name__}") from None
         if answer.status_code >= 500:
             raise self._away(f"{url} is answered with {answer.status_code}")
         return answer.status_code, bytes(body)

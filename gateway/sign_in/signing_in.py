@@ -51,7 +51,14 @@ class NotSignedIn(Exception):
 class SignIn:
     """Signs people in with one provider."""
 
-    def __init__(self, access: Access, signer: Signer, keys: Keys, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        access: Access,
+        signer: Signer,
+        keys: Keys,
+        metrics: Metrics,
+        max_at_once: int = _MAX_AT_ONCE,
+    ) -> None:
         self.access = access
         self.session_s = round(access.session_hours * 3600)
         prefix = "__Host-" if access.is_secure else ""
@@ -62,6 +69,7 @@ class SignIn:
         self._provider = Provider(access, f"{access.origin}{CALLBACK_PATH}")
         self._session_key = OctKey.import_key(signer.session_key)
         self._begun_key = OctKey.import_key(signer.sign_in_key)
+        self._max_at_once = max_at_once
         self._exchanging = 0
 
     async def begin(self, view: str) -> tuple[str, str]:
@@ -94,7 +102,7 @@ class SignIn:
         return person, _signed(session, self.session_s, self._session_key), facts["view"]
 
     async def _exchange(self, code: str, nonce: str, verifier: str) -> Person:
-        if self._exchanging >= _MAX_AT_ONCE:
+        if self._exchanging >= self._max_at_once:
             raise self._ended("busy", "too many people sign in at once")
         self._exchanging += 1
         try:

@@ -1,21 +1,28 @@
 """People sign in with a real provider in this process, and somebody tries to get in otherwise."""
 
+import asyncio
 import json
 import logging
+import threading
 import time
 from collections.abc import Mapping
 from http.cookies import SimpleCookie
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import httpx
+import msgspec
 import pytest
 
-from gateway.sign_in.signing_in import CALLBACK_PATH
+from gateway.intake.keys.accepted import Keys
+from gateway.intake.signer import Signer
+from gateway.metrics import Metrics
+from gateway.sign_in.access import Access
+from gateway.sign_in.signing_in import CALLBACK_PATH, NotSignedIn, SignIn
 from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.gateway.intake.keys.test_audited import audited
 from tests.support.deployment.processes import free_port
-from tests.support.gateway.http import LiveGateway, chat_body, live_gateway
+from tests.support.gateway.http import LiveGateway, chat_body, eventually, live_gateway
 from tests.support.openid.fixtures import AUDIENCE
 from tests.support.openid.provider import CLIENT_ID, OpenIdProvider, new_key, unsigned
 from tests.support.workers.scripted_worker import ScriptedWorker
@@ -120,6 +127,20 @@ async def test_the_cookies_are_out_of_reach_of_scripts_and_other_sites(
     assert len({query["state"], query["nonce"], query["code_challenge"]}) == 3
 
 
+async def test_over_tls_the_cookies_belong_to_this_host_alone(
+    bus: MemoryBus, described: dict[str, Any], sign_in_options: Mapping[str, Any]
+) -> None:
+    behind_tls = {**described, "url": "https://warren.example"}
+    sign_in_options["oidc_file"].write_text(json.dumps(behind_tls))
+    async with live_gateway(bus, **sign_in_options) as gateway:
+        response = await gateway.http.get("/console/sign-in")
+
+    cookie = response.headers["set-cookie"]
+    assert cookie.startswith("__Host-warren-sign-in=")
+    assert {"Secure", "HttpOnly", "Path=/", "SameSite=lax"} <= set(cookie.split("; "))
+    assert "domain" not in cookie.lower()
+
+
 async def test_another_site_changes_nothing_with_a_session(
     signing_in: LiveGateway, worker: ScriptedWorker
 ) -> None:
@@ -193,6 +214,47 @@ async def test_the_provider_may_refuse(signing_in: LiveGateway) -> None:
     response = await signing_in.http.get(CALLBACK_PATH, params=query)
 
     assert response.headers["location"] == "/#sign-in-denied"
+
+
+async def test_many_people_at_once_do_not_flood_the_provider(
+    provider: OpenIdProvider, described: dict[str, Any]
+) -> None:
+    access = msgspec.convert(described, Access)
+    sign_in = SignIn(access, Signer(b"secret"), Keys(None), Metrics(), max_at_once=1)
+    may_go = threading.Event()
+
+    def wait(token: str) -> str:
+        may_go.wait(60)
+        return token
+
+    async def prepared() -> tuple[dict[str, str], str]:
+        page, kept = await sign_in.begin("chat")
+        return dict(parse_qsl(urlsplit(await consented(page, "olga")).query)), kept
+
+    async def is_asked() -> bool:
+        return "/token" in provider.requests
+
+    provider.forge = wait
+    first, second = await prepared(), await prepared()
+    returning = asyncio.create_task(sign_in.complete(*first))
+    await eventually(is_asked)
+
+    with pytest.raises(NotSignedIn) as refused:
+        await sign_in.complete(*second)
+    may_go.set()
+
+    assert refused.value.outcome == "busy"
+    assert (await returning)[0].name == "olga@example.com"
+
+
+async def test_a_tenant_with_a_role_is_not_erased(signing_in: LiveGateway) -> None:
+    await signed_in(signing_in, "olga")
+    own = {"origin": signing_in.url}
+
+    refused = await signing_in.http.delete("/admin/v1/tenants/lab", headers=own)
+
+    assert refused.status_code == 409
+    assert "the role research" in refused.json()["error"]["message"]
 
 
 async def test_views_are_names_and_lead_to_no_other_site(signing_in: LiveGateway) -> None:
