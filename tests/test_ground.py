@@ -12,6 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
@@ -146,6 +147,27 @@ def test_every_package_is_installed() -> None:
 
 def test_the_version_stays_below_that_of_the_package_transformers_looks_for() -> None:
     assert Version(PYPROJECT["tool"]["setuptools_scm"]["fallback_version"]) < Version("0.9")
+
+
+def test_all_pages_name_the_versions_of_python_that_are_supported() -> None:
+    found = ["infra/find_python.sh", "--versions"]
+    shown = subprocess.run(found, cwd=ROOT, check=True, text=True, capture_output=True).stdout
+    *others, newest = shown.split()
+    sentence = f"Python {', '.join(others)} or {newest}"
+
+    admitted = SpecifierSet(PYPROJECT["project"]["requires-python"])
+
+    assert [f"3.{n}" for n in range(30) if f"3.{n}.9" in admitted] == [*others, newest]
+    for page in ("README.md", "CONTRIBUTING.md", "docs/quickstart.md", "docs/deployment/index.md"):
+        assert sentence in (ROOT / page).read_text(), page
+    assert f"Warren needs {sentence}:" in (ROOT / "infra/find_python.sh").read_text()
+
+
+def test_a_gateway_needs_no_particular_processor() -> None:
+    project = PYPROJECT["project"]
+    lines = [*project["dependencies"], *project["optional-dependencies"]["gateway"]]
+
+    assert [line for line in lines if "platform_machine" in line] == []
 
 
 def test_every_requirement_has_an_exact_version() -> None:

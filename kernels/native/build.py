@@ -37,6 +37,7 @@ VARIANTS: Mapping[str, tuple[frozenset[str], tuple[str, ...]]] = MappingProxyTyp
 """The required flags of /proc/cpuinfo, and the compiler options; best variant first."""
 
 
+_X86_64 = ("x86_64", "amd64")
 _allowed = list(VARIANTS)
 
 
@@ -51,11 +52,14 @@ def limit_variants(best: str) -> None:
 
 def best_variant() -> str:
     """The first allowed variant that this processor supports. Raises `LibraryUnavailable`."""
+    machine = platform.machine()
+    if machine.lower() not in _X86_64:
+        raise LibraryUnavailable(f"they are for x86-64, and this processor is {machine}")
     flags = _cpu_flags()
     for name in _allowed:
         if VARIANTS[name][0] <= flags:
             return name
-    raise LibraryUnavailable(f"the processor ({platform.machine()}) has no AVX2")
+    raise LibraryUnavailable("the processor has no AVX2")
 
 
 def build(

@@ -1,6 +1,7 @@
 """What is compiled for which processor, and the errors if it cannot be."""
 
 import os
+import platform
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,6 +25,12 @@ def test_without_a_compiler_the_message_says_what_to_install(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LibraryUnavailable, match=r"no C\+\+ compiler: install g\+\+"):
         build("avx2", directory=tmp_path)
+
+
+def test_another_processor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    with pytest.raises(LibraryUnavailable, match="for x86-64, and this processor is aarch64"):
+        best_variant()
 
 
 def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
