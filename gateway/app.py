@@ -105,7 +105,7 @@ def create_app(settings: GatewaySettings, bus: Bus, timing: Timing = TIMING) -> 
 
     app = DocumentedAPI(lifespan=lifespan)
     app.state.metrics = gateway.metrics  # for connections, which the server refuses
-    errors.install(app, gateway.metrics)
+    errors.install(app, gateway.metrics, gateway.workers.models)
     for group in (
         generation,
         responses,

@@ -5,7 +5,7 @@ import http
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -23,6 +23,7 @@ from shared.errors import (
     ContextLengthExceeded,
     InternalError,
     InvalidRequest,
+    ModelNotFound,
     Overloaded,
     RateLimited,
     WarrenError,
@@ -37,6 +38,7 @@ SERVICE_FAILURES = (500, 503)
 """The statuses of failures of the service; those of clients, limits and deadlines are no
 warnings."""
 _MAX_PATH_CHARS = 128
+_MAX_NAMED_MODELS = 10
 _RETRY_AFTER_S = 1.0
 _ENCODER = msgspec.json.Encoder()
 
@@ -225,14 +227,17 @@ def http_error_response(
     return _response(status, body, dict(error.headers or {}))
 
 
-def install(app: FastAPI, metrics: Metrics) -> None:
-    """Handle every error of ``app`` with a response in the format of its route."""
+def install(app: FastAPI, metrics: Metrics, models: Callable[[], Iterable[str]]) -> None:
+    """Handle every error of ``app`` with a response in the format of its route. ``models`` returns
+    the names of the models that live workers serve."""
 
     async def on_warren_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, WarrenError)
         if isinstance(error, BusError):
             fields = {"path": request.url.path, "code": error.code, "reason": error.message}
             floods.warn(logger, "request failed by the broker", "broker error", fields)
+        if isinstance(error, ModelNotFound):
+            error = _with_models(error, request.scope, models())
         limit = error.limit if isinstance(error, Overloaded) else ""
         report(metrics, request.scope, error.code, status_of(error).code, limit)
         return error_response(error, request.scope)
@@ -254,6 +259,18 @@ def install(app: FastAPI, metrics: Metrics) -> None:
     app.add_exception_handler(WarrenError, on_warren_error)
     app.add_exception_handler(HTTPException, on_http_exception)
     app.add_exception_handler(RequestValidationError, on_validation_error)
+
+
+def _with_models(error: ModelNotFound, scope: Scope, models: Iterable[str]) -> ModelNotFound:
+    """The same error, which also names the models that the caller may use."""
+    caller = scope["state"].get("caller")
+    names = sorted(name for name in models if caller is None or caller.allows_model(name))
+    if not names:
+        return error
+    named = ", ".join(f"'{name}'" for name in names[:_MAX_NAMED_MODELS])
+    if len(names) > _MAX_NAMED_MODELS:
+        named += f" and {len(names) - _MAX_NAMED_MODELS} more, which GET /v1/models lists"
+    return ModelNotFound(f"{error.message} Available models: {named}.", param=error.param)
 
 
 def _no_such_path(scope: Scope) -> HTTPException:

@@ -24,6 +24,8 @@ _TIMEOUT_S = 10.0
 _RANDOM_ID = re.compile(r"(?:^|[-_])([0-9a-f]{8})[0-9a-f]{16,}$")
 _BAR_CELLS = 10
 _FORGOTTEN_AFTER_S = 15.0
+_INTERVAL_S = 15.0
+"""Between a gateway's samples."""
 
 _WORKERS = (
     Column("id"),
@@ -148,7 +150,21 @@ class Gateways:
             "streams": sorted(streams.values(), key=itemgetter("created_at")),
             "num_streams": sum(status["num_streams"] for status in statuses),
             "tenants": [{"tenant": name, **tenants[name]} for name in sorted(tenants)],
+            "recent": _merged_rates([status.get("recent") for status in statuses]),
         }
+
+
+def _merged_rates(recent: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """What several gateways have measured together. Those of earlier versions measure nothing."""
+    measured = [one for one in recent if one is not None]
+    if not measured:
+        return None
+    first_tokens_s = [one["first_token_s"] for one in measured if one["first_token_s"] is not None]
+    return {
+        "tokens_per_s": sum(one["tokens_per_s"] for one in measured),
+        "num_first_tokens": sum(one["num_first_tokens"] for one in measured),
+        "first_token_s": max(first_tokens_s, default=None),
+    }
 
 
 def short_id(name: str) -> str:
@@ -171,6 +187,7 @@ def render(seen: dict[str, Any], name_of: Callable[[str], str] = short_id) -> Re
         f", up {duration(now - gateway['started_at'])}, "
         f"{number_of(gateway['num_requests'], 'request')}"
         f"   {number_of(seen['num_dead_letters'], 'dead letter')}",
+        _rates(seen.get("recent")),
     )
     queues = [
         queue for queue in seen["queues"] if queue["lane"] != "suspect" or queue["num_waiting"]
@@ -194,6 +211,17 @@ def render(seen: dict[str, Any], name_of: Callable[[str], str] = short_id) -> Re
             [_key(key) for key in seen.get("keys", ()) if key["num_running"] is not None],
         ),
     )
+
+
+def _rates(recent: dict[str, Any] | None) -> str:
+    """The rates of the last interval, as a line below the gateway's."""
+    if recent is None:
+        return ""
+    answers_per_s = recent["num_first_tokens"] / _INTERVAL_S
+    line = f"\n{recent['tokens_per_s']:,.0f} tokens/s, {answers_per_s:.1f} answers/s"
+    if recent["first_token_s"] is None:
+        return line
+    return f"{line}, first token within {duration(recent['first_token_s'])} (95th percentile)"
 
 
 def duration(seconds: float | None) -> str:

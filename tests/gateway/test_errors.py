@@ -2,15 +2,17 @@
 
 import gzip
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
+from gateway.intake.keys.key_file import KeyFile
 from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.support.gateway.http import LiveGateway, chat_body, events, live_gateway
-from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker
+from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
 JSON = {"content-type": "application/json"}
 CHAT = "/v1/chat/completions"
@@ -57,6 +59,21 @@ async def test_an_unknown_model_is_not_found(gateway: LiveGateway) -> None:
         await gateway.openai.completions.create(model="gpt-5", prompt="x")
 
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+    assert f"'gpt-5' does not exist. Available models: '{MODEL}'." in caught.value.message
+
+
+async def test_only_models_that_a_key_may_use_are_named(
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
+) -> None:
+    keys = KeyFile(tmp_path / "keys")
+    key = keys.add("alice", models=("mine-*",))
+    async with live_gateway(bus, keys_file=keys.path) as gateway:
+        headers = {"authorization": f"Bearer {key}"}
+        response = await gateway.http.post(CHAT, json=chat_body(), headers=headers)
+
+    assert response.status_code == 404
+    assert "access to it." in error_of(response)["message"]
+    assert "Available" not in error_of(response)["message"]
 
 
 async def test_an_unknown_model_is_not_found_although_it_would_call_tools(

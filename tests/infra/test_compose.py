@@ -264,3 +264,16 @@ def test_a_gateway_has_more_time_to_end_than_its_drain_takes() -> None:
     allowed = RAW["services"]["gateway"]["stop_grace_period"]
 
     assert int(allowed.removesuffix("s")) >= GatewaySettings().drain_grace_s + MAX_CLOSING_S
+
+
+def test_the_page_shows_a_second_model_that_compose_accepts() -> None:
+    page = (ROOT / "docs" / "deployment" / "index.md").read_text()
+    shown = re.search(r"<!-- second model -->\n```yaml\n(.*?)```", page, re.DOTALL)
+    assert shown is not None
+
+    (service,) = PyCompose.from_yaml(shown[1]).to_dict()["services"].values()
+    base = SERVICES[service["extends"]["service"]]
+
+    assert (COMPOSE.parent / service["extends"]["file"]) == COMPOSE
+    assert set(service["environment"]) <= known_variables()
+    assert "WARREN_MODEL" in base["environment"]

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from gateway.api.openapi import answered
 from gateway.api.render.formats import decode_rendering
 from gateway.api.routes import json_response
+from gateway.api.routes.history import HistorySample, history_sample
 from gateway.fleet.queue_watch import QueueReading
 from gateway.intake.keys.api_key import ApiKey
 from gateway.log.cursor import LogEnd
@@ -152,6 +153,9 @@ class Status(Struct, frozen=True, kw_only=True):
     keys: Sequence[KeyStatus]
     """The API keys in the order of their file, at most 200."""
     num_dead_letters: int
+    recent: HistorySample | None
+    """What this gateway measured in its last interval of 15 seconds; null before the first one has
+    ended."""
 
 
 class Done(Struct, frozen=True, kw_only=True):
@@ -177,6 +181,7 @@ def router(gateway: Gateway) -> APIRouter:
             tenants=[TenantStatus(tenant=tenant, **asdict(usage)) for tenant, usage in tenants],
             keys=[_key(key, gateway) for key in gateway.keys.known[:_MAX_KEYS]],
             num_dead_letters=gateway.queues.num_dead,
+            recent=history_sample(gateway.samples.latest[-1]) if gateway.samples.latest else None,
         )
         return json_response(status)
 

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from gateway.api.openapi import answered
 from gateway.api.routes import json_response
-from gateway.fleet.samples import INTERVAL_S
+from gateway.fleet.samples import INTERVAL_S, Sample
 from gateway.wiring import Gateway
 
 
@@ -27,6 +27,10 @@ class HistorySample(Struct, frozen=True, kw_only=True):
     """Jobs that wait for a worker, of all gateways."""
 
 
+def history_sample(sample: Sample) -> HistorySample:
+    return HistorySample(**sample._asdict())
+
+
 class History(Struct, frozen=True, kw_only=True):
     gateway: str
     """The id of the gateway: behind a proxy, each answer may come from another one."""
@@ -42,7 +46,7 @@ def router(gateway: Gateway) -> APIRouter:
     async def get_history() -> Response:
         """Show tokens per second, times to first token, and waiting jobs of the last hour, as this
         gateway has measured them since its start."""
-        samples = [HistorySample(**sample._asdict()) for sample in gateway.samples.latest]
+        samples = [history_sample(sample) for sample in gateway.samples.latest]
         history = History(gateway=gateway.limits.name, interval_s=INTERVAL_S, data=samples)
         return json_response(history)
 

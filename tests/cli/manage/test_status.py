@@ -128,7 +128,26 @@ def a_long_status() -> dict[str, Any]:
             }
         ],
         "num_dead_letters": 0,
+        "recent": {"tokens_per_s": 12_345.6, "num_first_tokens": 300, "first_token_s": 0.42},
     }
+
+
+def test_rates_of_several_gateways_are_added_up() -> None:
+    gateways = Gateways()
+    first, second, old = a_long_status(), a_long_status(), a_long_status()
+    for seen, name in ((first, "1"), (second, "2"), (old, "3")):
+        seen["gateway"]["id"] = name
+    second["recent"] = {"tokens_per_s": 4.4, "num_first_tokens": 0, "first_token_s": None}
+    del old["recent"]
+    for seen in (first, second):
+        gateways.merged(seen)
+    console = Console(width=120)
+
+    with console.capture() as capture:
+        console.print(render(gateways.merged(old)))
+
+    line = "12,350 tokens/s, 20.0 answers/s, first token within 0.4 s (95th percentile)"
+    assert line in capture.get()
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
