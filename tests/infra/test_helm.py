@@ -621,6 +621,22 @@ def test_alerts_do_not_depend_on_a_release_in_another_namespace(
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_an_upgrade_may_replace_one_side_after_the_other() -> None:
+    """Pods whose image stays are not replaced: nothing else in them has the chart's version."""
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    before = render({"images": {"tag": "0.0.9"}})
+    halfway = render({"images": {"gatewayTag": "0.0.9"}})
+
+    gateway, worker = (
+        find(halfway, "Deployment", f"warren-{of}") for of in ("gateway", "worker-smollm2")
+    )
+
+    assert gateway["spec"] == find(before, "Deployment", "warren-gateway")["spec"]
+    assert container_of(worker)["image"] == f"warren-worker:{version}"
+    for deployment in (gateway, worker):
+        assert version not in deployment["spec"]["template"]["metadata"]["labels"].values()
+
+
 def in_namespace(series: str, namespace: str) -> str:
     name, _, labels = series.removesuffix("}").partition("{")
     return f'{name}{{namespace="{namespace}"{labels and ", "}{labels}}}'

@@ -12,6 +12,13 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
+{{/* Those of pods: a new version of the chart alone must not replace them. */}}
+{{- define "warren.podLabels" -}}
+app.kubernetes.io/name: warren
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end }}
+
 {{- define "warren.monitoringLabels" -}}
 {{ include "warren.labels" . }}
 {{- with .Values.monitoring.labels }}
@@ -51,7 +58,7 @@ topologySpreadConstraints:
 {{- define "warren.image" -}}
 {{- $images := .root.Values.images -}}
 {{- with $images.registry }}{{ trimSuffix "/" . }}/{{ end -}}
-{{ .image }}:{{ $images.tag | default .root.Chart.AppVersion }}
+{{ .image }}:{{ .tag | default $images.tag | default .root.Chart.AppVersion }}
 {{- end }}
 
 {{- define "warren.brokerSecret" -}}
