@@ -9,7 +9,7 @@ from cli.size.costs import ROLES, load
 from cli.size.model import Load, Machines, paced_tokens_per_event, size
 
 _MIB = 1 << 20
-_SIZES = (1000, 10_000, 100_000, 1_000_000)
+_SIZES = (1000, 3000, 10_000)
 _TOKENS_PER_S = 20
 _TOKENS_PER_REQUEST = 300
 
