@@ -234,7 +234,7 @@ def test_a_python_that_warren_does_not_run_on_is_refused() -> None:
     )
 
     assert refused.returncode == 1
-    assert "Python 3.11 or 3.12" in refused.stderr
+    assert "Python 3.11, 3.12 or 3.13" in refused.stderr
 
 
 def test_a_supported_python_is_found() -> None:
