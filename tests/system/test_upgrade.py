@@ -75,7 +75,7 @@ def test_an_upgrade_loses_neither_streams_nor_what_is_stored(
         log = tmp_path / "processes"
         start = stack.enter_context
         # So slow that the answer has not ended when the new worker has started.
-        old_worker = start(processes.echo_worker(of_worker, log, "--step-ms=200", root=released))
+        old_worker = start(processes.echo_worker_of(released, of_worker, log, "--step-ms=200"))
         old_gateway = start(processes.gateway(of_gateway, log, data, root=released))
         with httpx.Client(base_url=old_gateway.url, timeout=120, verify=NO_TLS) as client:
             stored = client.post("/v1/responses", json=RESPONSE).json()

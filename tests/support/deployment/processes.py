@@ -145,10 +145,15 @@ def worker(broker: str, log: Path, *options: str, **variables: str) -> WarrenPro
     return WarrenProcess(args, port, log, variables)
 
 
-def echo_worker(
-    broker: str, log: Path, *options: str, root: Path = ROOT, **variables: str
-) -> WarrenProcess:
+def echo_worker(broker: str, log: Path, *options: str, **variables: str) -> WarrenProcess:
     """A worker with a synthetic model: see `bench.echo_worker`."""
+    return echo_worker_of(ROOT, broker, log, *options, **variables)
+
+
+def echo_worker_of(
+    root: Path, broker: str, log: Path, *options: str, **variables: str
+) -> WarrenProcess:
+    """An `echo_worker` of the sources in ``root``."""
     port = free_port()
     args = ["-m", "bench.echo_worker", f"--broker={broker}", f"--health-port={port}", *options]
     return WarrenProcess(args, port, log, variables, root)

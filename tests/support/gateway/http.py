@@ -52,7 +52,7 @@ class LiveGateway:
 
 @asynccontextmanager
 async def live_gateway(
-    place: Bus | MemoryBroker, timing: Timing = TIMING, **options: Any
+    place: Bus | MemoryBroker, timing: Timing = TIMING, /, **options: Any
 ) -> AsyncIterator[LiveGateway]:
     """A gateway at a bus, or at a broker with a connection of its own. It has a database of its
     own, unless ``options`` say otherwise."""

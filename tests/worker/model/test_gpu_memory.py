@@ -14,6 +14,7 @@ from worker.engine.engine import Engine
 from worker.engine.interface import StepOutput
 from worker.engine.scheduler import SchedulerLimits
 from worker.engine.step_plan import MAX_SCORED_TOKENS
+from worker.model.cache_layout import one_group
 from worker.model.gpu_memory import DeviceMemory, largest_step, measure, run_step, too_large
 from worker.model.inputs import lay_out
 from worker.model.kv_cache import BlockShape, KVCache
@@ -94,6 +95,7 @@ def test_a_gpu_has_its_memory_back_after_it_was_measured(tmp_path: Path) -> None
         decoder,
         load_ops("triton"),
         block,
+        one_group(decoder.num_layers),
         max_num_seqs=32,
         max_num_batched_tokens=512,
         max_seq_len=256,
