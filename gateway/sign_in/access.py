@@ -91,15 +91,16 @@ class Access(Struct, frozen=True, forbid_unknown_fields=True):
         path = settings.oidc_file
         if path is None:
             return None
+        try:
+            access = msgspec.json.decode(secret_in(path), type=cls)
+        except msgspec.MsgspecError as error:
+            raise StartupError(f"{path} does not describe an OpenID provider: {error}") from None
         if settings.keys_file is None:
             raise StartupError(
                 "WARREN_OIDC_FILE has no effect without API keys, because everyone may do "
                 "everything: set WARREN_KEYS_FILE, too"
             )
-        try:
-            return msgspec.json.decode(secret_in(path), type=cls)
-        except msgspec.MsgspecError as error:
-            raise StartupError(f"{path} does not describe an OpenID provider: {error}") from None
+        return access
 
     @property
     def origin(self) -> str:

@@ -51,7 +51,8 @@ def directive(name: str) -> list[str]:
 
 def tmpfs_bytes(service: dict[str, Any]) -> int:
     """What the service's tmpfs may hold, which is memory of the container."""
-    return sum(num_bytes(mount.partition(":size=")[2]) for mount in service.get("tmpfs", []))
+    options = [mount.partition(":size=")[2] for mount in service.get("tmpfs", [])]
+    return sum(num_bytes(size.partition(",")[0]) for size in options)
 
 
 @pytest.mark.parametrize("service", SERVICES.values(), ids=SERVICES.keys())

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.rabbit
 FIRST = "2d012fd7"
 """The commit that is upgraded while there is no tag before this one."""
 PATIENCE_S = 60.0
-PROMPT = {"model": "echo", "max_tokens": 200, "ignore_eos": True, "seed": 5}
+PROMPT = {"model": "echo", "max_tokens": 1000, "ignore_eos": True, "seed": 5}
 COMPLETION = {**PROMPT, "prompt": "Who goes on?"}
 RESPONSE = {"model": "echo", "input": "Who remembers?", "max_output_tokens": 5}
 
@@ -74,7 +74,7 @@ def test_an_upgrade_loses_neither_streams_nor_what_is_stored(
     with ExitStack() as stack:
         log = tmp_path / "processes"
         start = stack.enter_context
-        # So slow that the answer has not ended when the new worker has started.
+        # So slow that the answer has not ended when the new worker has started, on any machine.
         old_worker = start(processes.echo_worker_of(released, of_worker, log, "--step-ms=200"))
         old_gateway = start(processes.gateway(of_gateway, log, data, root=released))
         with httpx.Client(base_url=old_gateway.url, timeout=120, verify=NO_TLS) as client:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any
 
+from gateway.wiring import TIMING, Timing
 from shared import topology
 from shared.bus.base import Bus
 from shared.bus.memory import MemoryBroker, MemoryBus
@@ -44,6 +45,7 @@ def served(
     *,
     script: Script = repeat_the_prompt,
     key: str | None = None,
+    timing: Timing = TIMING,
     **options: Any,
 ) -> Iterator[str]:
     """The URL of a gateway with these settings, whose worker, which it has heard of, runs
@@ -59,7 +61,7 @@ def served(
         async with (
             MemoryBus(broker) as worker_bus,
             ScriptedWorker(worker_bus, script),
-            live_gateway(broker, data_dir=data_dir, **options) as gateway,
+            live_gateway(broker, timing, data_dir=data_dir, **options) as gateway,
         ):
             if key is not None:
                 gateway.http.headers["Authorization"] = f"Bearer {key}"
