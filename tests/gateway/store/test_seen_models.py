@@ -37,7 +37,8 @@ async def test_an_older_database_has_the_models_of_recent_requests(
     async with database.begin() as connection:
         for table in ("models", "api_keys", "tenants"):
             await connection.execute(text(f"DROP TABLE {table}"))
-        for kind in ("input", "cached", "output", "reasoning"):  # of a later version
+        await connection.execute(text("ALTER TABLE usage DROP COLUMN run_s"))  # of a later version
+        for kind in ("input", "cached", "output", "reasoning"):
             column = text(f"ALTER TABLE batches DROP COLUMN num_{kind}_tokens")
             await connection.execute(column)
         for index in ("webhook_deliveries_of_webhook_due", "uploads_of_tenant"):
