@@ -10,6 +10,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 
 from gateway import connections
 from shared.settings import GatewaySettings
+from tests.support.network.attacks import MAX_BYTES_PER_BODY_BYTE
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
@@ -34,8 +35,6 @@ NGINX_BYTES = 24 << 20
 """nginx without connections: two processes and the shared zones."""
 GATEWAY_BYTES = 160 << 20
 """A gateway without connections."""
-MAX_BYTES_PER_BODY_BYTE = 3
-"""A body as bytes, as text and as objects. Values count for themselves, with 64 bytes each."""
 
 
 def num_bytes(size: str) -> int:

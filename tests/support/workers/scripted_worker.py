@@ -132,6 +132,7 @@ class ScriptedJob:
         await self.publish(self.log.fail(code, message, param))
 
 
+_LONG_BYTES = 100_000
 Script: TypeAlias = Callable[[ScriptedJob], Awaitable[None]]
 
 
@@ -291,15 +292,22 @@ class ScriptedWorker:
     async def _answer(self, delivery: Delivery) -> None:
         message = delivery.message
         self.quick_messages.append(message)
-        answer = self.quick_script(decode_quick_job(message.body, message.content_type))
+        if len(message.body) > _LONG_BYTES:  # the gateway has the same event loop
+            answer = await asyncio.to_thread(self._encoded_answer, message)
+        else:
+            answer = self._encoded_answer(message)
         if answer is None:
             return await delivery.ack()
         with suppress(Unroutable):
             await self.bus.publish(
                 topology.reply_binding(message.reply_to),
-                Message(encode(answer), correlation_id=message.correlation_id),
+                Message(answer, correlation_id=message.correlation_id),
             )
         return await delivery.ack()
+
+    def _encoded_answer(self, message: Message) -> bytes | None:
+        answer = self.quick_script(decode_quick_job(message.body, message.content_type))
+        return None if answer is None else encode(answer)
 
     async def _serve(self, delivery: Delivery, lane: JobClass) -> None:
         job = ScriptedJob(self, delivery, lane)
