@@ -171,10 +171,8 @@ class Gateway:
         prices = PriceTable.of(settings.prices_file)
         budgets = Budgets(store, keys, prices, metrics.catalog)
         limits = Limits(bus, settings.max_detached, require_budget=budgets.require)
-        listing_letters, stopper = (
-            asyncio.Lock(),
-            WorkStopper(bus, relays, limits, timing.settled_s),
-        )
+        stopper = WorkStopper(bus, relays, limits, timing.settled_s)
+        listing_letters = asyncio.Lock()
         return cls(
             settings=settings,
             bus=bus,

@@ -3,7 +3,7 @@
 All gateways export the same values of queues and workers: use ``max``, not ``sum``, over gateways.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from gateway.fleet.live_workers import LiveWorkers
 from gateway.fleet.queue_watch import QueueReading, QueueWatch
@@ -34,7 +34,7 @@ def export_fleet(
     workers: LiveWorkers,
     num_requests: Callable[[], int],
     slack_s: Callable[[str, JobClass], float],
-    due_tokens: Callable[[str, JobClass, float], int],
+    due_tokens: Callable[[str, JobClass, Sequence[float]], Sequence[int]],
 ) -> None:
     """Add these metrics to ``catalog``. They are read at each scrape. ``slack_s`` and
     ``due_tokens`` are those of `gateway.log.registry.Relays`."""
@@ -91,10 +91,12 @@ def export_fleet(
         "worker has started and whose deadlines are within so many seconds. Use sum over gateways.",
         (*_BY_CLASS, "within_s"),
         lambda: [
-            ((model, job_class, str(within_s)), due_tokens(model, job_class, within_s))
+            ((model, job_class, str(within_s)), num_tokens)
             for model in sorted(workers.known_models)
             for job_class in topology.JOB_CLASSES
-            for within_s in _HORIZONS_S
+            for within_s, num_tokens in zip(
+                _HORIZONS_S, due_tokens(model, job_class, _HORIZONS_S), strict=True
+            )
         ],
     )
     catalog.at_scrape(

@@ -42,7 +42,15 @@ from gateway.intake.keys.tenant_limits import account_id_of
 from shared import topology
 from shared.bus.base import Bus, Message
 from shared.errors import BusError, RequestError, Unavailable, WarrenError
-from shared.messages import DetachedJob, Ended, GenerationJob, LeftJob, UsageReport, encode
+from shared.messages import (
+    DetachedJob,
+    Ended,
+    GenerationJob,
+    LeftJob,
+    StopWork,
+    UsageReport,
+    encode,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -270,14 +278,12 @@ class Limits:
         self._ended.append(Ended(request_id=request_id))
         self._news.set()
 
-    def left_of(self, *, tenant: str = "", key_id: str = "") -> list[str]:
-        """The ids of the requests of an API key, or else of a tenant, that go on without a client,
-        at all gateways."""
+    def left_of(self, work: StopWork) -> list[str]:
+        """The ids of the requests that are to be cancelled and go on without a client, at all
+        gateways."""
         jobs: dict[str, DetachedJob | LeftJob] = {**self._ledger.detached, **self._ledger.left}
         return [
-            request_id
-            for request_id, job in jobs.items()
-            if (job.key_id == key_id if key_id else job.tenant == tenant)
+            request_id for request_id, job in jobs.items() if work.covers(job.tenant, job.key_id)
         ]
 
     def end_left(self, request_id: str) -> None:

@@ -14,7 +14,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -173,11 +173,14 @@ class Relays:
         left = (left_s for _, left_s in self._waiting(model, job_class))
         return min(left, default=self._settings.request_timeout_s)
 
-    def due_tokens(self, model: str, job_class: JobClass, within_s: float) -> int:
-        """About how many tokens the requests have, prompts and answers together, that no worker has
-        started and whose deadlines are within so many seconds."""
-        waiting = self._waiting(model, job_class)
-        return sum(relay.num_tokens for relay, left_s in waiting if left_s <= within_s)
+    def due_tokens(self, model: str, job_class: JobClass, horizons_s: Sequence[float]) -> list[int]:
+        """For each horizon: about how many tokens the requests have, prompts and answers together,
+        that no worker has started and whose deadlines are within so many seconds."""
+        waiting = [(relay.num_tokens, left_s) for relay, left_s in self._waiting(model, job_class)]
+        return [
+            sum(num_tokens for num_tokens, left_s in waiting if left_s <= within_s)
+            for within_s in horizons_s
+        ]
 
     def _waiting(self, model: str, job_class: JobClass) -> Iterator[tuple[LogRelay, float]]:
         """The requests that no worker has started, and the seconds to their deadlines."""

@@ -41,7 +41,7 @@ class WorkStopper:
         await asyncio.sleep(self.settled_s)
         num_batches = await batches.cancel_all(tenant=work.tenant, key_id=work.key_id)
         await self._bus.publish(topology.ALL_GATEWAYS, Message(encode(work)))
-        left = self._limits.left_of(tenant=work.tenant, key_id=work.key_id)
+        left = self._limits.left_of(work)
         for request_id in left:
             with suppress(StreamExpired, StreamNotFound):  # it has just ended
                 await self._relays.cancel(request_id, None)
@@ -50,8 +50,6 @@ class WorkStopper:
 
     def obey(self, work: StopWork) -> None:
         """Cancel the requests whose streams this gateway reads, as any gateway has asked all."""
-        cancelled = self._relays.cancel_all(
-            lambda one: one.key_id == work.key_id if work.key_id else one.tenant == work.tenant
-        )
+        cancelled = self._relays.cancel_all(lambda relay: work.covers(relay.tenant, relay.key_id))
         for request_id in cancelled:
             self._limits.end(request_id)

@@ -124,6 +124,10 @@ class StopWork(Wire, frozen=True, kw_only=True):
     key_id: KeyId = ""
     """If it is not empty, the requests of this key are cancelled, and no others."""
 
+    def covers(self, tenant: str | None, key_id: str) -> bool:
+        """Whether a request of this key and tenant, None if it is not known, is cancelled."""
+        return key_id == self.key_id if self.key_id else tenant == self.tenant
+
 
 class Declare(Wire, frozen=True, kw_only=True):
     """To one worker, from a gateway: declare and bind your queues again, because a message for one

@@ -1,9 +1,8 @@
 """About how many tokens a request has, before a worker has tokenized its prompts.
 
 An estimate holds a place in the limits of an API key or a tenant until the worker's count replaces
-it. Whatever
-a chat template may write into the prompt counts: messages with their names, reasoning and tool
-calls, tools, and template variables.
+it. Whatever a chat template may write into the prompt counts: messages with their names, reasoning
+and tool calls, tools, and template variables.
 """
 
 from shared.messages.codec import encode
