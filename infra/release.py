@@ -16,10 +16,9 @@ from functools import partial
 from pathlib import Path
 
 import helm_python
+from build import ProjectBuilder
 from packaging.version import Version
 from setuptools_scm import get_version
-
-from build import ProjectBuilder
 
 ROOT = Path(__file__).parents[1]
 CHART = Path("infra/helm/warren")
