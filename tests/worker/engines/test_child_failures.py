@@ -95,8 +95,8 @@ async def test_a_child_that_is_killed_for_its_memory_is_started_again_and_the_an
     async with MemoryBus() as bus, real_worker(bus, **options), reading(bus, job) as consumer:
         await publish(bus, job)
         log = await read(bus, job, consumer, num_tokens=4)
-        files.pause.unlink()
         engine_process().kill()
+        files.pause.unlink()  # for the next process: this one must not end the answer before
         log = await read(bus, job, consumer, log)
 
     # Once, although it starts for longer than a child that has answered may be silent.
@@ -126,7 +126,8 @@ async def test_the_answer_of_an_engine_that_hangs_goes_on_at_another_worker(
                 log = await read(bus, job, consumer, log)
         process.send_signal(signal.SIGCONT)
 
-    assert (log.token_ids, num_runs(log)) == (whole, 2)
+    assert log.token_ids == whole
+    assert num_runs(log) >= 2  # its worker may take it again before it knows that the engine hangs
 
 
 async def test_a_worker_waits_for_an_engine_that_starts_slowly(
