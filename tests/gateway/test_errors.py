@@ -11,7 +11,7 @@ import pytest
 
 from gateway.intake.keys.key_file import KeyFile
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.gateway.http import LiveGateway, chat_body, events, live_gateway
+from tests.support.gateway.http import LiveGateway, chat_body, events, hears_a_worker, live_gateway
 from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
 JSON = {"content-type": "application/json"}
@@ -55,6 +55,8 @@ async def test_an_unknown_path_is_named(gateway: LiveGateway) -> None:
 
 
 async def test_an_unknown_model_is_not_found(gateway: LiveGateway) -> None:
+    await hears_a_worker(gateway)
+
     with pytest.raises(openai.NotFoundError) as caught:
         await gateway.openai.completions.create(model="gpt-5", prompt="x")
 
