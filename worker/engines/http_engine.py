@@ -350,6 +350,8 @@ class HttpEngine:
         if is_ready == self._is_ready:
             return
         self._is_ready = is_ready
+        # The worker must not take a job again that fails here.
+        self._listener.hear_ready(is_ready)
         facts = {"engine": self._adapter.traits.name, "url": self._server.url}
         if is_ready:
             logger.info("engine is back", extra=facts)
@@ -364,7 +366,6 @@ class HttpEngine:
                 else:
                     del self._running[sequence_id]
                     self._waiting[sequence_id] = sequence
-        self._listener.hear_ready(is_ready)
         self._fill()
 
     def _new_load(self) -> EngineLoad:
