@@ -37,7 +37,7 @@ setup: $(STAMP) ## Create .venv with everything that development needs
 
 demo: $(SERVING) ## Serve SmolLM2 at http://127.0.0.1:8000 and watch it answer (ONCE=1: end then)
 	$(BIN)/warren pull smollm2
-	$(BIN)/warren serve --model smollm2 --log-level warning --job-log-level warning \
+	$(BIN)/warren serve --model smollm2 --log-level warning \
 	    --ask "$(QUESTION)" $(if $(ONCE),--once --port 0)
 
 test: setup ## Run all tests that need no GPU, with their own RabbitMQ (BROKER=4: with RabbitMQ 4)

@@ -1,4 +1,5 @@
-"""What the turns of conversations find in the caches of a fleet, with and without favourites.
+"""What the turns of conversations find in the caches of a fleet, with and without affinity
+targets.
 
     python -m bench.affinity [--workers N] [--conversations N] [--turns N]
 
@@ -7,9 +8,9 @@ and workers are real; the engine is synthetic, with steps of a fixed duration, s
 time by the tokens of it that are not cached. The same conversations are held four times:
 
 - with one worker that has the slots, the cache and the step size of all together
-- with jobs in one shared queue, which any worker takes (``--no-affinity``)
-- with a favourite for each conversation
-- the same, but one worker is killed in mid-stream
+- with jobs in one shared queue, which any worker takes
+- with an affinity target for each conversation
+- the same, but a worker is killed in mid-stream
 
 All answers must be the same.
 """
@@ -49,19 +50,18 @@ from tests.support.metrics import sample
 _TEXT = Path(__file__).parent / "texts" / "alice.txt"
 _PROMPT_TOKENS = "warren_worker_prefix_cache_queries_total"
 _ANNOUNCED = "warren_fleet_workers"
-_BLOCK_SIZE = 16
 _STARTED_AT_ONCE = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The conversations, and the size of one of the workers."""
+    """The conversations, and the size of each worker."""
 
     num_workers: int = 8
     num_conversations: int = 64
     num_turns: int = 8
     text_chars: int = 7_000
-    """Of the first message, about 2,000 tokens."""
+    """The length of the first message, about 2,000 tokens."""
     answer_tokens: int = 32
     pause_s: float = 3.0
     """The mean of a user's pause between two turns."""
@@ -70,7 +70,7 @@ class Plan:
     """Both about as SmolLM2's on two cores: 3,200 prompt tokens per second."""
     num_slots: int = 8
     num_blocks: int = 2048
-    """Of 16 tokens. All workers together have room for 1.1 times all conversations."""
+    """Blocks of 16 tokens. All workers together have room for 1.1 times all conversations."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +80,14 @@ class System:
     name: str
     num_workers: int
     size: int = 1
-    """Of a worker, relative to that of the plan."""
+    """The size of a worker, relative to the plan's workers."""
     has_affinity: bool = True
     is_one_killed: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
-    """One question and its answer."""
+    """A question and its answer."""
 
     ttft_s: float
     num_prompt_tokens: int
@@ -123,7 +123,7 @@ class Run:
     system: System
     conversations: Sequence[Conversation]
     prompt_tokens: Sequence[float]
-    """Of the jobs of each worker that is alive at the end."""
+    """The prompt tokens in the jobs of each worker that is alive at the end."""
     seconds: float
     other_cores: float
 
@@ -155,14 +155,13 @@ class Fleet:
     def __init__(self, broker: str, plan: Plan, system: System, stack: ExitStack) -> None:
         logs = Path(stack.enter_context(TemporaryDirectory(prefix="warren-affinity-")))
         options = ("--log-level=warning", "--max-requests=4096")
-        affinity = "--affinity" if system.has_affinity else "--no-affinity"
+        tuning = {"has_affinity": system.has_affinity}
         self.gateway = stack.enter_context(
-            processes.gateway(broker, logs / "gateway", *options, affinity)
+            processes.gateway(broker, logs / "gateway", *options, tuning=tuning)
         )
         size = system.size
         variables = {
             "WARREN_LOG_LEVEL": "warning",
-            "WARREN_BLOCK_SIZE": str(_BLOCK_SIZE),
             "WARREN_MAX_NUM_SEQS": str(size * plan.num_slots),
             "WARREN_MAX_NUM_BATCHED_TOKENS": str(size * plan.step_tokens),
         }
@@ -271,8 +270,8 @@ def check(runs: Sequence[Run]) -> None:
 
 
 def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The figures of the table; the first run is that of one large worker, the second that of the
-    shared queue."""
+    """The figures of the table. The first run is with one large worker, the second with the shared
+    queue."""
     whole, shared, *_ = runs
     return [
         {
@@ -328,8 +327,8 @@ def main(
     systems = [
         System(name="one worker as large as all", num_workers=1, size=workers),
         System(name="shared queue", num_workers=workers, has_affinity=False),
-        System(name="favourites", num_workers=workers),
-        System(name="favourites, one killed", num_workers=workers, is_one_killed=True),
+        System(name="affinity targets", num_workers=workers),
+        System(name="affinity targets, one killed", num_workers=workers, is_one_killed=True),
     ]
     runs = []
     with broker_node(broker) as node:

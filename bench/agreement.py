@@ -43,7 +43,7 @@ def compare(reference: Tensor, other: Tensor) -> Agreement:
 
 
 def perplexity(logits: Tensor, token_ids: Tensor) -> float:
-    """The perplexity of ``token_ids``, [num_tokens] int64, after the first one. ``logits`` are
+    """The perplexity of ``token_ids``, [num_tokens] int64, after the first token. ``logits`` are
     [num_tokens, vocab_size]; row k predicts token k + 1."""
     rows = zip(torch.split(logits[:-1], _ROWS), torch.split(token_ids[1:], _ROWS), strict=True)
     losses = [

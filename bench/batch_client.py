@@ -14,7 +14,7 @@ _POLL_S = 0.1
 
 
 class BatchClient:
-    """Talks to one gateway. Every method raises `httpx.HTTPError`."""
+    """A client of a gateway's batches. Every method raises `httpx.HTTPError`."""
 
     def __init__(self, url: str) -> None:
         self._http = httpx.Client(base_url=url, timeout=_TIMEOUT_S)

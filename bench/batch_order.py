@@ -1,8 +1,8 @@
-"""What the order of a batch's lines changes: the same lines in the order of their file and in that
-of `gateway.batches.order`, answered by the engine in simulated time.
+"""What the order of a batch's lines changes: the same lines in the order of their file and in the
+order of `gateway.batches.order`, answered by the engine in simulated time.
 
-The times of steps are about those of SmolLM2 on two cores, so the figures do not depend on the
-machine.
+The simulated steps take about as long as steps of SmolLM2 on two cores, so the figures do not
+depend on the machine.
 """
 
 import json
@@ -33,7 +33,7 @@ _VOCABULARY = range(1 << 16)
 
 @dataclass(frozen=True, kw_only=True)
 class Ordered:
-    """One file in one order."""
+    """A file in one order of its lines."""
 
     lines: str
     order: str
@@ -66,7 +66,7 @@ class _Line:
 
 def measure(num_lines: int, num_prefixes: int, prefix_tokens: int) -> list[Ordered]:
     """Lines of equal length that share system prompts, with a KV cache that is smaller than all the
-    prompts and with a larger one, and lines of different lengths that share nothing."""
+    prompts and with a larger cache, and lines of different lengths that share nothing."""
     draw = random.Random(0)
 
     def line(k: int, max_tokens: int) -> _Line:

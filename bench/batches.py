@@ -67,13 +67,13 @@ from worker.engine.interface import SequenceId, Submit
 from worker.text import Tokenizer
 
 _WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world")
-"""Each one is a token after a space."""
+"""Each word is a token after a space."""
 _NO_LIMIT = 1 << 40
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The upload and the check of one file."""
+    """The upload and the check of a file."""
 
     num_lines: int
     num_bytes: int
@@ -87,7 +87,7 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Throughput:
-    """One batch, or the same work done otherwise."""
+    """A batch, or the same work done otherwise."""
 
     system: str
     model: str
@@ -102,7 +102,7 @@ class Throughput:
 
 
 class Measured(NamedTuple):
-    """One run of a system."""
+    """A run of a system."""
 
     seconds: float
     memory_bytes: int | None = None
@@ -143,9 +143,8 @@ def _checked(num_lines: int) -> Check:
         gateway = lone_gateway(
             directory / "gateway.log",
             WARREN_DATA_DIR=str(directory / "data"),
-            WARREN_MAX_BATCH_LINES=str(num_lines + 1),
             WARREN_MAX_FILE_BYTES=str(_NO_LIMIT),
-            WARREN_MAX_TENANT_FILE_BYTES=str(_NO_LIMIT),
+            WARREN_MAX_TENANT_BYTES=str(_NO_LIMIT),
         )
         first, path = directory / "first.jsonl", directory / "lines.jsonl"
         first.write_text("not valid\n")
@@ -205,7 +204,7 @@ class Work:
     contents: Sequence[str]
     num_tokens: int
     step_ms: float
-    """Of the synthetic engine."""
+    """The duration of a step of the synthetic engine."""
 
     @classmethod
     def draw(cls, model: str, num_lines: int, num_tokens: int, step_ms: float) -> "Work":
@@ -296,9 +295,8 @@ def _over_http(broker: str, work: Work) -> Measured:
         path = directory / "lines.jsonl"
         work.write(path)
         limits = (
-            f"--max-batch-lines={len(work.contents)}",
             f"--max-file-bytes={_NO_LIMIT}",
-            f"--max-tenant-file-bytes={_NO_LIMIT}",
+            f"--max-tenant-bytes={_NO_LIMIT}",
         )
         with (
             _deployment(broker, directory, work.model, work.step_ms, *limits) as gateway,
@@ -314,7 +312,7 @@ def _over_http(broker: str, work: Work) -> Measured:
 
 
 def run_vllm(program: str, work: Work, dtype: str = "auto") -> float:
-    """Seconds of ``vllm run-batch`` beyond those for a file of one line."""
+    """How much longer ``vllm run-batch`` takes than for a file of one line, in seconds."""
     with tempfile.TemporaryDirectory(prefix="warren-bench-") as name:
         source, target = Path(name) / "in.jsonl", Path(name) / "out.jsonl"
         command = [program, "run-batch", "-i", str(source), "-o", str(target)]

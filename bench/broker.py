@@ -13,7 +13,7 @@ from tests.support.deployment.broker import running_node
 class BrokerNode:
     url: str
     processes: Sequence[psutil.Process]
-    """The broker's processes, if it was started here: only those can be measured."""
+    """The broker's processes, if it was started here. A broker elsewhere cannot be measured."""
 
 
 NO_BROKER = BrokerNode("", ())

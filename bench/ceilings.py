@@ -71,7 +71,7 @@ def peak_rates(num_threads: int, seconds: float) -> Rates:
 
 
 def element_bytes(weights: str) -> float:
-    """The bytes of a weight in a format: float32, bfloat16 or one of the packed ones."""
+    """The bytes of a weight in a format: float32, bfloat16 or a packed format."""
     if weights in BLOCKS:
         return BLOCKS[weights].bytes_per_weight
     return float(getattr(torch, weights).itemsize)
@@ -97,8 +97,7 @@ def work_of(
 ) -> dict[str, Work]:
     """The work of a step's parts, in which each weight and each key and value is read once.
 
-    ``num_new_tokens`` are those of each sequence, after ``context`` others; each sequence draws one
-    token.
+    Each sequence has ``num_new_tokens`` after ``context`` earlier tokens, and draws one token.
     """
     size, num_tokens = element_bytes(weights), num_seqs * num_new_tokens
     parts = {
@@ -155,7 +154,7 @@ def _best_ms(work: Callable[[], None], seconds: float) -> float:
 
 
 def _times(work: Callable[[], None], seconds: float) -> Iterator[float]:
-    """Seconds of each run, at least of one."""
+    """The seconds of each run. There is at least one run."""
     until = time.perf_counter() + seconds
     while True:
         began = time.perf_counter()

@@ -19,12 +19,12 @@ _TEXT_TOKENS = 256
 
 
 class WrongOutput(Exception):
-    """One of our systems computes something wrong, so that its figures would be meaningless."""
+    """A system of ours computes something wrong, so that its figures would be meaningless."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """How far the predictions of a format may differ from those of float32."""
+    """How far the predictions of a format may differ from float32's."""
 
     kl_mean: float
     top1: float

@@ -24,7 +24,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Setting:
-    """The load of one measurement, which is the same for all systems."""
+    """The load of a measurement, which is the same for all systems."""
 
     num_users: int
     num_requests: int
@@ -39,7 +39,7 @@ Client = Callable[[str, Setting], Figures]
 
 @dataclass(frozen=True)
 class Plan:
-    """The settings of one run."""
+    """The settings of a run."""
 
     users: Sequence[int]
     requests_per_user: int
@@ -53,7 +53,7 @@ class Plan:
         return Room(max(self.users), self.prompt_len + self.max_tokens + 1)
 
     def settings(self, run: int) -> Iterator[Setting]:
-        """The settings of a run. Each has other prompts, so that no cache helps in a later one."""
+        """The settings of a run. Each has its own prompts, so that no cache helps a later run."""
         for num_users in self.users:
             yield Setting(
                 num_users=num_users,

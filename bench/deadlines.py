@@ -1,6 +1,6 @@
 """How many jobs end before their deadlines, by the order in which a worker begins them.
 
-The jobs of one tenant arrive at random, and the worker begins them first come, first served, or by
+The jobs of a tenant arrive at random, and the worker begins them first come, first served, or by
 their deadlines, as workers do (`worker.jobs.line`, `worker.jobs.pace`). The engine runs in
 simulated time with about the times of SmolLM2's steps on two cores, so the figures do not depend on
 the machine.
@@ -41,7 +41,7 @@ class Arrival:
 
 @dataclass(frozen=True, kw_only=True)
 class InTime:
-    """One load, served in one order."""
+    """A load that is served in one order."""
 
     load: float
     """Relative to what the worker can serve."""
@@ -136,7 +136,7 @@ class _Service:
             self._line.add(arrival, by if self._by_deadline else None)
 
     def _cancelled(self) -> Iterator[Command]:
-        """End the jobs whose deadlines have passed, and those that are hopeless."""
+        """End the jobs whose deadlines have passed, and the jobs that are hopeless."""
         for sequence_id, run in list(self._running.items()):
             if run.arrival.deadline <= self.now:
                 del self._running[sequence_id]

@@ -15,11 +15,12 @@ class DenseShape:
 
     def __post_init__(self) -> None:
         shapes = {
-            (layer.attention.num_heads, layer.attention.num_kv_heads, layer.attention.head_dim)
-            for layer in self.spec.layers
+            (attention.num_heads, attention.num_kv_heads, attention.head_dim)
+            for attention in self.spec.attentions
         }
         parts = {layer.feed_forward for layer in self.spec.layers}
-        if len(shapes) != 1 or len(parts) != 1 or not isinstance(next(iter(parts)), Mlp):
+        is_mlp = len(parts) == 1 and isinstance(next(iter(parts)), Mlp)
+        if len(shapes) != 1 or self.spec.has_states or not is_mlp:
             raise ValueError("the model's layers differ, or are mixtures of experts")
 
     @classmethod
@@ -44,7 +45,7 @@ class DenseShape:
 
     @property
     def num_heads(self) -> int:
-        return self.spec.layers[0].attention.num_heads
+        return self.spec.attentions[0].num_heads
 
     @property
     def num_kv_heads(self) -> int:

@@ -10,6 +10,7 @@ import functools
 import signal
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from bench.fleet.clock import ClockRunner, words
@@ -20,12 +21,13 @@ from shared.bus.rabbit import RabbitBus
 from shared.settings import WorkerSettings
 from shared.telemetry import setup
 from worker.checkpoints import store
-from worker.decode.served_model import ServedModel
+from worker.decode.served_model import BLOCK_SIZE, ServedModel
 from worker.engine.driver import EngineThread
 from worker.engine.engine import Engine
 from worker.engine.scheduler import SchedulerLimits
 from worker.model.echo import EchoRunner
 from worker.process.service import run_worker
+from worker.process.tuning import WorkerTuning
 from worker.text import Tokenizer, tool_parser
 
 MODEL = "echo"
@@ -49,7 +51,7 @@ def echo_model(
     tokenizer = synthetic_tokenizer()
     sizes: dict[str, Any] = {
         "num_blocks": num_blocks,
-        "block_size": worker.block_size,
+        "block_size": BLOCK_SIZE,
         "vocab_size": tokenizer.vocab_size,
         "max_seq_len": worker.max_seq_len or 8192,
     }
@@ -70,7 +72,7 @@ def echo_model(
         name=MODEL,
         tokenizer=tokenizer,
         engine=EngineThread(Engine(runner, limits)),
-        max_seq_len=min(runner.max_seq_len, num_blocks * worker.block_size),
+        max_seq_len=min(runner.max_seq_len, num_blocks * BLOCK_SIZE),
         fingerprint=MODEL,
         numerics=numerics,
         tool_parser=tool_parser(tokenizer, worker.tool_parser),
@@ -78,17 +80,17 @@ def echo_model(
             "device": "cpu",
             "dtype": "none",
             "numerics": numerics,
-            "kv_cache_tokens": num_blocks * worker.block_size,
+            "kv_cache_tokens": num_blocks * BLOCK_SIZE,
         },
     )
 
 
-async def _run(bus: Bus, worker: WorkerSettings, model: ServedModel) -> None:
+async def _run(bus: Bus, worker: WorkerSettings, model: ServedModel, tuning: WorkerTuning) -> None:
     stop = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(signum, stop.set)
     async with bus:
-        await run_worker(worker, bus, stop=stop, model=model)
+        await run_worker(worker, bus, stop=stop, model=model, tuning=tuning)
 
 
 def main(
@@ -99,13 +101,14 @@ def main(
     num_blocks: Annotated[int, typer.Option(help="Of the KV cache.")] = 8192,
     numerics: Annotated[str, typer.Option(help="What it announces as its numerics.")] = MODEL,
     clock: Annotated[bool, typer.Option("--clock", help="Tokens state the time.")] = False,
+    tuning: Annotated[str, typer.Option(help="A JSON object of fields of `WorkerTuning`.")] = "{}",
 ) -> None:
     worker = settings.load(
         WorkerSettings, broker=broker, health_port=health_port, drain_grace_s=drain_grace_s
     )
     setup.configure(worker, "warren-echo-worker")
     model = echo_model(worker, step_ms / 1e3, num_blocks, numerics, is_clock=clock)
-    run(_run(RabbitBus(broker), worker, model))
+    run(_run(RabbitBus(broker), worker, model, msgspec.json.decode(tuning, type=WorkerTuning)))
 
 
 if __name__ == "__main__":

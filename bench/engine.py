@@ -39,8 +39,8 @@ from worker.engine.scheduler import SchedulerLimits
 from worker.model.config import read_json_config
 from worker.model.decoders.fused import FusedDecoder
 from worker.model.inputs import build_inputs
-from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.runner import TorchRunner
+from worker.model.start import whole_cache
 from worker.text import Tokenizer
 
 FORMATS = ("float32", "bfloat16", "q8_0", "q4_1")
@@ -91,7 +91,7 @@ _DRAWS_BATCH = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is measured, and for how long."""
+    """The measurements to make, and for how long."""
 
     batches: Sequence[int] = BATCHES
     contexts: Sequence[int] = CONTEXTS
@@ -100,7 +100,7 @@ class Plan:
     engine_batches: Sequence[int] = (1, 8, 32)
     draws: Sequence[str] = tuple(DRAWS)
     num_steps: int = 64
-    """Of the engine."""
+    """Steps of the engine."""
     seconds: float = 1.0
     """For each measurement of a step, a product and a peak rate."""
 
@@ -119,7 +119,7 @@ QUICK = Plan(
 
 
 class Bench:
-    """The decoder of one format, and a cache with random keys and values."""
+    """A decoder with weights of one format, and a cache with random keys and values."""
 
     def __init__(
         self, directory: Path, weights: str, num_threads: int, *, seconds: float = 1.0
@@ -133,11 +133,8 @@ class Bench:
         self._seconds = seconds
         self._decoder = decoder
         self._constraints = Constraints(Tokenizer.load(directory))
-        block = BlockShape(
-            decoder.num_layers, _BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim, decoder.dtype
-        )
-        self._cache = KVCache.allocate(block, _NUM_BLOCKS, decoder.device)
-        for values in (self._cache.keys, self._cache.values):
+        self._cache = whole_cache(decoder, _BLOCK_SIZE, _NUM_BLOCKS)
+        for values in self._cache.tensors:
             values.view(-1)[: 1 << 16].normal_()
 
     @property

@@ -38,7 +38,7 @@ class EngineTime:
 
     weights: str
     draws: str
-    """One of `bench.engine.DRAWS`."""
+    """A name in `bench.engine.DRAWS`."""
     num_seqs: int
     step_ms: float
     decoder_ms: float
@@ -51,7 +51,7 @@ class EngineTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """All measurements of one weight format."""
+    """All measurements of a weight format."""
 
     weights: str
     kv_dtype: torch.dtype
@@ -77,7 +77,7 @@ def show_steps(steps: Sequence[StepTime]) -> None:
 
 
 def rates_of(config: DenseShape, measured: Measured, step: StepTime) -> dict[str, Rates]:
-    """The rates of the parts of a step that compute or read much, and those of all of it."""
+    """The rates of the parts of a step that compute or read much, and of the whole step."""
     work = ceilings.work_of(
         config,
         measured.weights,

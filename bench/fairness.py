@@ -1,19 +1,19 @@
-"""How tenants share a worker: nine that send single jobs, beside one that floods it.
+"""How tenants share a worker: nine tenants that send single jobs, and a tenant that floods it.
 
     python -m bench.fairness [--engine synthetic --engine smollm2] [--seconds S] [--broker URL]
     python -m bench.fairness --deadlines-only [--jobs N]
 
-One worker serves over RabbitMQ, started anew for each load. Single jobs are streamed as a gateway
-streams them; their time to first token is that from the publication to the first token in the log.
-Their longest gap is that between two events of a stream. The two tenants whose weights differ are
-streamed to as well, because their tokens are counted when they arrive. All others ask for one
-message with the whole answer, so that the client and the broker cost little. Each slow grammar is
-another one: some take half a second of CPU time to compile, some slow down every step, some are
-refused.
-The throughput is that of the worker's own counters. In the run *as one tenant* all jobs carry the
-same tenant, so they are served in the order of their arrival: this is what the throughput is
-compared with, prompts included, because single jobs have more prompt for each generated token than
-those of the flood.
+A worker serves over RabbitMQ, started anew for each load. Single jobs are streamed as a gateway
+streams them. Their time to first token runs from the publication to the first token in the log, and
+their longest gap is the longest time between two events of a stream. The two tenants whose weights
+differ get streams, too, because their tokens are counted when they arrive. All other tenants ask
+for a single message with the whole answer, so that the client and the broker cost little. No slow
+grammar occurs twice: some take half a second of CPU time to compile, some slow down every step,
+some are refused.
+The throughput comes from the worker's own counters. In the run *as one tenant* all jobs carry the
+same tenant, so they are served in the order of their arrival. The other runs are compared with its
+throughput, prompts included, because single jobs have more prompt for each generated token than the
+jobs of the flood.
 
 With ``--deadlines-only``, the jobs of one tenant that end before their deadlines, first come, first
 served and by deadline, in simulated time (`bench.deadlines`).
@@ -78,12 +78,12 @@ _NUMBERS = itertools.count()
 _WORDS = ("queue", "worker", "stream", "token", "gateway", "broker", "batch", "prompt")
 _NUM_WORDS = 70_000
 _REFUSALS = {InvalidRequest.code, Overloaded.code}
-"""Of grammars that are too slow, or too many."""
+"""The errors for grammars that are too slow, or too many."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """Tenants that each keep ``num_jobs`` jobs in the system, and send another when one ends."""
+    """Tenants that each keep ``num_jobs`` jobs in the system: they replace each job that ends."""
 
     tenants: Sequence[str]
     num_jobs: int
@@ -111,7 +111,7 @@ WEIGHTED = Load(list(_WEIGHTS), num_jobs=40, max_tokens=30, mode="stream", warm_
 
 @dataclass(frozen=True)
 class Stream:
-    """The times of one stream."""
+    """The times of a stream."""
 
     tenant: str
     first_token_s: float
@@ -121,16 +121,16 @@ class Stream:
 
 @dataclass
 class Run:
-    """One load on one engine, after its warm-up."""
+    """A load on an engine, after its warm-up."""
 
     engine: str
     load: str
     singles: Sequence[Stream]
-    """Those of the tenants that send single jobs."""
+    """The streams of the tenants that send single jobs."""
     num_received: Counter[str]
     """The tokens that the client has received, by tenant."""
     tokens_per_s: float
-    """Generated ones."""
+    """Generated tokens in a second."""
     tokens_with_prompts_per_s: float
     other_cores: float
 
@@ -182,7 +182,7 @@ class Client:
         self._waiting.pop(message.correlation_id).set_result(num_tokens)
 
     async def keep_asking(self, load: Load, tenant: str, sent_as: str) -> None:
-        """Send one job after another until cancelled."""
+        """Send the next job whenever a job ends, until cancelled."""
         while True:
             if load.content == "text to tokenize":
                 await self._ask(self._tokenize_job())
@@ -302,7 +302,7 @@ async def measure(
 
 
 async def _num_tokens(worker: WarrenProcess) -> list[float]:
-    """The tokens that the worker has generated, and those of the prompts that it has read."""
+    """The tokens that the worker has generated, and the prompt tokens that it has read."""
     async with httpx.AsyncClient(verify=NO_TLS, timeout=60) as client:
         lines = (await client.get(f"{worker.url}/metrics")).text.splitlines()
     return [
@@ -324,7 +324,7 @@ def _worker(engine: str, broker: str, log: Path) -> WarrenProcess:
 
 
 def measure_engine(broker: str, engine: str, seconds: float) -> list[Run]:
-    """All loads, one after another."""
+    """All loads in sequence."""
     loads = {
         ALONE: [SINGLES],
         FLOODED: [FLOOD, SINGLES],
@@ -347,7 +347,7 @@ def measure_engine(broker: str, engine: str, seconds: float) -> list[Run]:
 
 
 def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """The figures of the table; ratios are those to the runs of the same engine that they name."""
+    """The figures of the table. Each ratio names the run of the same engine that it refers to."""
     rows = []
     for run in runs:
         same = {other.load: other for other in runs if other.engine == run.engine}
@@ -401,7 +401,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def draw(path: Path, runs: Sequence[Run]) -> None:
-    """The distribution of the time to first token, one panel for each engine."""
+    """The distribution of the time to first token, with a panel for each engine."""
     engines = list(dict.fromkeys(run.engine for run in runs))
     figure, axes = plots.new_figure(len(engines))
     for axis, engine in zip(axes, engines, strict=True):

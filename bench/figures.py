@@ -1,8 +1,9 @@
-"""What is computed from streams, with the definitions of ``vllm bench serve``.
+"""The figures that are computed from streams, as ``vllm bench serve`` defines them.
 
-TTFT: from sending the request to the first chunk. ITL: between two chunks of a stream. TPOT: of one
-stream, from its first chunk to its last over its tokens but the first. Output tokens per second:
-all tokens over the time that all requests took together.
+TTFT is the time from sending the request to the first chunk, and ITL the time between two chunks of
+a stream. TPOT is the time from the first chunk of a stream to its last chunk, divided by its tokens
+but the first. Output tokens per second are all tokens divided by the time that all requests took
+together.
 """
 
 import dataclasses
@@ -17,7 +18,8 @@ from bench.load import Load, Stream
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The figures of one setting. Percentiles are over requests, those of ITL over chunks."""
+    """The figures of a setting. Percentiles are over requests, but percentiles of ITL are over
+    chunks."""
 
     tokens_per_s: float
     ttft_p50_ms: float
@@ -30,7 +32,7 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """One setting of one system in one run. A system with other weights counts as another
+    """The result of a system with a setting in a run. A system with other weights counts as another
     system."""
 
     system: str
@@ -49,7 +51,7 @@ class Measurement:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The medians of one setting over all runs, compared with its peers."""
+    """The medians of a system's setting over all runs, compared with its peers."""
 
     system: str
     weights: str
@@ -64,8 +66,7 @@ class Row:
     slowest_tokens_per_s: float
     fastest_tokens_per_s: float
     to_best_peer: float | None
-    """Tokens per second divided by those of the fastest peer with as many users; None if there is
-    none."""
+    """Tokens per second, relative to the fastest peer with as many users; None without a peer."""
     to_same_weights: float | None
     """The same, but only among peers with the same weight format."""
     cpu_ms_per_token: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -111,7 +112,7 @@ def figures_of(load: Load) -> Figures:
 
 
 def rows_of(measurements: Sequence[Measurement]) -> list[Row]:
-    """One row for each setting, in the order of the first runs."""
+    """A row for each setting of a system, in the order of the first runs."""
     settings: dict[tuple[str, str, int], list[Measurement]] = {}
     for one in measurements:
         settings.setdefault((one.system, one.weights, one.num_users), []).append(one)

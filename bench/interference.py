@@ -2,7 +2,7 @@
 
     python -m bench.interference --max-step-ms 50 --max-step-ms 200 --llama-server PATH ...
 
-Once all streams have their first tokens, one more request with a long prompt arrives. The table
+Once all streams have their first tokens, another request with a long prompt arrives. The table
 covers the time from its arrival to its first token; the picture also shows a few seconds before and
 after.
 """
@@ -38,15 +38,15 @@ _MOMENT_S = 0.25
 
 @dataclass(frozen=True)
 class Interference:
-    """One system with its options. Times are in seconds since the request with the long prompt."""
+    """A system with its options. Times are in seconds since the request with the long prompt."""
 
     system: str
     weights: str
     options: str
     """The options of our workers."""
     gaps: Sequence[tuple[float, float]]
-    """For each chunk of all running streams: when it arrived, and the time since the previous one.
-    """
+    """For each chunk of all running streams: when it arrived, and the time since the previous
+    chunk."""
     prefill_s: float
     """The long prompt's time to first token."""
     other_cores: float

@@ -1,4 +1,4 @@
-"""The client: users that each stream one completion after another, at minimal cost.
+"""The client: users that each stream completions in sequence, at minimal cost.
 
 The client shares the machine with the server that it measures, so it parses HTTP in C and uses bare
 sockets. Arrival times are defined as in ``vllm bench serve``: an event counts if it contains a
@@ -18,7 +18,7 @@ import httptools
 import msgspec
 
 FIRST_ID = 1000
-"""The lowest id in random prompts; lower ones are special tokens and single bytes."""
+"""The lowest id in random prompts; lower ids are special tokens and single bytes."""
 MODEL = "smollm2"
 """The model name that every server serves."""
 
@@ -57,7 +57,7 @@ class Request:
 
 @dataclass(slots=True)
 class Stream:
-    """One response as the client received it. Times are those of `time.perf_counter`."""
+    """A response as the client received it. Times are readings of `time.perf_counter`."""
 
     sent_at: float = 0.0
     chunk_times: list[float] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Stream:
     """The number of tokens that the server reports at the end of the stream."""
 
     def check(self, request: Request) -> None:
-        """Raises `LoadError` unless both lengths equal those of ``request``."""
+        """Raises `LoadError` unless both lengths are as ``request`` asks."""
         counted = (self.num_prompt_tokens, self.num_tokens)
         asked = (len(request.prompt_ids), request.max_tokens)
         if counted != asked or not self.chunk_times:
@@ -76,7 +76,7 @@ class Stream:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The streams of one setting, and how long all of them took together."""
+    """The streams of a setting, and how long all of them took together."""
 
     streams: Sequence[Stream]
     duration_s: float
@@ -94,7 +94,8 @@ def random_requests(
 
 
 async def run_load(url: str, requests: Sequence[Request], num_users: int) -> Load:
-    """Send all of ``requests``; each user sends one after another. Raises `LoadError`."""
+    """Send all of ``requests``: each user sends the next request when its last response ends.
+    Raises `LoadError`."""
     pending, streams = iter(requests), []
 
     async def user() -> None:
@@ -111,7 +112,7 @@ async def run_load(url: str, requests: Sequence[Request], num_users: int) -> Loa
 
 
 async def complete(url: str, request: Request) -> Stream:
-    """Stream one response over a new connection, which is opened before the clock starts."""
+    """Stream a response over a new connection, which is opened before the clock starts."""
     stream = Stream()
     await follow(url, request, stream)
     return stream
@@ -135,7 +136,7 @@ async def follow(url: str, request: Request, stream: Stream) -> None:
 
 
 class _Answer(asyncio.Protocol):
-    """Reads one streamed response; ``ended`` is done at its end, or raises `LoadError`."""
+    """Reads a streamed response; ``ended`` is done at its end, or raises `LoadError`."""
 
     def __init__(self, stream: Stream) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -212,7 +213,7 @@ _DECODER = msgspec.json.Decoder(_Chunk)
 
 
 def take_event(data: bytes, stream: Stream) -> None:
-    """Add one event to ``stream``. Raises `LoadError` if it is an error or not a chunk."""
+    """Add an event to ``stream``. Raises `LoadError` if it is an error or not a chunk."""
     if data == b"[DONE]":
         return
     try:

@@ -96,7 +96,7 @@ class Choice:
 
 
 def comparison(main: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options of ``main(choice, ...)`` and those of `Choice`."""
+    """A command with the options of ``main(choice, ...)`` and of `Choice`."""
     _, *own = inspect.signature(main).parameters.values()
     shared = inspect.signature(Choice).parameters
 

@@ -28,8 +28,7 @@ class OtherLoad:
         self._busy_s = _busy_s()
 
     def cores(self) -> float:
-        """The mean since then. An orphaned process that has ended is counted as one of the
-        others."""
+        """The mean since then. An orphaned process of ours that has ended counts as other load."""
         return max(0.0, _busy_s() - self._busy_s) / (time.perf_counter() - self._start)
 
 
@@ -39,7 +38,7 @@ def undisturbed(measure: Callable[[int], _Result]) -> tuple[_Result, float]:
 
     Waits until other processes are idle, and repeats the measurement if they were active during it.
     ``measure`` receives the number of the attempt. If all attempts were disturbed, the least
-    disturbed one counts.
+    disturbed attempt counts.
     """
     attempts: list[tuple[_Result, float]] = []
     for attempt in range(_MAX_ATTEMPTS):

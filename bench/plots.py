@@ -67,7 +67,7 @@ def save(figure: Figure, path: Path) -> None:
 
 def compact(svg: str) -> str:
     """The same picture in about half of the bytes: without metadata, names of groups and white
-    space, with coordinates of one decimal, and with only the points of curves that can be seen."""
+    space, with coordinates of one decimal, and with only the visible points of curves."""
     svg = re.sub(r"<metadata>.*?</metadata>|<!DOCTYPE.*?>|<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = _POLYLINE.sub(_simplified, svg)
     svg = re.sub(r"-?\d+\.\d{2,}", lambda number: _short(float(number[0])), svg)

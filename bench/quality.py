@@ -31,8 +31,9 @@ from worker.checkpoints import store
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId
 from worker.model.forward import Decoder
 from worker.model.inputs import build_inputs
-from worker.model.kv_cache import BlockShape, KVCache
+from worker.model.kv_cache import KVCache
 from worker.model.loading import load_decoder
+from worker.model.start import whole_cache
 from worker.text import Tokenizer
 
 TEXT = Path(__file__).parent / "texts" / "alice.txt"
@@ -45,7 +46,7 @@ _CHUNK = 256
 
 @dataclass(frozen=True, kw_only=True)
 class Quality:
-    """The quality of one format on one text; ``agreement`` is that with float32."""
+    """The quality of a format on a text; ``agreement`` is the agreement with float32."""
 
     weights: str
     perplexity: float
@@ -69,10 +70,7 @@ def load(directory: Path, weights: str, kernels: str) -> Decoder:
 def text_logits(decoder: Decoder, token_ids: Sequence[int]) -> Tensor:
     """The prediction after each of the tokens, [len(token_ids), vocab_size] float32."""
     num_blocks = -(-len(token_ids) // _BLOCK_SIZE)
-    block = BlockShape(
-        decoder.num_layers, _BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim, decoder.dtype
-    )
-    cache = KVCache.allocate(block, num_blocks, decoder.device)
+    cache = whole_cache(decoder, _BLOCK_SIZE, num_blocks)
     chunks = [
         _forward(decoder, cache, token_ids[start : start + _CHUNK], start)
         for start in range(0, len(token_ids), _CHUNK)

@@ -56,7 +56,7 @@ def _token_source(broker: str, tokens_per_s: float) -> Iterator[psutil.Process]:
 
 
 def _latencies(broker: str, num_requests: int) -> dict[str, list[float]]:
-    """Seconds to the first token, by what was measured."""
+    """Seconds to the first token, by the name of the measurement."""
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         step = f"--step-ms={queue_latency.STEP_S * 1e3}"

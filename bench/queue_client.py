@@ -51,7 +51,7 @@ class Tally:
 
 
 class Stream(asyncio.Protocol):
-    """One stream. The ids of its events count tokens; a lost or repeated token is an error."""
+    """A stream. The ids of its events count tokens; a lost or repeated token is an error."""
 
     def __init__(self, client: "Streams") -> None:
         loop = asyncio.get_running_loop()
@@ -101,7 +101,7 @@ class Streams:
         self.tally = Tally()
         self.errors: list[str] = []
         self.streams: list[Stream] = []
-        """Those that have been opened."""
+        """The streams that have been opened."""
         self.read_text = read_text
 
     async def measure(self, seconds: float) -> Tally:

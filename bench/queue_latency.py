@@ -21,13 +21,13 @@ WARM_UP = 20
 STEP_S = 0.005
 """The duration of a step of a small model. The first token takes one step."""
 PAUSE_S = 0.02
-"""The pause between requests, so that the clean-up after one is not part of the next."""
+"""The pause between requests, so that no request pays for the clean-up after the previous one."""
 
 Measure = Callable[[int], Awaitable[float]]
 
 
 async def _sample(measure: Measure, num_requests: int) -> list[float]:
-    """The times of sequential requests in seconds, without those of the warm-up."""
+    """The times of sequential requests in seconds, after the warm-up."""
     times = []
     for k in range(WARM_UP + num_requests):
         times.append(await measure(k))
@@ -59,7 +59,7 @@ async def bare_engine(num_requests: int) -> list[float]:
 
 
 async def bare_broker(url: str, num_requests: int) -> list[float]:
-    """One message to a job queue and one to a reply queue, the minimum over any broker."""
+    """A message to a job queue and a message to a reply queue, the minimum over any broker."""
     jobs = topology.jobs_queue("bare", "interactive")
     replies = topology.reply_queue("bare", expires_s=60)
     async with RabbitBus(url) as bus:
@@ -78,8 +78,8 @@ async def bare_broker(url: str, num_requests: int) -> list[float]:
 
 
 async def over_http(url: str, num_requests: int) -> list[float]:
-    """The whole way from request to first token. Uses one bare connection, because an HTTP library
-    would cost as much as what is measured."""
+    """The whole way from request to first token. Uses a bare connection, because an HTTP library
+    would cost as much as the measured path."""
     address = urlsplit(url)
     request = http_request(
         address.netloc,

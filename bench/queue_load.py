@@ -1,4 +1,4 @@
-"""The tokens that one gateway relays, and their cost in each process, at a given load."""
+"""The tokens that a gateway relays, and their cost in each process, at a given load."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ WARM_UP_STREAMS = 20
 _NUM_BARE = 8
 
 Processes = Mapping[str, Sequence[psutil.Process]]
-"""By role; one of them is ``gateway``."""
+"""The processes of each role. ``gateway`` is always a role."""
 
 
 @dataclass(frozen=True, kw_only=True)

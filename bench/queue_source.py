@@ -2,9 +2,9 @@
 
 Its events go through the worker's own publisher: while an event waits for the broker's
 confirmation, the next tokens of its stream are coalesced into one event. Streams are served in
-batches of 64 whose steps end together, like those of an engine. They start once no further job
-arrives, so that the cost of opening streams is not measured. The text of an event is the time at
-which it was published, from which a reader computes its delay.
+batches of 64 whose steps end together, as in an engine. They start once no further job arrives, so
+that the cost of opening streams is not measured. The text of an event is the time at which it was
+published, from which a reader computes its delay.
 """
 
 import asyncio

@@ -44,7 +44,7 @@ class Token(msgspec.Struct, frozen=True):
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True):
-    """One disturbed stream. Times are in seconds since the request."""
+    """A disturbed stream. Times are in seconds since the request."""
 
     question: str
     killed_at_s: float

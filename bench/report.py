@@ -23,7 +23,7 @@ Column = tuple[str, Callable[[Row], str]]
 
 
 def show(title: str, rows: Sequence[Row], columns: Sequence[Column]) -> None:
-    """Print one line per row, with a rule between numbers of users."""
+    """Print a line for each row, with a rule between numbers of users."""
     table = Table("users", "system", "weights", title=title)
     for heading, _ in columns:
         table.add_column(heading, justify="right")
@@ -58,7 +58,8 @@ def write(
 
 def continued(path: Path, about: dict[str, Any]) -> tuple[dict[str, Any], list[Measurement]]:
     """``about`` with the versions and commands that `write` stored in ``path``, and the stored
-    runs. Raises `typer.BadParameter` if those were measured elsewhere or with something else."""
+    runs. Raises `typer.BadParameter` if the stored runs were measured elsewhere or with something
+    else."""
     if not path.exists():
         return about, []
     content = json.loads(path.read_text())
@@ -72,8 +73,7 @@ def continued(path: Path, about: dict[str, Any]) -> tuple[dict[str, Any], list[M
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write ``content`` with one line for each value and list item, and fractions with six
-    digits."""
+    """Write ``content`` with a line for each value and list item, and fractions with six digits."""
     content = json.loads(json.dumps(content), parse_float=lambda text: float(f"{float(text):.6g}"))
     path.parent.mkdir(parents=True, exist_ok=True)
     values = (f" {json.dumps(name)}: {_lines(value)}" for name, value in content.items())

@@ -21,10 +21,8 @@ from tests.support.deployment.processes import free_port
 MANY_STREAMS = (
     "--log-level=warning",
     "--max-requests=4096",
-    "--max-connections=4608",
-    "--max-connections-per-address=4608",
 )
-"""The options of a gateway whose clients, all at one address, open thousands of streams."""
+"""The options of a gateway whose clients open thousands of streams from a single address."""
 _READY_TIMEOUT_S = 600
 _STOP_TIMEOUT_S = 30
 _POLL_S = 0.02

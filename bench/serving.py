@@ -2,7 +2,7 @@
 
     python -m bench.serving --llama-server PATH --llama-model GGUF --vllm PATH
 
-Each user streams one completion after another: 128 random tokens in, 128 greedy tokens out.
+Each user streams completions in sequence: 128 random tokens in, 128 greedy tokens out.
 """
 
 from typing import Annotated, Literal

@@ -3,8 +3,8 @@
     python -m bench.speculation [--model NAME] [--format FORMAT] [--runs N]
 
 One user edits a text, one user asks for JSON, first in words and then with a schema, one user
-chats, and 32 users send prompts of random tokens. Answers are greedy, except those of the last row,
-and must be the same with and without drafts.
+chats, and 32 users send prompts of random tokens. Answers are greedy, except in the last row, and
+must be the same with and without drafts.
 """
 
 import asyncio
@@ -92,7 +92,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Row:
-    """One workload, without and with drafts."""
+    """A workload, without and with drafts."""
 
     workload: str
     num_users: int

@@ -26,13 +26,13 @@ class Room:
 
     num_users: int
     max_len: int
-    """Tokens of one prompt and its output together."""
+    """Tokens of a prompt and its output together."""
 
 
 @dataclass(frozen=True)
 class System:
     """``commands`` returns the commands for a port and a broker URL. All of them run together, and
-    one listens on the port."""
+    a single command listens on the port."""
 
     name: str
     weights: str
@@ -94,7 +94,7 @@ def warren_before(peer: System, broker_url: str | None) -> System:
 
 
 def warren_serve(weights: str, options: Sequence[str] = ()) -> System:
-    """Gateway and worker in one process, without a broker."""
+    """Gateway and worker in a single process, without a broker."""
 
     def commands(port: int, _: str) -> list[Command]:
         common = (f"--port={port}", "--log-level=warning")
@@ -104,7 +104,7 @@ def warren_serve(weights: str, options: Sequence[str] = ()) -> System:
 
 
 def llama_server(program: str, gguf: Path, needed: Room) -> System:
-    """llama-server with one slot for each user, each with a cache of its own."""
+    """llama-server with a slot for each user; each slot has a cache of its own."""
 
     def commands(port: int, _: str) -> list[Command]:
         slots = needed.num_users

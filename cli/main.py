@@ -13,10 +13,10 @@ from rich.markup import escape
 from cli.batch.command import batch
 from cli.chat.command import chat
 from cli.doctor.command import doctor
-from cli.manage import batches, dead, keys, models, streams, tenants, usage, webhooks
+from cli.manage import batches, dead, keys, models, sessions, streams, tenants, usage, webhooks
 from cli.manage.drain import drain
 from cli.manage.status import status, top
-from cli.options import EPILOG, commands_with, is_of_others
+from cli.options import EPILOG, commands_with, is_of_others, removed
 from cli.serve import gateway, pull, serve, worker
 from cli.size.command import size
 from cli.terminal import notices, output
@@ -50,6 +50,7 @@ app.add_typer(batches.app, name="batches")
 app.add_typer(dead.app, name="dead")
 app.add_typer(keys.app, name="keys")
 app.add_typer(models.app, name="models")
+app.add_typer(sessions.app, name="sessions")
 app.add_typer(streams.app, name="streams")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(usage.app, name="usage")
@@ -63,8 +64,9 @@ def _keep_examples(group: typer.Typer) -> None:
         command.help = docstring.replace("\n\nwarren ", "\n\n\b\nwarren ")
 
 
-for one in (app, batches.app, dead.app, keys.app, tenants.app, usage.app, webhooks.app):
-    _keep_examples(one)
+for one in (app, *(group.typer_instance for group in app.registered_groups)):
+    if one is not None:
+        _keep_examples(one)
 
 
 def _show_version(is_wanted: bool) -> None:
@@ -139,6 +141,8 @@ def _usage_error(message: str) -> str:
     unknown = re.match(r"No such option: (--[\w-]+)", message)
     if unknown is not None and is_of_others(unknown[1]):
         return f"{unknown[1]}: not available; see docs/migrating.md"
+    if unknown is not None and (reason := removed(unknown[1])) is not None:
+        return f"{unknown[1]} was removed: {reason}"
     if unknown is not None and (commands := commands_with(unknown[1])):
         return f"{unknown[1]} is an option of {', '.join(commands[:-1])} and {commands[-1]}"
     message = message.rstrip(".")

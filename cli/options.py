@@ -17,8 +17,10 @@ from shared.errors import StartupError
 from shared.settings import (
     CLIENT_VARIABLES,
     NOT_AVAILABLE,
+    REMOVED,
     CommonSettings,
     GatewaySettings,
+    Listener,
     WorkerSettings,
     option,
     secret_in,
@@ -52,7 +54,7 @@ _MAIN = (
     "model",
     "host",
     "port",
-    "broker_file",
+    "broker",
     "keys_file",
     "device",
     "max_num_seqs",
@@ -121,8 +123,8 @@ def chosen_key(api_key: str | None, api_key_file: Path | None) -> str | None:
 def takes_settings(
     *classes: type[CommonSettings], only: Collection[str] | None = None
 ) -> Callable[[_Command], _Command]:
-    """Give a command's ``**options`` one option for each setting of ``classes``, or of those in
-    ``only``.
+    """Give a command's ``**options`` an option for each setting of ``classes``, or only for the
+    settings in ``only``.
 
     A boolean setting becomes a pair of flags, ``--x`` and ``--no-x``. Each other value is passed on
     as text, and `shared.settings.load` parses it like an environment variable. An option that was
@@ -159,6 +161,11 @@ def is_of_others(flag: str) -> bool:
     """Whether other servers have an option such as ``--enable-lora`` for what Warren does not
     do."""
     return flag.removeprefix("--").replace("-", "_") in NOT_AVAILABLE
+
+
+def removed(flag: str) -> str | None:
+    """What replaces the option of a setting that earlier versions had; None for any other."""
+    return REMOVED.get(flag.removeprefix("--").removeprefix("no-").replace("-", "_"))
 
 
 def commands_with(flag: str) -> list[str]:
@@ -222,9 +229,9 @@ def _default(field: FieldInfo) -> str:
 
 
 def _metavar(field: FieldInfo) -> str:
-    if get_origin(field.annotation) is dict:
-        return "<str>"
     kinds = _flat(field.annotation)
+    if Listener in kinds or get_origin(field.annotation) is dict:
+        return "<str>"
     return next((f"<{kind.__name__}>" for kind in (int, float) if kind in kinds), "<str>")
 
 

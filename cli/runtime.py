@@ -44,15 +44,14 @@ def broker_of(common: CommonSettings, kind: "type[RabbitBus] | None" = None) -> 
     """The connections to the broker, of another kind than usual if ``kind`` is given."""
     if common.broker is None:
         raise StartupError(
-            "no broker: set WARREN_BROKER, or name a file with its URL with --broker-file"
+            "no broker: set WARREN_BROKER, or name a file with its URL with --broker file:PATH"
         )
     from shared.bus.rabbit import RabbitBus
 
     try:
         return (kind or RabbitBus)(common.broker.get_secret_value())
     except StartupError as error:
-        source = common.broker_file or "--broker or WARREN_BROKER"
-        raise StartupError(f"{source}: {error}") from None
+        raise StartupError(f"--broker or WARREN_BROKER: {error}") from None
 
 
 def configure(common: CommonSettings, service: str) -> None:

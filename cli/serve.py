@@ -29,6 +29,7 @@ from shared.errors import StartupError
 from shared.settings import DEFAULT_MODEL, GatewaySettings, WorkerSettings
 
 if TYPE_CHECKING:
+    from gateway.wiring import Tuning
     from shared.bus.base import Bus
 
 logger = logging.getLogger(__name__)
@@ -60,18 +61,18 @@ def serve(
 def gateway(**options: Any) -> None:
     """Run a gateway: accept HTTP requests and publish them as jobs.
 
-    warren gateway --broker-file gateway.url --port 8000
+    warren gateway --broker file:gateway.url --port 8000
     """
     chosen_settings = settings.load(GatewaySettings, **options)
     configure(chosen_settings, "warren-gateway")
-    run(_relay(chosen_settings, broker_of(chosen_settings)))
+    run(relay(chosen_settings, broker_of(chosen_settings)))
 
 
 @takes_settings(WorkerSettings)
 def worker(**options: Any) -> None:
     """Run a worker: consume jobs and answer them with a model.
 
-    warren worker --broker-file worker.url --model smollm2
+    warren worker --broker file:worker.url --model smollm2
     """
     chosen_settings = settings.load(WorkerSettings, **options)
     configure(chosen_settings, "warren-worker")
@@ -139,16 +140,20 @@ async def _serve(
         stop.set()
 
 
-async def _relay(gateway_settings: GatewaySettings, bus: "Bus") -> None:
+async def relay(
+    gateway_settings: GatewaySettings, bus: "Bus", tuning: "Tuning | None" = None
+) -> None:
+    """Run a gateway on ``bus`` until a signal stops it."""
     with needs("gateway"):
         from gateway.app import create_app
         from gateway.server import listen, opened, url_of
+        from gateway.wiring import TUNING
 
     on_signals(this_task().cancel)
     async with AsyncExitStack() as stack:
         listener = stack.enter_context(listen(gateway_settings))
         await stack.enter_async_context(bus)
-        app = create_app(gateway_settings, bus)
+        app = create_app(gateway_settings, bus, tuning or TUNING)
         server = await stack.enter_async_context(opened(app, gateway_settings))
         on_signals(server.stop)
         _say_ready("gateway", url_of(listener))

@@ -22,13 +22,13 @@ Cell: TypeAlias = str | Text
 
 
 class Column(NamedTuple):
-    """One column of a table."""
+    """A column of a table."""
 
     title: str
     is_number: bool = False
     """Numbers are aligned to the right and never folded."""
     rank: int = 0
-    """If the table is too wide, the columns of the highest rank are left out first, and those of
+    """If the table is too wide, the columns of the highest rank are left out first, and columns of
     rank 0 never."""
 
 

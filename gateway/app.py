@@ -33,6 +33,7 @@ from gateway.api.routes import (
     quick,
     receipts,
     responses,
+    sessions,
     sign_in,
     streams,
     tenants,
@@ -50,7 +51,7 @@ from gateway.middleware import (
     RequestIds,
     Traces,
 )
-from gateway.wiring import TIMING, Gateway, Timing, listening
+from gateway.wiring import TUNING, Gateway, Tuning, listening
 from shared.bus.base import Bus
 from shared.errors import ShuttingDown, Unavailable
 from shared.off_loop import measure_lag
@@ -68,14 +69,14 @@ _PROGRESS_INTERVAL_S = 5.0
 """Seconds between the lines about a drain."""
 
 
-def create_app(settings: GatewaySettings, bus: Bus, timing: Timing = TIMING) -> FastAPI:
+def create_app(settings: GatewaySettings, bus: Bus, tuning: Tuning = TUNING) -> FastAPI:
     """Build the application on a bus. Nothing runs before its lifespan starts.
 
     The end of the lifespan drains the gateway: /health and new requests are answered 503, and open
     streams continue. Streams that outlast ``drain_grace_s`` end with an error that says how to
     resume them. Raises `StartupError` if the API keys cannot be read.
     """
-    gateway = Gateway.build(settings, bus, timing)
+    gateway = Gateway.build(settings, bus, tuning)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -105,6 +106,7 @@ def create_app(settings: GatewaySettings, bus: Bus, timing: Timing = TIMING) -> 
 
     app = DocumentedAPI(lifespan=lifespan)
     app.state.metrics = gateway.metrics  # for connections, which the server refuses
+    app.state.send_timeout_s = tuning.send_timeout_s
     errors.install(app, gateway.metrics, gateway.workers.models)
     for group in (
         generation,
@@ -127,6 +129,7 @@ def create_app(settings: GatewaySettings, bus: Bus, timing: Timing = TIMING) -> 
         admin_models,
         admin_work,
         tenants,
+        sessions,
         webhooks,
         health,
     ):
@@ -151,14 +154,11 @@ async def _using_store(gateway: Gateway) -> AsyncIterator[None]:
         with suppress(Unavailable):
             await gateway.store.open_as_set()
     await gateway.key_directory.read_first()
-    running = [
-        asyncio.create_task(incidents.keep_running(work))
-        for work in (
-            BatchRunner(gateway).run,
-            gateway.deliverer.run,
-            ResponseCompleter(gateway).run,
-        )
-    ]
+    works = [BatchRunner(gateway).run, gateway.deliverer.run, ResponseCompleter(gateway).run]
+    if gateway.sign_in is not None:
+        await gateway.sign_in.endings.read_first()
+        works.append(gateway.sign_in.endings.run)
+    running = [asyncio.create_task(incidents.keep_running(work)) for work in works]
     try:
         yield
     finally:
@@ -192,8 +192,8 @@ async def _recording_usage(gateway: Gateway) -> AsyncIterator[None]:
 
 
 def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
-    """Add the middleware. The last one is the outermost, so even preflight responses have a request
-    id."""
+    """Add the middleware. The last middleware is the outermost, so even preflight responses have a
+    request id."""
     app.add_middleware(
         Authentication,
         keys=gateway.keys,

@@ -8,7 +8,6 @@ buffered for the client.
 
 import asyncio
 import logging
-from collections import Counter
 from functools import partial
 from http import HTTPStatus
 from ipaddress import IPv6Address, IPv6Network
@@ -20,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from gateway.errors import http_error_response
+from gateway.intake.shared_amount import SharedAmount
 from gateway.metrics import Metrics
 from shared.settings import GatewaySettings
 
@@ -37,7 +37,7 @@ _PIECE_BYTES = 16 << 10
 """The parser is given pieces of this size, because it keeps a header until its end without a
 callback."""
 _IPV6_PREFIX_LEN = 64
-"""The smallest network that a site is given. One host may use all addresses of it."""
+"""The smallest network that a site is given. A single host may use all its addresses."""
 _CHUNK_BYTES = 64 << 10
 """A client must take so much within the timeout of a send."""
 _WITHOUT_CHUNKS = ("0.9", "1.0")
@@ -45,39 +45,37 @@ _WITHOUT_CHUNKS = ("0.9", "1.0")
 
 
 class Connections:
-    """The open connections of one gateway."""
+    """The open connections of a gateway."""
 
-    def __init__(self, settings: GatewaySettings, max_connections: int, metrics: Metrics) -> None:
-        """``max_connections`` is what the process has file descriptors for."""
-        self.send_timeout_s = settings.send_timeout_s
-        self._max_connections = min(settings.max_connections, max_connections)
-        self._max_of_address = settings.max_connections_per_address
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        max_connections: int,
+        metrics: Metrics,
+        send_timeout_s: float,
+    ) -> None:
+        """The process has file descriptors for ``max_connections``. A client must take a part of
+        its response within ``send_timeout_s``."""
+        self.send_timeout_s = send_timeout_s
+        self._open = SharedAmount(min(settings.max_connections, max_connections))
         self._metrics = metrics
-        self._by_source: Counter[str] = Counter()
 
     def protocol(self, **uvicorns: Any) -> "BoundedProtocol":
         """The protocol of a new connection; uvicorn calls this instead of a class."""
         return BoundedProtocol(self, **uvicorns)
 
     def enter(self, address: str) -> str | None:
-        """Count a connection until `leave`; returns the setting that it exceeds, if any."""
-        source = _source_of(address)
-        self._by_source[source] += 1
-        if self._by_source.total() > self._max_connections:
-            return "max_connections"
-        if self._by_source[source] > self._max_of_address:
-            return "max_connections_per_address"
-        return None
+        """Count a connection until `leave`, or else return the limit that it exceeds."""
+        if self._open.take(_source_of(address), 1):
+            return None
+        return "max_connections_per_address" if self._open.has(1) else "max_connections"
 
     def leave(self, address: str) -> None:
-        source = _source_of(address)
-        self._by_source[source] -= 1
-        if not self._by_source[source]:
-            del self._by_source[source]
+        self._open.give_back(_source_of(address), 1)
 
     def refuse(self, error: HTTPException, limit: str = "") -> bytes:
         """The response to a request or connection that is refused, which it counts. ``limit`` is
-        the setting of the limit that was reached, if any."""
+        the name of the limit that was reached, if any."""
         fields = {"reason": error.detail, "limit": limit} if limit else {"reason": error.detail}
         logger.debug("connection refused", extra=fields)
         response = http_error_response(error, self._metrics, limit=limit)
@@ -87,14 +85,15 @@ class Connections:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection. Heads that are too large or too slow are refused. A send returns once all
-    bytes are passed to the operating system, so that a request lasts as long as the memory of its
+    """A connection. Heads that are too large or too slow are refused. A send returns once all bytes
+    are passed to the operating system, so that a request lasts as long as the memory of its
     response; a client that does not read is disconnected."""
 
     def __init__(self, connections: Connections, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self._all = connections
         self._address = ""
+        self._is_counted = False
         self._is_refused = False
         self._is_in_head = False
         self._num_headers = 0
@@ -113,6 +112,7 @@ class BoundedProtocol(HttpToolsProtocol):
         transport.set_write_buffer_limits(high=0)
         self._address = self.client[0] if self.client is not None else ""
         limit = self._all.enter(self._address)
+        self._is_counted = limit is None
         if limit is None:
             self._set_deadline(_HEAD_TIMEOUT_S)
         else:  # at once: to linger would take the descriptors that are to be saved
@@ -124,7 +124,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._has_lost_bytes = self.flow.write_paused
         self._clear_deadline()
         self.resume_writing()
-        self._all.leave(self._address)
+        if self._is_counted:
+            self._all.leave(self._address)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -207,7 +208,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, serve)  # type: ignore[arg-type]
 
     async def _send(self, send: Send, message: Message) -> None:
-        """Send a message in pieces that the client takes one by one. Raises
+        """Send a message in pieces that the client takes one after the other. Raises
         `ConnectionAbortedError` if it does not."""
         rest = memoryview(message.get("body", b""))
         while len(rest) > _CHUNK_BYTES:
@@ -309,7 +310,7 @@ def _until_close(cycle: RequestResponseCycle, send: Send) -> Send:
             if not has_length:
                 cycle.chunked_encoding = False
         elif not has_length:
-            # uvicorn compares what it sends with this.
+            # uvicorn compares the bytes that it sends with this length.
             cycle.expected_content_length = len(message.get("body", b""))
         await send(message)
 
@@ -317,8 +318,8 @@ def _until_close(cycle: RequestResponseCycle, send: Send) -> Send:
 
 
 def _source_of(address: str) -> str:
-    """What the connections of an address count for: an IPv4 address, or the network of an IPv6
-    address."""
+    """The source that the connections of an address count for: an IPv4 address, or the network of
+    an IPv6 address."""
     if ":" not in address:
         return address
     ipv6 = IPv6Address(address.partition("%")[0])

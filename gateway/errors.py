@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 ACCEPTED = "is_accepted"
 """The key of a request's state that is set once it is accepted; `Observation` then logs its end."""
 SERVICE_FAILURES = (500, 503)
-"""The statuses of failures of the service; those of clients, limits and deadlines are no
+"""The statuses of failures of the service; failures of clients, limits and deadlines are no
 warnings."""
 _MAX_PATH_CHARS = 128
 _MAX_NAMED_MODELS = 10
@@ -131,7 +131,7 @@ _BROKER_SAYS: Mapping[type[BusError], str] = {
     errors.PublishRefused: "The queue is full.",
     errors.Unroutable: "A queue that the request needs has lost its binding at the broker.",
 }
-"""What clients are told of an error of the broker, by the nearest class."""
+"""The messages with which clients are told of an error of the broker, by the nearest class."""
 
 
 def status_of(error: WarrenError) -> HttpStatus:
@@ -145,7 +145,7 @@ def is_messages(path: str) -> bool:
 
 def error_body(error: WarrenError) -> ErrorBody:
     status = status_of(error)
-    # OpenAI's type of a limit says what is limited.
+    # OpenAI's type of a limit names the limited quantity.
     kind = error.kind if isinstance(error, RateLimited) else status.type
     return ErrorBody(
         ErrorDetail(message=_message(error), type=kind, param=error.param, code=error.code)

@@ -47,8 +47,8 @@ _COMPLETIONS = "cmpl"
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """The metrics of one model and class. They are kept because a label lookup takes microseconds,
-    and each request needs ten of them."""
+    """The metrics of a model and class. They are kept because a label lookup takes microseconds,
+    and each request needs ten metrics."""
 
     num_running: Gauge
     num_waiting: Gauge
@@ -59,7 +59,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounters:
-    """The tokens of one model, class and tenant."""
+    """The tokens of a model, class and tenant."""
 
     prompt: Counter
     cached: Counter
@@ -67,7 +67,7 @@ class TokenCounters:
 
 
 class Metrics:
-    """The metrics of one gateway."""
+    """The metrics of a gateway."""
 
     content_type = CONTENT_TYPE
 
@@ -207,7 +207,7 @@ class Metrics:
         )
 
     def of_class(self, model: str, job_class: JobClass) -> RequestMetrics:
-        """The metrics of one model and class."""
+        """The metrics of a model and class."""
         labels = (model, job_class)
         known = self._by_class.get(labels)
         if known is None:
@@ -250,13 +250,13 @@ class Metrics:
 
 @dataclass(slots=True)
 class UsageOfTenant:
-    """The use of one tenant since the gateway's start. Tokens count once a request has ended."""
+    """The use of a tenant since the gateway's start. Tokens count once a request has ended."""
 
     num_requests: int = 0
-    """Including those in flight."""
+    """All requests, including requests in flight."""
     num_in_flight: int = 0
     num_interactive: int = 0
-    """Those in flight of the class ``interactive``."""
+    """The requests in flight of the class ``interactive``."""
     num_failed: int = 0
     num_cancelled: int = 0
     """Requests that were cancelled, also by the end of their batch. They did not fail."""
@@ -267,7 +267,7 @@ class UsageOfTenant:
 
 
 class TenantUsage:
-    """The usage of the latest tenants; beyond a thousand, the one that came first is forgotten."""
+    """The usage of the latest tenants; beyond a thousand, the earliest tenant is forgotten."""
 
     def __init__(self) -> None:
         self.by_tenant: dict[str, UsageOfTenant] = {}
@@ -296,7 +296,7 @@ class TenantUsage:
 
 
 class GenAiMetrics:
-    """OpenTelemetry's metrics of a generative AI server. Without ``WARREN_OTLP_METRICS_ENDPOINT``
+    """OpenTelemetry's metrics of a generative AI server. Without ``WARREN_OTLP_ENDPOINT``
     recording does nothing."""
 
     def __init__(self) -> None:

@@ -70,7 +70,7 @@ _NEVER_VERSIONED = ("/v1/tokenize", "/v1/detokenize")
 class RequestIds:
     """Assigns each request an unguessable id, as ``state["request_id"]`` and response header
     ``x-request-id``, which Anthropic calls ``request-id``. Routes whose responses contain an id
-    replace it with that one.
+    replace it with that id.
 
     Two headers list what a route left out: the types of tools in ``state["ignored_tools"]``, and
     unknown parameters of the body in ``state["ignored_parameters"]``.
@@ -109,7 +109,7 @@ class Paths:
     """Serves paths that end with a slash, OpenAI's paths without ``/v1``, and vLLM's paths with it:
     clients' base URLs have either form.
 
-    The paths of `_OPERATORS` have one spelling each, so that a proxy can refuse them.
+    The paths of `_OPERATORS` each have a single spelling, so that a proxy can refuse them.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -161,9 +161,9 @@ class Traces:
 
 
 class KnownSites:
-    """Rejects what a foreign web page makes the browser of a user send to a gateway without API
-    keys: requests with its ``Origin``, and requests whose ``Host`` is a name of its own that now
-    resolves to the gateway (DNS rebinding).
+    """Rejects requests that a foreign web page makes the browser of a user send to a gateway
+    without API keys: requests with the page's ``Origin``, and requests whose ``Host`` is a name of
+    the page that now resolves to the gateway (DNS rebinding).
 
     A ``Host`` may be an address or a name without a dot, neither of which a foreign page can be
     loaded from, the gateway's configured host, or the host of an allowed origin. An ``Origin`` may
@@ -225,9 +225,9 @@ def _address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | No
 
 
 class Authentication:
-    """Rejects requests without a valid API key, and those whose key lacks the scope; stores the key
-    as ``state["caller"]``, and its tenant as ``state["tenant"]``. Answers say how much of the key's
-    limits is left. Without a key, the session of a person who has signed in stands for one.
+    """Rejects requests without a valid API key, and requests whose key lacks the scope; stores the
+    key as ``state["caller"]``, and its tenant as ``state["tenant"]``. Answers say how much of the
+    key's limits is left. Without a key, the session of a person who has signed in replaces the key.
 
     Both are None if the request has a stream token instead of a key, because an ``EventSource``
     cannot send headers. The route verifies the token.

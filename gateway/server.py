@@ -20,7 +20,7 @@ _CLOSE_TIMEOUT_S = 5
 _KEEP_ALIVE_S = 5
 """Seconds between two requests of a connection."""
 _OTHER_FILES = 256
-"""File descriptors that are left for the broker, for logs and for what is not limited."""
+"""File descriptors that are left for the broker, for logs and for other unlimited uses."""
 
 
 class Server(uvicorn.Server):
@@ -96,13 +96,14 @@ async def opened(app: FastAPI, settings: GatewaySettings) -> AsyncIterator[Serve
     context."""
     num_files = _allow_files(settings.max_connections + _OTHER_FILES)
     max_connections = max(num_files - _OTHER_FILES, num_files // 2)
-    connections = Connections(settings, max_connections, app.state.metrics)
+    connections = Connections(
+        settings, max_connections, app.state.metrics, app.state.send_timeout_s
+    )
     config = uvicorn.Config(
         app,
         http=connections.protocol,  # type: ignore[arg-type]  # it is only called
         lifespan="off",  # opened here, because uvicorn closes it too late
         log_config=None,
-        log_level=settings.log_level,
         access_log=False,
         ws="none",
         server_header=False,

@@ -13,16 +13,18 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from gateway.fleet.gauges import export_fleet
-from gateway.fleet.live_workers import Backlog, LiveWorkers
+from gateway.fleet.live_workers import HEARD_WITHIN_S, STALE_AFTER_S, Backlog, LiveWorkers
 from gateway.fleet.queue_watch import QueueWatch
 from gateway.fleet.quick import QuickLane
 from gateway.fleet.samples import Samples
 from gateway.intake.admission import Admission
-from gateway.intake.keys.accepted import LOOK_INTERVAL_S, Keys
+from gateway.intake.keys.accepted import LOOK_INTERVAL_S as FILE_LOOK_INTERVAL_S
+from gateway.intake.keys.accepted import Keys
 from gateway.intake.keys.api_key import Scope
 from gateway.intake.limits import Limits
 from gateway.intake.receipts import ReceiptKeys
 from gateway.intake.signer import Signer, Verb
+from gateway.intake.turnstile import Turnstiles
 from gateway.ledger.budgets import Budgets
 from gateway.ledger.prices import PriceTable
 from gateway.ledger.recorder import UsageRecorder
@@ -31,9 +33,11 @@ from gateway.log.registry import Relays
 from gateway.log.reply_queues import ReplyQueues
 from gateway.metrics import Metrics
 from gateway.sign_in.access import Access
+from gateway.sign_in.endings import SessionEndings
 from gateway.sign_in.signing_in import SignIn
 from gateway.store.batches import BATCH_PREFIX
 from gateway.store.state import Store
+from gateway.store.tenants.revisions import LOOK_INTERVAL_S as DATABASE_LOOK_INTERVAL_S
 from gateway.tenants.erasure import TenantErasure
 from gateway.tenants.key_directory import KeyDirectory
 from gateway.tenants.publishers import PublisherAdmission
@@ -50,12 +54,13 @@ from shared.messages import (
     ModelName,
     Release,
     StopWork,
+    UsageRecord,
     Withheld,
     decode_announcement,
     decode_command,
     decode_usage,
 )
-from shared.settings import GatewaySettings
+from shared.settings import DAY_S, GatewaySettings
 from shared.telemetry import floods, incidents
 from shared.telemetry.audit import Refusals
 from shared.topology import Publishers
@@ -65,33 +70,90 @@ logger = logging.getLogger(__name__)
 _RETRY_PAUSE_S = 1.0
 _MODEL_RETENTION_S = 30 * 24 * 3600.0
 """Seconds for which the database keeps a model after it was last seen."""
-_RECORD_INTERVAL_S = 2.0
-_RENEW_AFTER_S = 3600.0
-"""Seconds after which the time at which a model was last seen is written again."""
 _RECORD_RETRY_S = 60.0
 Handler = Callable[[Message], None]
 _SCOPE_OF_VERB: Mapping[Verb, Scope] = {"read": "generate", "cancel": "cancel"}
 GatewayState: TypeAlias = Literal["ok", "draining", "broker_unavailable", "broker_blocked"]
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """How long a gateway waits for what changes beside it, in seconds."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """The times and sizes of a gateway that operators do not choose; times are in seconds. A
+    service has the defaults, and tests choose others."""
 
-    keys_look_s: float = LOOK_INTERVAL_S
-    """Between two looks at the file of API keys."""
+    first_event_timeout_s: float = 10.0
+    """The time until a response begins without an event of a worker. An error within this time
+    still determines the HTTP status."""
+    ping_interval_s: float = 15.0
+    """Of silence, after which a stream receives an SSE comment. Proxies close connections that are
+    silent for 30 or 60 seconds."""
+    send_timeout_s: float = 30.0
+    """The time in which a client must read 64 KB of its response, or it is disconnected."""
+    reply_retention_s: float = 60.0
+    """The least time for which the broker keeps a log after its last reader has gone: a gateway
+    restarts within this time."""
+    has_affinity: bool = True
+    """Whether conversations have affinity targets; benchmarks compare."""
+    worker_silence_s: float = 4 * topology.ANNOUNCE_INTERVAL_S
+    """The time without a heartbeat after which a worker counts as lost, and its jobs are published
+    again."""
+    max_bytes_in_flight: int | None = None
+    """The bytes of all bodies together. None: what follows from the largest body."""
+    max_detached: int = 500
+    """The detached requests of a tenant whose jobs have not ended, at all gateways together. A key
+    or a tenant may have another limit."""
+    batch_window: int = 128
+    """The least number of requests of a batch and model that are in the queue at once; twice as
+    many as all workers of the model run keep them busy."""
+    max_batch_window: int = 1024
+    batch_lease_s: float = 15.0
+    """The time until another gateway continues the batches of a gateway that was killed. It is
+    several times the difference between the gateways' clocks."""
+    max_batches: int = 16
+    """Batches that a gateway runs at once; other batches wait for it, or for another gateway."""
+    max_first_batches: int = 16
+    """Extra slots for tenants that have no running batch at this gateway: a tenant does not wait
+    for the batches of others."""
+    batch_lines_bytes: int = 64 << 20
+    """The memory that the running lines of all batches may take together, besides a large line of
+    each batch."""
+    batch_room_s: float = 1.0
+    """The time after which a batch looks again whether its tenant has room for more answers."""
+    webhook_max_tries: int = 16
+    """The delivery of a webhook is given up after so many tries, about 18 hours after the first
+    try."""
+    webhook_retry_s: float = 5.0
+    """The pause between the first two tries of a webhook; each further pause is twice as long."""
+    keys_look_s: float = FILE_LOOK_INTERVAL_S
+    """The pause between two looks at the file of API keys."""
+    database_look_s: float = DATABASE_LOOK_INTERVAL_S
+    """The pause between two looks for changes that other gateways have made to keys, tenants and
+    sessions."""
+    heard_within_s: float = HEARD_WITHIN_S
+    """The time after its start within which a gateway hears of every live worker."""
+    backlog_stale_s: float = STALE_AFTER_S
+    """The time for which the number of waiting jobs counts after it was looked up."""
+    record_models_s: float = 2.0
+    """The time between two looks at which models have been seen."""
+    renew_models_s: float = 3600.0
+    """The time after which the time at which a model was last seen is written again."""
     settled_s: float = SETTLED_S
-    """Until all gateways know that keys are revoked."""
+    """The time until all gateways know that keys are revoked."""
+
+    def keep_log_s(self, disconnect_grace_s: float) -> float:
+        """A log without a reader outlasts the time for which clients may return to it."""
+        return max(self.reply_retention_s, disconnect_grace_s)
 
 
-TIMING = Timing()
+TUNING = Tuning()
 
 
 @dataclass(slots=True)
 class Gateway:
-    """One gateway: its settings, its bus and its state."""
+    """A gateway: its settings, its bus and its state."""
 
     settings: GatewaySettings
+    tuning: Tuning
     bus: Bus
     admission: Admission
     reply_queues: ReplyQueues
@@ -101,6 +163,7 @@ class Gateway:
     samples: Samples
     keys: Keys
     limits: Limits
+    turnstiles: Turnstiles
     refusals: Refusals
     signer: Signer
     sign_in: SignIn | None
@@ -118,7 +181,7 @@ class Gateway:
     erasure: TenantErasure
     key_directory: KeyDirectory
     listing_letters: asyncio.Lock
-    """Held by those that look at the dead letters: one hides them from the others."""
+    """Held by each reader of the dead letters, because a reader hides them from the others."""
     log_bindings: LogBindings
     upkeep: Upkeep
     started_at: float = field(default_factory=time.time)
@@ -128,22 +191,26 @@ class Gateway:
     _key_ids_by_tag: dict[str, list[str]] = field(default_factory=dict)
 
     @classmethod
-    def build(cls, settings: GatewaySettings, bus: Bus, timing: Timing = TIMING) -> "Gateway":
+    def build(cls, settings: GatewaySettings, bus: Bus, tuning: Tuning = TUNING) -> "Gateway":
         """Build a gateway. Raises `StartupError`."""
-        reply_queues = ReplyQueues(bus, settings.reply_retention_s)
-        keys = Keys.of(settings, timing.keys_look_s)
+        log_retention_s = tuning.keep_log_s(settings.disconnect_grace_s)
+        reply_queues = ReplyQueues(bus, log_retention_s)
+        keys = Keys.of(settings, tuning.keys_look_s)
         metrics = Metrics(settings.metrics_tenants)
         access, signer = Access.of(settings), Signer.of(settings)
         workers = LiveWorkers(
             bus,
-            Backlog(bus, settings.max_queue_wait_s),
+            Backlog(bus, settings.max_queue_wait_s, stale_after_s=tuning.backlog_stale_s),
             catalog=metrics.catalog,
-            has_affinity=settings.affinity,
+            has_affinity=tuning.has_affinity,
             requires_worker=settings.require_worker,
+            heard_within_s=tuning.heard_within_s,
         )
         queues = QueueWatch(bus, workers)
         admission = Admission(
-            settings.max_requests, settings.max_bytes_in_flight, has_tenants=keys.are_needed
+            settings.max_requests,
+            tuning.max_bytes_in_flight or settings.max_bytes_in_flight,
+            has_tenants=keys.are_needed,
         )
         publishers = Publishers((bus.user, *settings.trusted_users))
         store = Store(settings)
@@ -151,13 +218,13 @@ class Gateway:
             store,
             Sender(settings.webhook_networks),
             metrics,
-            max_tries=settings.webhook_max_tries,
-            first_pause_s=settings.webhook_retry_s,
+            max_tries=tuning.webhook_max_tries,
+            first_pause_s=tuning.webhook_retry_s,
         )
         metrics.keys_file_broken.set_function(lambda: keys.is_broken)
         for name, outage in store.outages.items():
             metrics.store_up.labels(name).set_function(outage.is_up)
-        relays = Relays(bus, reply_queues, workers, settings)
+        relays = Relays(bus, reply_queues, workers, settings, tuning.worker_silence_s)
         export_fleet(
             metrics.catalog,
             settings,
@@ -170,11 +237,18 @@ class Gateway:
         )
         prices = PriceTable.of(settings.prices_file)
         budgets = Budgets(store, keys, prices, metrics.catalog)
-        limits = Limits(bus, settings.max_detached, require_budget=budgets.require)
-        stopper = WorkStopper(bus, relays, limits, timing.settled_s)
+        limits = Limits(bus, tuning.max_detached, require_budget=budgets.require)
+        stopper = WorkStopper(bus, relays, limits, tuning.settled_s)
+
+        def on_record(record: UsageRecord) -> None:
+            queues.recall({record.model: time.time()})
+            limits.hear_record(record.request_id)
+
         listing_letters = asyncio.Lock()
+        endings = SessionEndings(store, look_interval_s=tuning.database_look_s)
         return cls(
             settings=settings,
+            tuning=tuning,
             bus=bus,
             admission=admission,
             reply_queues=reply_queues,
@@ -183,8 +257,9 @@ class Gateway:
             keys=keys,
             refusals=Refusals(),
             limits=limits,
+            turnstiles=Turnstiles(limits, keys, admission, metrics.catalog),
             signer=signer,
-            sign_in=None if access is None else SignIn(access, signer, keys, metrics),
+            sign_in=None if access is None else SignIn(access, signer, keys, metrics, endings),
             receipts=ReceiptKeys.of(settings.receipt_keys_file),
             quick=QuickLane(bus, workers.jobs),
             publishers=publishers,
@@ -200,8 +275,8 @@ class Gateway:
                 store,
                 publishers,
                 metrics.catalog,
-                settings.usage_retention_s,
-                on_model=lambda model: queues.recall({model: time.time()}),
+                settings.usage_retention_days * DAY_S,
+                on_record=on_record,
             ),
             prices=prices,
             budgets=budgets,
@@ -209,8 +284,17 @@ class Gateway:
                 bus, keys, limits, lambda: [worker.worker for worker, _ in workers.announced()]
             ),
             stopper=stopper,
-            erasure=TenantErasure(bus, store, relays, stopper, keys, settings, listing_letters),
-            key_directory=KeyDirectory(store, keys),
+            erasure=TenantErasure(
+                bus,
+                store,
+                relays,
+                stopper,
+                keys,
+                settings,
+                listing_letters,
+                log_retention_s,
+            ),
+            key_directory=KeyDirectory(store, keys, look_interval_s=tuning.database_look_s),
             listing_letters=listing_letters,
             log_bindings=LogBindings(bus, lambda: [*reply_queues.spare, *relays.logs]),
             upkeep=Upkeep(bus, lambda: (*topology.EXCHANGES, topology.LEDGER_RECORDS)),
@@ -250,8 +334,8 @@ class Gateway:
         self.workers.hear(decode_announcement(message.body))
 
     async def recall_models(self) -> None:
-        """Watch the queues of models whose workers may be gone: those that API keys and prices
-        name, and those that a gateway has seen recently. Returns when the database has been
+        """Watch the queues of models whose workers may be gone: the models that API keys and prices
+        name, and the models that a gateway has seen recently. Returns when the database has been
         read."""
         self.queues.recall(dict.fromkeys(self._named_models(), time.time()))
         while True:
@@ -268,11 +352,11 @@ class Gateway:
         later; never returns. A model is written when it is new, and once an hour."""
         recorded: dict[str, float] = {}
         while True:
-            await asyncio.sleep(_RECORD_INTERVAL_S)
+            await asyncio.sleep(self.tuning.record_models_s)
             due = {
                 model: seen_at
                 for model, seen_at in self.workers.known_models.items()
-                if seen_at > recorded.get(model, 0.0) + _RENEW_AFTER_S
+                if seen_at > recorded.get(model, 0.0) + self.tuning.renew_models_s
             }
             if not due:
                 continue

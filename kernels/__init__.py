@@ -3,7 +3,7 @@
 `providers.load_ops` chooses their implementations, and `quantized` packs matrices.
 
 transformers probes for a distribution of this name. The version below is lower than any that it
-accepts, so that it does not mistake this package for that one. Nothing is imported here.
+accepts, so that it does not mistake this package for that distribution. Nothing is imported here.
 """
 
 __version__ = "0.0.0"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionSpec:
-    """The constants of one layer's attention.
+    """The constants of a layer's attention.
 
     A token attends to the tokens of its sequence up to itself, with a ``window`` of w to the last w
     of them, with a ``chunk`` of c to the tokens of its own chunk: positions k * c to (k + 1) * c -
@@ -21,11 +21,6 @@ class AttentionSpec:
     chunk: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether there is nothing but a scale and possibly a window."""
-        return self.chunk is None and self.softcap is None and self.sinks is None
 
     def first_visible(self, position: int) -> int:
         """The first position to which the token at ``position`` attends."""

@@ -1,10 +1,10 @@
 """4-bit matrices of AWQ checkpoints (Lin et al., arXiv:2306.00978), repacked.
 
-A checkpoint's word holds 8 outputs of one input. Here a word holds 8 inputs of one output, in the
-order in which a matrix instruction takes them from one thread's registers. Inputs are grouped in
+A checkpoint's word holds 8 outputs of an input. Here a word holds 8 inputs of an output, in the
+order in which a matrix instruction takes them from a thread's registers. Inputs are grouped in
 chunks of 128, and a chunk has 16 words for each output. Word 4 t + b holds the inputs
 32 b + 8 j + 2 t + s, for j in 0..3 and s in 0..1, in nibble 4 s + j, counted from the lowest. A
-thread reads the four words of one t at once.
+thread reads the four words of a value of t at once.
 """
 
 import torch
@@ -20,25 +20,32 @@ _CHECKPOINT_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def repack_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Convert a checkpoint's tensors to those of `kernels.reference.awq_linear`.
+    """Convert a checkpoint's tensors to the tensors of `kernels.reference.awq_linear`.
 
     ``qweight`` is [inputs, outputs / 8] int32, ``qzeros`` [num_groups, outputs / 8] int32,
     ``scales`` [num_groups, outputs]. Returns ``qweight`` [inputs / 128, outputs, 16] int32,
     ``scales`` unchanged and ``zeros`` [num_groups, outputs] uint8. Raises `ValueError` if shapes do
     not match or the number of inputs is not a multiple of 128.
     """
-    inputs, outputs = qweight.shape[0], qweight.shape[1] * NIBBLES
-    num_groups = scales.shape[0]
-    check_shape("scales", scales, (None, outputs))
-    check_shape("qzeros", qzeros, (num_groups, outputs // NIBBLES))
-    _check_groups(inputs, num_groups)
+    check_stored(qweight, qzeros, scales)
+    outputs = scales.shape[1]
+    _check_groups(qweight.shape[0], scales.shape[0])
     # Inputs as [chunks, b, j, t, s].
-    chunks = _nibbles(qweight).view(-1, 4, 4, 4, 2, outputs)
+    chunks = unpack_awq(qweight).view(-1, 4, 4, 4, 2, outputs)
     words = torch.zeros(chunks.shape[0], outputs, 4, 4, dtype=torch.int32, device=qweight.device)
     for place in range(NIBBLES):
         nibbles = chunks[:, :, place % 4, :, place // 4]
         words |= nibbles.permute(0, 3, 2, 1).int() << 4 * place
-    return words.flatten(2), scales, _nibbles(qzeros)
+    return words.flatten(2), scales, unpack_awq(qzeros)
+
+
+def check_stored(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> None:
+    """Raise `ValueError` unless the shapes of a checkpoint's tensors match, and groups of inputs
+    have equal sizes."""
+    inputs, outputs, num_groups = qweight.shape[0], qweight.shape[1] * NIBBLES, scales.shape[0]
+    check_shape("scales", scales, (None, outputs))
+    check_shape("qzeros", qzeros, (num_groups, outputs // NIBBLES))
+    _group_size(inputs, num_groups)
 
 
 def dequantize_awq(qweight: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
@@ -75,12 +82,18 @@ def _check_groups(inputs: int, num_groups: int) -> None:
     """Check that a chunk consists of whole groups, or a group of whole chunks."""
     if inputs % CHUNK_INPUTS:
         raise ValueError(f"{inputs} inputs are not a multiple of {CHUNK_INPUTS}")
-    size = inputs // max(num_groups, 1)
-    if size * num_groups != inputs or (size % CHUNK_INPUTS and size not in (16, 32, 64)):
+    size = _group_size(inputs, num_groups)
+    if size % CHUNK_INPUTS and size not in (16, 32, 64):
         raise ValueError(f"{inputs} inputs cannot be in {num_groups} groups of equal size")
 
 
-def _nibbles(packed: Tensor) -> Tensor:
+def _group_size(inputs: int, num_groups: int) -> int:
+    if not num_groups or inputs % num_groups:
+        raise ValueError(f"{inputs} inputs cannot be in {num_groups} groups of equal size")
+    return inputs // num_groups
+
+
+def unpack_awq(packed: Tensor) -> Tensor:
     """Unpack a checkpoint's words, [rows, words], to [rows, 8 * words] uint8."""
     unpacked = torch.empty(*packed.shape, NIBBLES, dtype=torch.uint8, device=packed.device)
     for place, output in enumerate(_CHECKPOINT_ORDER):

@@ -1,13 +1,14 @@
 """The operations of a model, and the choice of their provider.
 
-Every provider is a subpackage with one function per op, with the name and signature of its twin in
-`kernels.reference`. The reference is the specification, and is used for ops that a provider lacks.
+Every provider is a subpackage with a function for each op, with the name and signature of its twin
+in `kernels.reference`. The reference is the specification, and is used for ops that a provider
+lacks.
 """
 
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from types import ModuleType
@@ -20,7 +21,7 @@ from kernels.router import Router
 
 Provider: TypeAlias = Literal["reference", "native", "triton"]
 TILE_TOKENS: Mapping[Provider, int] = {"reference": 1, "native": 1, "triton": 128}
-"""Attention reads tokens from a multiple of this number on, or of a divisor of it. Those before a
+"""Attention reads tokens from a multiple of this number on, or of a divisor of it. Tokens before a
 window have no weight, but must be of the same sequence: zero times NaN is NaN."""
 
 
@@ -80,10 +81,59 @@ class PagedAttention(Protocol):
     ) -> Tensor: ...
 
 
+class ShortConvolution(Protocol):
+    """See `kernels.reference.short_convolution`."""
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        taps: Tensor,
+        bias: Tensor | None,
+        states: Tensor,
+        query_starts: Tensor,
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class StateSpace(Protocol):
+    """See `kernels.reference.state_space`."""
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        steps: Tensor,
+        rates: Tensor,
+        writes: Tensor,
+        reads: Tensor,
+        states: Tensor,
+        query_starts: Tensor,
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+class SelectiveScan(StateSpace, Protocol):
+    """See `kernels.reference.selective_scan`."""
+
+
+class GatedDeltaRule(Protocol):
+    """See `kernels.reference.gated_delta_rule`."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        decays: Tensor,
+        strengths: Tensor,
+        states: Tensor,
+        query_starts: Tensor,
+    ) -> tuple[Tensor, Tensor]: ...
+
+
 class Activate(Protocol):
     """See `kernels.reference.activate`."""
 
-    def __call__(self, hidden: Tensor, activation: str, *, is_gated: bool) -> Tensor: ...
+    def __call__(
+        self, hidden: Tensor, activation: str, *, is_gated: bool, constants: Sequence[float] = ()
+    ) -> Tensor: ...
 
 
 class ChooseExperts(Protocol):
@@ -176,7 +226,7 @@ class DrawRows(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ops:
-    """One provider's operations."""
+    """The operations of a provider."""
 
     provider: Provider
     rms_norm: RmsNorm
@@ -184,6 +234,10 @@ class Ops:
     store_kv: StoreKv
     rope_store_kv: RopeStoreKv
     paged_attention: PagedAttention
+    short_convolution: ShortConvolution
+    gated_delta_rule: GatedDeltaRule
+    state_space: StateSpace
+    selective_scan: SelectiveScan
     silu_mul: SiluMul
     activate: Activate
     choose_experts: ChooseExperts

@@ -57,6 +57,13 @@ BLOCKS: Mapping[str, BlockSize] = {
 }
 """The formats of ggml, by their names in lower case."""
 
+INTEGERS: Mapping[str, tuple[int, int]] = {
+    "q4_0": (-8, 7),
+    "q5_0": (-16, 15),
+    "q8_0": (-128, 127),
+}
+"""The least and the greatest integer that a format multiplies with a block's scale."""
+
 _CHUNK = 1 << 20
 """Elements converted at a time, so that intermediate results stay in the cache."""
 _HALF = 0.5 - 2**-25
@@ -115,6 +122,28 @@ def quantize(weight: Tensor, quant_format: QuantFormat) -> QuantizedWeight:
     return QuantizedWeight(quant_format, blocks)
 
 
+def pack_integers(numbers: Tensor, scales: Tensor, block_format: str) -> QuantizedWeight:
+    """Integers [outputs, inputs] times scales [outputs, groups of inputs] float16, in blocks of
+    equal values. ``block_format`` is a key of `INTEGERS`.
+
+    Raises `ValueError` for integers that the format does not have, and for groups that are not
+    whole blocks.
+    """
+    (outputs, inputs), num_groups = numbers.shape, scales.shape[1]
+    size, (low, high) = BLOCKS[block_format], INTEGERS[block_format]
+    if num_groups < 1 or inputs % (num_groups * size.inputs):
+        raise ValueError(f"{inputs} inputs in {num_groups} groups, which are not whole blocks")
+    if numbers.numel() and (numbers.amin() < low or numbers.amax() > high):
+        raise ValueError(f"{block_format} has integers from {low} to {high}")
+    shape = (outputs, inputs // size.inputs, size.num_bytes)
+    blocks = torch.empty(shape, dtype=torch.uint8, device=numbers.device)
+    halves = scales.repeat_interleave(shape[1] // num_groups, 1).unsqueeze(-1)
+    blocks[..., :2] = halves.view(torch.uint8)
+    for source, target in _chunks(numbers, blocks):
+        _PACK_INTEGERS[block_format](source.reshape(*target.shape[:2], size.inputs), target)
+    return QuantizedWeight(block_format, blocks)
+
+
 def dequantize(weight: QuantizedWeight) -> Tensor:
     """Return [outputs, inputs] float32."""
     num_inputs = BLOCKS[weight.format].inputs
@@ -126,7 +155,10 @@ def dequantize(weight: QuantizedWeight) -> Tensor:
 
 
 def _chunks(source: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Split both tensors into pieces of equal numbers of rows."""
+    """Split both tensors into pieces of equal numbers of rows. Tensors on the meta device have no
+    data to convert, so there are no pieces."""
+    if source.is_meta:
+        return iter(())
     outputs = len(source)
     num_rows = max(1, _CHUNK * outputs // max(1, target.numel(), source.numel()))
     return zip(torch.split(source, num_rows), torch.split(target, num_rows), strict=True)
@@ -177,6 +209,21 @@ def _put_nibbles(scaled: Tensor, target: Tensor) -> None:
     torch.bitwise_or(low, high << 4, out=target)
 
 
+def _put_bytes(numbers: Tensor, blocks: Tensor) -> None:
+    blocks[..., 2:] = numbers.to(torch.int8).view(torch.uint8)
+
+
+def _put_halves(numbers: Tensor, blocks: Tensor) -> None:
+    _put_nibbles(numbers + 8, blocks[..., 2:])
+
+
+def _put_halves_and_bits(numbers: Tensor, blocks: Tensor) -> None:
+    codes = (numbers + 16).to(torch.uint8)
+    bits = (codes >> 4).view(*codes.shape[:-1], 4, 8) << torch.arange(8, device=codes.device)
+    blocks[..., 2:6] = bits.sum(dim=-1)
+    _put_nibbles(codes & 15, blocks[..., 6:])
+
+
 def _unpack_q8_0(blocks: Tensor, values: Tensor) -> None:
     values.copy_(blocks[..., 2:].view(torch.int8)).mul_(_float16(blocks[..., :2]))
 
@@ -218,6 +265,11 @@ _PACK: dict[QuantFormat, _Convert] = {
     "q8_0": _pack_q8_0,
     "q4_0": _pack_q4_0,
     "q4_1": _pack_q4_1,
+}
+_PACK_INTEGERS: dict[str, _Convert] = {
+    "q4_0": _put_halves,
+    "q5_0": _put_halves_and_bits,
+    "q8_0": _put_bytes,
 }
 _UNPACK: dict[str, _Convert] = {
     "q8_0": _unpack_q8_0,

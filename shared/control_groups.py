@@ -1,8 +1,8 @@
 """The limits of the control groups that this process is in: CPU time and memory.
 
 Both versions are read: in version 1 each controller has a hierarchy of its own, in version 2 all
-share one. A limit of any parent counts, too. In a container the files may show only the part of the
-hierarchy that belongs to it.
+controllers share a hierarchy. A limit of any parent counts, too. In a container the files may show
+only the part of the hierarchy that belongs to it.
 """
 
 import math
@@ -25,8 +25,9 @@ class _Mount(NamedTuple):
 
 
 def usable_cpus(root: Path = Path("/")) -> int:
-    """How many CPUs this process can keep busy: those that it may run on, or its quota if that is
-    less. A thread more than the quota allows would be stopped while the others wait for it."""
+    """How many CPUs this process can keep busy: the CPUs that it may run on, or its quota if the
+    quota is less. A thread beyond the quota would be stopped while the other threads wait for
+    it."""
     quotas = [_quota(group) for group in _groups("cpu", root)]
     return max(1, math.floor(min([len(os.sched_getaffinity(0)), *quotas])))
 

@@ -36,7 +36,7 @@ class DeadLetter:
 
     delivery: Delivery
     job: GenerationJob | None
-    """The job with its tenant, or None if it is not one that its publisher may publish."""
+    """The job with its tenant, or None if its publisher may not publish it."""
     tenant: str
     """The tenant of the job, or else of the broker's user that published the message; empty if it
     is unknown, because a user that publishes for many tenants published what is no job."""
@@ -134,7 +134,8 @@ async def opened(
 ) -> AsyncIterator[list[DeadLetter]]:
     """Hold up to ``limit`` of the oldest dead letters. Raises `BusError`.
 
-    ``trusted_users`` are those of `shared.settings`; the bus's own is one of them.
+    ``trusted_users`` are the users that `shared.settings` trusts, to which the bus's own user is
+    added.
     """
     publishers = Publishers((bus.user, *trusted_users))
     state = await bus.inspect(topology.DEAD_LETTERS.name)
@@ -154,8 +155,8 @@ async def opened(
 
 
 async def drop_of(bus: Bus, tenant: str, trusted_users: Iterable[str] = ()) -> int:
-    """Remove all dead letters of a tenant permanently, and those of the broker's user with its
-    name; returns how many. Raises `BusError`."""
+    """Remove all dead letters of a tenant, and of the broker's user with its name, permanently;
+    returns how many. Raises `BusError`."""
     return await _drop(bus, trusted_users, lambda letter: letter.tenant == tenant)
 
 
@@ -173,7 +174,7 @@ async def _drop(
     if state is None:
         return 0
     num_seen = num_dropped = 0
-    # What is not acknowledged returns to its place when the consumer closes.
+    # Letters that are not acknowledged return to their places when the consumer closes.
     async with bus.consume(topology.DEAD_LETTERS.name) as consumer:
         with suppress(TimeoutError):
             while True:

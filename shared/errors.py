@@ -1,4 +1,4 @@
-"""Every error that crosses a module boundary, as one hierarchy with stable codes.
+"""Every error that crosses a module boundary, in a hierarchy with stable codes.
 
     WarrenError
     ├── RequestError                  the request itself is invalid
@@ -110,7 +110,7 @@ class Conflict(RequestError):
 
 
 class PreviousResponseNotFound(RequestError):
-    """The response that a request continues, or one before it, is not stored."""
+    """The response that a request continues, or a response before it, is not stored."""
 
     code = "previous_response_not_found"
 
@@ -170,13 +170,13 @@ class QuotaExceeded(RateLimited):
 
 
 class Unavailable(ServiceError):
-    """This process accepts no new work; another one may."""
+    """This process accepts no new work; another process may."""
 
     code = "service_unavailable"
 
 
 class ShuttingDown(Unavailable):
-    """This process completes nothing any more; another one continues its streams."""
+    """This process completes nothing any more; another process continues its streams."""
 
 
 class OutOfMemory(ServiceError):

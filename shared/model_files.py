@@ -72,8 +72,8 @@ def unreadable(path: Path, error: OSError) -> StartupError:
 
 
 def check_content(path: Path, head: bytes) -> None:
-    """Raise `StartupError` for the file that Git has in place of one that it has not fetched.
-    ``head`` is at least `HEAD_BYTES` long, or the whole file."""
+    """Raise `StartupError` for the pointer that Git LFS has in place of a file that it has not
+    fetched. ``head`` is at least `HEAD_BYTES` long, or the whole file."""
     if head.startswith(_LFS_POINTER):
         raise StartupError(
             f"{path} is a pointer of Git LFS instead of the file: run `git lfs pull` in its "

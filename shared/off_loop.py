@@ -10,7 +10,7 @@ from prometheus_client import Histogram
 
 LARGE_BYTES = 64 << 10
 _THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large-requests")
-"""One thread: several would compete with the event loop for the interpreter's lock."""
+"""A single thread, because several would compete with the event loop for the interpreter's lock."""
 _INTERVAL_S = 0.25
 
 _Result = TypeVar("_Result")

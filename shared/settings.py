@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -19,7 +19,6 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationError,
-    model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import (
@@ -50,6 +49,48 @@ NOT_AVAILABLE = frozenset(
     }
 )
 """Options of other servers for what Warren does not do, as ``docs/migrating.md`` lists them."""
+REMOVED = {
+    "affinity": "it is always on; with prefix_cache=false at the workers it has no effect",
+    "announce_interval_s": "it is always 2",
+    "batch_lease_s": "it is always 15",
+    "batch_patience_s": "it is always 60",
+    "batch_reserve": "it is a sixteenth of max_num_seqs",
+    "batch_window": "it follows from the workers of the model",
+    "block_size": "it is always 16",
+    "broker_file": "set broker=file:PATH",
+    "database_url_file": "set database_url=file:PATH",
+    "engine_key_file": "set engine_key=file:PATH",
+    "file_retention_s": "set retention_days, which responses have, too",
+    "files_credentials_file": "set AWS_SHARED_CREDENTIALS_FILE",
+    "first_event_timeout_s": "it is always 10",
+    "health_host": "set health_port=ADDRESS:PORT",
+    "job_log_level": "set log_level=notice to write only the warnings about requests and jobs",
+    "job_timeout_s": "set request_timeout_s, which workers apply, too",
+    "max_batch_lines": "it follows from max_file_bytes",
+    "max_bytes_in_flight": "it is 16 times max_body_bytes",
+    "max_connections": "it is max_requests and 1024 more",
+    "max_connections_per_address": "it follows from max_requests and the other addresses",
+    "max_cpu_isa": "set ATEN_CPU_CAPABILITY=avx2, which PyTorch reads, too",
+    "max_detached": "it is always 500, unless a key or a tenant has another limit",
+    "max_draft_tokens": "it is always 15",
+    "max_tenant_file_bytes": "set max_tenant_bytes, which responses have, too",
+    "max_tenant_response_bytes": "set max_tenant_bytes, which files have, too",
+    "max_tenant_responses": "it follows from max_tenant_bytes",
+    "max_waiting_jobs": "it is always 256",
+    "otlp_metrics_endpoint": "set otlp_endpoint, which receives metrics, too",
+    "ping_interval_s": "it is always 15",
+    "reader_grace_s": "it follows from disconnect_grace_s, which workers apply, too",
+    "reply_retention_s": "it is always 60",
+    "response_retention_days": "set retention_days, which files have, too",
+    "secret_file": "set secret=file:PATH",
+    "send_timeout_s": "it is always 30",
+    "stream_events_per_s": "it is always 10; a request may set stream_options.each_token",
+    "usage_retention_s": "set usage_retention_days",
+    "webhook_max_tries": "it is always 16",
+    "webhook_retry_s": "it is always 5",
+    "worker_silence_s": "it is always 8",
+}
+"""Settings of earlier versions, and what replaces each of them."""
 _EXPECTED = {
     "int_parsing": "an integer",
     "float_parsing": "a number",
@@ -58,13 +99,17 @@ _EXPECTED = {
 """What a setting has to be, by the type of pydantic's error."""
 DEFAULT_MODEL = "smollm2"
 MIN_SECRET_BYTES = 32
-_SECRETS = ("broker", "secret", "database_url", "engine_key")
-"""Settings that can also be read from a file, which another setting names."""
+_FILE = "file:"
+"""What stands before the path in the value of a secret that is in a file."""
 
 _CONFIG = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
 
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
+Days = Annotated[float, Field(gt=0)]
+DAY_S = 24 * 3600.0
+IDLE_CONNECTIONS = 1024
+"""Connections of a gateway beside those of the requests that it handles."""
 
 
 def _split(value: object) -> object:
@@ -88,6 +133,43 @@ CommaSeparated = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 Networks = Annotated[tuple[IPv4Network | IPv6Network, ...], NoDecode, BeforeValidator(_split)]
 
 
+class Listener(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: Port
+
+
+def _listener(value: object) -> object:
+    """The parts of ``PORT``, for this machine alone, or of ``ADDRESS:PORT``."""
+    if not isinstance(value, str | int):
+        return value
+    host, _, port = str(value).rpartition(":")
+    return Listener(host.strip("[]") or "127.0.0.1", port)  # type: ignore[arg-type]  # validated
+
+
+def _read_secret(value: object) -> object:
+    """The secret itself, or the secret in the file that ``file:PATH`` names."""
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if not isinstance(value, str) or not value.startswith(_FILE):
+        return value
+    path = Path(value.removeprefix(_FILE)).expanduser()
+    try:
+        secret = secret_in(path)
+    except StartupError as error:
+        raise PydanticCustomError("secret_unreadable", "{why}", {"why": str(error)}) from None
+    if not secret.isprintable():
+        raise PydanticCustomError(
+            "secret_unreadable", "{path} does not contain one line of text", {"path": str(path)}
+        )
+    return secret
+
+
+Secret = Annotated[SecretStr, BeforeValidator(_read_secret)]
+"""A value that is never shown, or ``file:PATH`` of a file that contains it."""
+
+
 def _check_secret(secret: SecretStr) -> SecretStr:
     if len(secret.get_secret_value().encode()) < MIN_SECRET_BYTES:
         raise PydanticCustomError(
@@ -97,12 +179,15 @@ def _check_secret(secret: SecretStr) -> SecretStr:
     return secret
 
 
-class InvalidSetting(Exception):
-    """A problem with one setting, for which pydantic has no error."""
+_CLOUDS = ("aws", "gcp", "azure")
 
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(reason)
-        self.name = name
+
+def _check_notice(place: str) -> str:
+    if place and place not in _CLOUDS and not Path(place).is_absolute():
+        raise PydanticCustomError(
+            "no_place_of_notice", "expected aws, gcp, azure or an absolute path"
+        )
+    return place
 
 
 _SERVICE_VARIABLE = re.compile(
@@ -134,15 +219,12 @@ class CommonSettings(BaseSettings):
 
     model_config = _CONFIG
 
-    broker: SecretStr | None = Field(
+    broker: Secret | None = Field(
         None,
         description="AMQP URL of the RabbitMQ broker, amqp:// or amqps://; for a cluster the URLs "
-        "of its nodes, separated by commas. It contains a password: set the variable or "
-        "WARREN_BROKER_FILE, because options are visible in the process list. Unset: an "
-        "in-memory bus, which only `warren serve` supports.",
-    )
-    broker_file: Path | None = Field(
-        None, description="File that contains the URL of WARREN_BROKER, such as a mounted secret."
+        "of its nodes, separated by commas. It contains a password, and options are visible in the "
+        "process list: name a file that contains the URL, such as a mounted secret, with "
+        "file:PATH. Unset: an in-memory bus, which only `warren serve` supports.",
     )
     trusted_users: CommaSeparated = Field(
         ("gateway", "worker", "operator"),
@@ -151,8 +233,11 @@ class CommonSettings(BaseSettings):
         "its own name. The user of WARREN_BROKER is always trusted. Add only users of Warren's "
         "own processes.",
     )
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least severe level that is logged. Use debug for troubleshooting."
+    log_level: Literal["debug", "info", "notice", "warning", "error"] = Field(
+        "info",
+        description="Least severe level that is logged. notice: like info, but of the lines about "
+        "single requests and jobs only the warnings, such as take-overs, moved jobs, dead letters, "
+        "and answers 500 and 503. Use debug for troubleshooting.",
     )
     log_format: Literal["auto", "console", "json"] = Field(
         "auto",
@@ -164,20 +249,12 @@ class CommonSettings(BaseSettings):
         "lines. They are also written to the log by the logger `warren.audit`, whatever "
         "WARREN_LOG_LEVEL is. Set it to keep them apart from other log lines.",
     )
-    job_log_level: Literal["info", "warning", "off"] = Field(
-        "info",
-        description="Least severe level of the log lines about single requests and jobs. info: "
-        "every step; warning: take-overs, moved jobs, dead letters, and answers 500 and 503. "
-        "WARREN_LOG_LEVEL also applies. Set warning if the lines of every request are too many.",
-    )
     otlp_endpoint: str | None = Field(
         None,
-        description="OTLP/HTTP endpoint that receives trace spans. Unset: spans are not exported.",
-    )
-    otlp_metrics_endpoint: str | None = Field(
-        None,
-        description="OTLP/HTTP endpoint that receives metrics with the names of OpenTelemetry's "
-        "conventions for generative AI. Unset: they are not exported. /metrics is always served.",
+        description="OTLP/HTTP endpoint that receives trace spans, and from gateways metrics with "
+        "the names of OpenTelemetry's conventions for generative AI. OTEL_METRICS_EXPORTER=none "
+        "or OTEL_TRACES_EXPORTER=none leaves the one or the other out. Unset: nothing is exported. "
+        "/metrics is always served.",
     )
     metrics_tenants: int = Field(
         0,
@@ -186,6 +263,21 @@ class CommonSettings(BaseSettings):
         "All others are counted as the tenant `other`. The default keeps names of tenants out of "
         "/metrics, which needs no API key unless WARREN_OPEN_METRICS is false. Raise it to see "
         "single tenants on dashboards.",
+    )
+    request_timeout_s: Seconds = Field(
+        600,
+        description="Seconds after which an unfinished request fails with `deadline_exceeded`. A "
+        "worker applies it, without the time in the queue, to jobs of AMQP programs and of `warren "
+        "batch` that set no deadline. Raise it for very long answers.",
+    )
+    disconnect_grace_s: float = Field(
+        5,
+        ge=0,
+        description="Seconds for which a client may resume a stream with event ids after its "
+        "connection is lost; meanwhile the request continues, or the log of a finished stream is "
+        "kept. Set the same value on gateways and workers, which cancel a request that has had no "
+        "reader for 5 seconds longer, and for at least 10. Raise it for clients that take longer "
+        "to reconnect; 0 cancels at once.",
     )
     drain_grace_s: Seconds = Field(
         30,
@@ -206,20 +298,6 @@ class CommonSettings(BaseSettings):
         """Options take precedence over variables; there are no other sources."""
         return init_settings, _Variables(settings_cls)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_secrets(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Read secrets from their files. Raises `InvalidSetting`."""
-        read = {
-            name: _read_secret(name, Path(path))
-            for name in _SECRETS
-            if (path := values.get(f"{name}_file")) is not None
-        }
-        for name in read:
-            if values.get(name) is not None:
-                raise InvalidSetting(name, f"{variable(name)}_FILE is also set")
-        return {**values, **read}
-
 
 class GatewaySettings(CommonSettings):
     """Settings of the gateway."""
@@ -235,48 +313,16 @@ class GatewaySettings(CommonSettings):
         gt=0,
         description="Maximum number of requests that one gateway handles at once; further requests "
         "are answered 429. With API keys, the last eighth is kept for tenants that hold less than "
-        "an equal share. Lower it to save memory.",
-    )
-    max_connections: int = Field(
-        2048,
-        gt=0,
-        description="Maximum number of open client connections of one gateway; further "
-        "connections are answered 503. If the process's limit of open files is lower, it applies "
-        "instead. Raise it, with the limit of open files, if many clients keep idle connections.",
-    )
-    max_connections_per_address: int = Field(
-        1024,
-        gt=0,
-        description="Maximum number of open connections from one IPv4 address or one /64 network "
-        "of IPv6. Behind a proxy all clients share its address: set it to WARREN_MAX_CONNECTIONS "
-        "there.",
+        "an equal share. It has 1024 open connections more; if the process's limit of open "
+        "files is lower, it applies instead. Lower it to save memory.",
     )
     max_body_bytes: int = Field(
         4 << 20,
         gt=0,
         description="Maximum size of an HTTP request body in bytes; a larger body is answered "
-        "413. Raise it if long conversations are refused, and with it WARREN_MAX_BYTES_IN_FLIGHT "
-        "and what a proxy before the gateway allows.",
-    )
-    max_bytes_in_flight: int = Field(
-        64 << 20,
-        gt=0,
-        description="Maximum total size of the bodies that one gateway handles at once, and of the "
-        "stored objects that it reads for requests, in bytes; a body counts with its length and 64 "
-        "bytes for each JSON value. A request that would exceed it is answered 429. Tenants share "
-        "it like `WARREN_MAX_REQUESTS`. Raise it for many long prompts at once.",
-    )
-    max_detached: int = Field(
-        500,
-        gt=0,
-        description="Maximum number of detached requests of one tenant whose jobs have not ended, "
-        "at all gateways together; further ones are answered 429. The field `max_detached` of an "
-        "API key overrides it. Lower it if single tenants fill the queues.",
-    )
-    request_timeout_s: Seconds = Field(
-        600,
-        description="Seconds after which an unfinished request fails with `deadline_exceeded`. "
-        "Raise it for very long answers.",
+        "413. The bodies that one gateway handles at once, and the stored objects that it reads "
+        "for requests, may have 16 times as many bytes together. Raise it if long conversations "
+        "are refused, and with it what a proxy before the gateway allows.",
     )
     require_worker: bool = Field(
         False,
@@ -285,69 +331,22 @@ class GatewaySettings(CommonSettings):
         "requests of the class `batch` and batches wait all the same. Set it if clients have "
         "somewhere else to go.",
     )
-    affinity: bool = Field(
-        True,
-        description="Prefer, for the further turns of a conversation and for long prompts, the "
-        "worker that may have their beginning in its prefix cache. Turn it off to measure without "
-        "preference. Set the same value on all gateways.",
-    )
     max_queue_wait_s: Seconds = Field(
         60,
         description="Longest acceptable wait for a worker, in seconds; a request that is estimated "
         "to wait longer is answered 429. Lower it to shed load earlier.",
-    )
-    first_event_timeout_s: Seconds = Field(
-        10,
-        description="Seconds to wait for a worker's first event before the response headers are "
-        "sent. An error within this time still determines the HTTP status. Raise it if clients "
-        "rely on the status while requests queue; lower it if they, or a proxy, give up on a "
-        "response without headers.",
-    )
-    ping_interval_s: Seconds = Field(
-        15,
-        description="Seconds of silence after which a stream receives an SSE comment. Keep it "
-        "below the idle timeout of proxies.",
-    )
-    send_timeout_s: Seconds = Field(
-        30,
-        description="Seconds within which a client must read 64 KB of its response; a slower "
-        "client is disconnected. Raise it for clients on slow networks; lower it to free their "
-        "memory sooner.",
-    )
-    disconnect_grace_s: float = Field(
-        5,
-        ge=0,
-        description="Seconds for which a client may resume a stream with event ids after its "
-        "connection is lost; meanwhile the request continues, or the log of a finished stream is "
-        "kept. A running request is cancelled after the worker's `WARREN_READER_GRACE_S` at the "
-        "latest. Raise both for clients that take longer to reconnect; 0 cancels at once.",
     )
     detach_ttl_s: Seconds = Field(
         3600,
         description="Deadline of a request with `detach`, in seconds, and how long its log is "
         "kept without a reader. Raise it if clients come back for their answers later than this.",
     )
-    reply_retention_s: Seconds = Field(
-        60,
-        description="Seconds for which a request's log is kept after its last reader disconnects. "
-        "Clients and gateways can resume the stream within this time. Raise it if gateways take "
-        "longer to restart. The logs use memory and disk of the broker.",
-    )
-    worker_silence_s: Seconds = Field(
-        8,
-        description="Seconds without a heartbeat after which a worker is considered lost and its "
-        "jobs are published again. The job of a resumed stream is redelivered by the broker "
-        "instead. Raise it if workers on overloaded machines are considered lost while they run.",
-    )
-    secret: Annotated[SecretStr, AfterValidator(_check_secret)] | None = Field(
+    secret: Annotated[Secret, AfterValidator(_check_secret)] | None = Field(
         None,
-        description="At least 32 random bytes, from which the gateway derives the keys that sign "
-        "stream tokens and turn Idempotency-Keys into request ids. Set the same value on all "
-        "gateways. Unset: a random value at each start, so that tokens and Idempotency-Keys are "
-        "valid only at one gateway, until it restarts.",
-    )
-    secret_file: Path | None = Field(
-        None, description="File that contains WARREN_SECRET, such as a mounted secret."
+        description="At least 32 random bytes, or file:PATH of a file that contains them, from "
+        "which the gateway derives the keys that sign stream tokens and turn Idempotency-Keys into "
+        "request ids. Set the same value on all gateways. Unset: a random value at each start, so "
+        "that tokens and Idempotency-Keys are valid only at one gateway, until it restarts.",
     )
     receipt_keys_file: Path | None = Field(
         None,
@@ -385,16 +384,13 @@ class GatewaySettings(CommonSettings):
         "It is created when something is stored for the first time. In a container, set it to a "
         "volume.",
     )
-    database_url: SecretStr | None = Field(
+    database_url: Secret | None = Field(
         None,
         description="URL of the PostgreSQL database of files, batches, responses and "
         "conversations, postgresql://USER:PASSWORD@HOST/NAME, with libpq's parameters, such as "
-        "?sslmode=verify-full. Set the same one on all gateways. Unset: a SQLite database in "
-        "WARREN_DATA_DIR, which only gateways of one machine can share.",
-    )
-    database_url_file: Path | None = Field(
-        None,
-        description="File that contains the URL of WARREN_DATABASE_URL, such as a mounted secret.",
+        "?sslmode=verify-full, or file:PATH of a file that contains it. Set the same one on all "
+        "gateways. Unset: a SQLite database in WARREN_DATA_DIR, which only gateways of one machine "
+        "can share.",
     )
     files_url: str | None = Field(
         None,
@@ -402,91 +398,40 @@ class GatewaySettings(CommonSettings):
         "s3://BUCKET/PREFIX. Set the same one on all gateways. Unset: a directory in "
         "WARREN_DATA_DIR.",
     )
-    files_credentials_file: Path | None = Field(
-        None,
-        description="File with the credentials of WARREN_FILES_URL, in the format of AWS's "
-        "credentials file, such as a mounted secret. Its section is [default]. Unset: they come "
-        "from the variables of the storage's own tools, such as AWS_ACCESS_KEY_ID.",
-    )
     max_file_bytes: int = Field(
         200 << 20,
         gt=0,
-        description="Maximum size of an uploaded file in bytes. Raise it for larger batches, and "
-        "with it what a proxy before the gateway allows.",
+        description="Maximum size of an uploaded file in bytes. A batch has at most one request "
+        "for each 4 KiB of it: 51,200. Raise it for larger batches, and with it what a proxy "
+        "before the gateway allows.",
     )
-    max_tenant_file_bytes: int = Field(
+    max_tenant_bytes: int = Field(
         8 << 30,
         gt=0,
-        description="Maximum total size of the files of one tenant in bytes. Lower it if the "
-        "storage is small.",
+        description="Maximum total size of the files of one tenant in bytes; its stored responses "
+        "and conversations may have as much again. A file beyond it is refused. The least recently "
+        "changed responses and conversations beyond it are deleted at once, and once a minute "
+        "those beyond one for each 64 KiB of it. Lower it if the storage is small.",
     )
-    file_retention_s: Seconds = Field(
-        30 * 24 * 3600,
-        description="Seconds after which files are deleted, unless a request says otherwise. "
-        "Lower it to save storage.",
+    retention_days: Days = Field(
+        30,
+        description="Days after which files, ended batches and stored responses are deleted, and "
+        "conversations without changes, unless a request says otherwise. Lower it to save storage, "
+        "or if your rules on privacy demand it.",
     )
     store_responses: bool = Field(
         True,
         description="Store the responses of `/v1/responses` whose requests do not set `store`, as "
         "OpenAI does. Turn it off to store nothing unless a client asks for it.",
     )
-    response_retention_days: Annotated[float, Field(gt=0)] = Field(
-        30,
-        description="Days after which stored responses, and conversations without changes, are "
-        "deleted. Lower it to save storage, or if your rules on privacy demand it.",
-    )
-    max_tenant_responses: int = Field(
-        100_000,
-        gt=0,
-        description="Maximum number of stored responses and conversations of one tenant. Once a "
-        "minute, the least recently changed ones beyond it are deleted. Raise it if conversations "
-        "are lost too early.",
-    )
-    max_tenant_response_bytes: int = Field(
-        8 << 30,
-        gt=0,
-        description="Maximum total size of the stored responses and conversations of one tenant "
-        "in bytes. The least recently changed ones beyond it are deleted at once. Lower it if the "
-        "database's disk is small.",
-    )
-    max_batch_lines: int = Field(
-        50_000,
-        gt=0,
-        description="Maximum number of requests in one batch. Raise it for larger files, within "
-        "WARREN_MAX_FILE_BYTES.",
-    )
-    batch_window: int = Field(
-        128,
-        gt=0,
-        description="Maximum number of requests of one batch and model that are in the queue at "
-        "once. Twice the number that all workers of a model run at the same time keeps them busy. "
-        "Raise it if workers are idle while a batch runs.",
-    )
-    batch_lease_s: Annotated[float, Field(gt=0, le=60)] = Field(
-        15,
-        description="Seconds after which another gateway continues the batches of a gateway that "
-        "was killed. It must be several times the difference between the gateways' clocks. Lower "
-        "it to continue them sooner.",
-    )
     webhook_networks: Networks = Field(
         (),
         description="Comma-separated private networks that webhooks may reach, such as 10.0.0.0/8; "
         "http:// is allowed there only. Unset: public addresses only.",
     )
-    webhook_max_tries: Annotated[int, Field(gt=0, le=100)] = Field(
-        16,
-        description="Number of tries after which the delivery of a webhook is given up. Raise it "
-        "for endpoints with long outages.",
-    )
-    webhook_retry_s: Seconds = Field(
-        5,
-        description="Seconds between the first two tries of a webhook. Each further pause is "
-        "twice as long, up to 6 hours, and shortened at random by up to a half. Raise it if "
-        "endpoints need longer to recover.",
-    )
-    usage_retention_s: Seconds = Field(
-        400 * 24 * 3600,
-        description="Seconds after which the usage record of a request is deleted. Set it to what "
+    usage_retention_days: Days = Field(
+        400,
+        description="Days after which the usage record of a request is deleted. Set it to what "
         "your accounting needs.",
     )
     prices_file: Path | None = Field(
@@ -504,6 +449,23 @@ class GatewaySettings(CommonSettings):
         description="Comma-separated origins that CORS allows. Unset: CORS is disabled. Set it if "
         "web pages of other sites call the gateway.",
     )
+
+    @property
+    def max_connections(self) -> int:
+        """The open connections of one gateway: idle clients keep theirs for a while."""
+        return self.max_requests + IDLE_CONNECTIONS
+
+    @property
+    def max_bytes_in_flight(self) -> int:
+        """The bodies that one gateway handles at once, and the stored objects that it reads for
+        requests, in bytes."""
+        return 16 * self.max_body_bytes
+
+
+def batch_reserve(max_num_seqs: int) -> int:
+    """The slots of so many that batch jobs leave to interactive jobs: a sixteenth, and at least
+    one."""
+    return min(max(1, max_num_seqs // 16), max_num_seqs - 1)
 
 
 class ModelSettings(BaseSettings):
@@ -552,11 +514,6 @@ class ModelSettings(BaseSettings):
         "supports the model, otherwise reference. Set reference to find out whether a kernel "
         "causes a problem.",
     )
-    max_cpu_isa: Literal["auto", "avx2", "avx512"] = Field(
-        "auto",
-        description="Newest instruction set to use on the CPU. auto: the newest that the processor "
-        "supports. Set avx2 on all workers of a model if some of their processors lack AVX-512.",
-    )
     batch_invariant: bool = Field(
         False,
         description="Make a token's logits on a GPU independent of the other tokens in its "
@@ -572,7 +529,8 @@ class ModelSettings(BaseSettings):
         64,
         gt=0,
         description="Maximum number of sequences in a batch. Raise it for throughput; each "
-        "sequence needs room in the KV cache.",
+        "sequence needs room in the KV cache. A sixteenth of them, and at least one, is kept for "
+        "interactive jobs.",
     )
     max_num_batched_tokens: int = Field(
         512,
@@ -586,12 +544,6 @@ class ModelSettings(BaseSettings):
         description="Maximum length of prompt and output together, in tokens. Unset: the model's "
         "context length. Lower it to refuse long requests, or if the KV cache is too small for "
         "the whole context.",
-    )
-    # A variable is text, and pydantic takes no text for a number among literals.
-    block_size: Annotated[Literal[8, 16, 32], BeforeValidator(int)] = Field(
-        16,
-        description="Tokens in one block of the KV cache. Smaller blocks waste less memory and "
-        "share shorter prefixes. Set 8 if the cache is small and answers are short.",
     )
     kv_cache_bytes: int | None = Field(
         None,
@@ -612,25 +564,10 @@ class ModelSettings(BaseSettings):
         "tenants wait, one with weight 3 gets three times as many tokens as one with weight 1, "
         "the default. Set the same value on all workers of a model.",
     )
-    batch_reserve: int = Field(
-        4,
-        ge=0,
-        description="Number of sequence slots reserved for interactive jobs; batch jobs use at "
-        "most WARREN_MAX_NUM_SEQS minus this number. Raise it if interactive requests wait behind "
-        "batch jobs.",
-    )
     prefix_cache: bool = Field(
         True,
         description="Reuse the KV cache of prompt prefixes that requests of one tenant share. "
         "Turn it off to measure without reuse.",
-    )
-    max_draft_tokens: int = Field(
-        15,
-        ge=0,
-        le=63,
-        description="Maximum number of tokens of a sequence that one step drafts and checks on the "
-        "CPU. No token changes, and drafts are made only if they save time. Set 0 to turn drafts "
-        "off, for example to measure without them.",
     )
     max_step_ms: float = Field(
         200,
@@ -671,6 +608,11 @@ class ModelSettings(BaseSettings):
         "template. Set it if reasoning arrives as content.",
     )
 
+    @property
+    def batch_reserve(self) -> int:
+        """The slots of sequences that batch jobs leave to interactive jobs."""
+        return batch_reserve(self.max_num_seqs)
+
 
 class WorkerSettings(CommonSettings, ModelSettings):
     """Settings of the worker."""
@@ -692,13 +634,10 @@ class WorkerSettings(CommonSettings, ModelSettings):
         "worker starts it again when it ends, and ends it with itself. Unset: the server runs "
         "already.",
     )
-    engine_key: SecretStr | None = Field(
+    engine_key: Secret | None = Field(
         None,
-        description="API key that the engine's server requires. Set the variable or "
-        "WARREN_ENGINE_KEY_FILE, because options are visible in the process list.",
-    )
-    engine_key_file: Path | None = Field(
-        None, description="File that contains WARREN_ENGINE_KEY, such as a mounted secret."
+        description="API key that the engine's server requires, or file:PATH of a file that "
+        "contains it. Set it if the server demands a key.",
     )
     require_same_numerics: bool = Field(
         False,
@@ -706,28 +645,11 @@ class WorkerSettings(CommonSettings, ModelSettings):
         "numerics (device, data type, kernels) that it began with, rather than continue it here. "
         "Set it on all workers of a model if a change within a text is worse than a delay.",
     )
-    max_waiting_jobs: int = Field(
-        256,
-        ge=0,
-        description="Maximum number of jobs of each class that a worker takes from its queue "
-        "beyond those that it can run, in order to serve their tenants in turn. Raise it if there "
-        "are so many tenants that each has few places; 0 serves the queue in the order of arrival.",
-    )
-    batch_patience_s: Seconds = Field(
-        60,
-        description="Seconds without a token after which a batch job is promoted to interactive "
-        "priority, one job at a time, so that no job starves. Lower it if batch jobs must advance "
-        "beside constant interactive load.",
-    )
-    health_host: str = Field(
-        "127.0.0.1",
-        description="Address on which WARREN_HEALTH_PORT listens. 0.0.0.0 answers other machines; "
-        "no key is required.",
-    )
-    health_port: Port | None = Field(
+    health_port: Annotated[Listener | None, NoDecode, BeforeValidator(_listener)] = Field(
         None,
-        description="TCP port of the worker's /live, /health and /metrics. Unset: they are not "
-        "served. Set it for probes and Prometheus.",
+        description="TCP port of the worker's /live, /health and /metrics, which need no key, for "
+        "this machine alone, or ADDRESS:PORT, such as 0.0.0.0:8001 for all machines. Unset: they "
+        "are not served. Set it for probes and Prometheus.",
     )
     stall_timeout_s: Seconds = Field(
         60,
@@ -735,30 +657,12 @@ class WorkerSettings(CommonSettings, ModelSettings):
         "the event loop, after which the worker exits so that its jobs are redelivered. Raise it "
         "if a step may take longer, as on a slow CPU.",
     )
-    announce_interval_s: Seconds = Field(
-        2,
-        description="Seconds between a worker's heartbeats. Keep it well below "
-        "WARREN_WORKER_SILENCE_S.",
-    )
-    reader_grace_s: Seconds = Field(
-        10,
-        description="Seconds after which a stream that has no reader is cancelled, unless it is "
-        "detached. Raise it if readers take longer to reconnect; lower it to free their slots "
-        "sooner.",
-    )
-    stream_events_per_s: Annotated[float, Field(gt=0)] = Field(
-        10,
-        description="Most events per second of an interactive stream, after its first ten tokens; "
-        "the tokens between two events are sent together. An event costs worker, broker and "
-        "gateway about as much with one token as with ten. Raise it for smoother text; lower it "
-        "to serve more streams. A request with `stream_options.each_token` is sent every token at "
-        "once.",
-    )
-    job_timeout_s: Seconds = Field(
-        600,
-        description="Seconds for which a worker runs a job whose publisher sets no deadline. The "
-        "time in the queue does not count. Raise it for very long answers to AMQP programs and "
-        "`warren batch`.",
+    interruption_notice: Annotated[str, AfterValidator(_check_notice)] = Field(
+        "",
+        description="Where this machine learns that it ends soon: aws, gcp or azure for the "
+        "metadata of a spot instance, or the absolute path of a file that appears then. The worker "
+        "hands its jobs over at once, without WARREN_DRAIN_GRACE_S. Unset: nowhere. Set it on "
+        "machines that may be taken away.",
     )
 
 
@@ -772,16 +676,6 @@ def secret_in(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text"
         raise StartupError(f"{path} cannot be read: {reason}") from None
-
-
-def _read_secret(name: str, path: Path) -> str:
-    try:
-        secret = secret_in(path)
-    except StartupError as error:
-        raise InvalidSetting(f"{name}_file", str(error)) from None
-    if not secret.isprintable():
-        raise InvalidSetting(f"{name}_file", f"{path} does not contain one line of text")
-    return secret
 
 
 def variable(field: str) -> str:
@@ -801,7 +695,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def load(settings: type[_Settings], **options: Any) -> _Settings:
-    """Load settings. ``options`` are those of the command line; None means that an option was not
+    """Load settings. ``options`` come from the command line; None means that an option was not
     given.
 
     Raises `StartupError` naming each invalid option or variable; the values of secrets are not
@@ -811,17 +705,10 @@ def load(settings: type[_Settings], **options: Any) -> _Settings:
     given = {name: value for name, value in options.items() if value is not None}
 
     def place(name: str) -> str:
-        # The value of a secret may have come from a file.
-        names = (name, f"{name}_file")
-        if chosen := next((one for one in names if one in given), None):
-            return option(chosen)
-        return variable(next((one for one in names if variable(one) in os.environ), names[0]))
+        return option(name) if name in given else variable(name)
 
     try:
         return settings(**given)
-    except InvalidSetting as error:
-        where = option(error.name) if error.name in given else variable(error.name)
-        raise StartupError(f"{where}: {error}") from None
     except ValidationError as error:
         raise refusal(error, place) from None
 
@@ -847,9 +734,7 @@ def _check_variables() -> None:
         variable(field) for cls in (GatewaySettings, WorkerSettings) for field in cls.model_fields
     }.union(CLIENT_VARIABLES.values())
     unknown = [
-        f"{name}: not available; see docs/migrating.md"
-        if name.removeprefix(PREFIX).lower() in NOT_AVAILABLE
-        else f"unknown setting {name}{did_you_mean(name, known)}"
+        _refusal_of_unknown(name, known)
         for name, value in sorted(os.environ.items())
         if name.startswith(PREFIX)
         and name not in known
@@ -858,3 +743,13 @@ def _check_variables() -> None:
     ]
     if unknown:
         raise StartupError("; ".join(unknown))
+
+
+def _refusal_of_unknown(name: str, known: Iterable[str]) -> str:
+    """Why a variable that begins with the prefix is refused."""
+    field = name.removeprefix(PREFIX).lower()
+    if field in NOT_AVAILABLE:
+        return f"{name}: not available; see docs/migrating.md"
+    if field in REMOVED:
+        return f"{name} was removed: {REMOVED[field]}"
+    return f"unknown setting {name}{did_you_mean(name, known)}"

@@ -13,7 +13,7 @@ warren.replies  topic   reply.<id>        -> reply.<id>             declared by 
                         reply.<id>--<n>   -> reply.<id>--<n>        the log, recreated elsewhere
                         reply.probe-<id>  -> reply.probe-<id>       declared by gateways, to notice
                                                                     that bindings were lost
-warren.control  topic   worker.<id>       -> control.worker.<id>    commands to one worker
+warren.control  topic   worker.<id>       -> control.worker.<id>    commands to a worker
                         gateways          -> control.gateway.<id>   commands to all gateways
 warren.usage    fanout                    -> control.gateway.<id>.usage  what API keys have used
 warren.workers  fanout                    -> workers.<gateway id>   announcements
@@ -53,7 +53,7 @@ Lane: TypeAlias = (
 )
 """The queues of a model: interactive and batch generations, quick jobs, jobs in quarantine, which
 were running when workers crashed, jobs that have begun and wait for a worker with the same numerics
-(one queue for each numerics), jobs whose prefix a worker may have in its cache (one queue for each
+(a queue for each numerics), jobs whose prefix a worker may have in its cache (a queue for each
 worker), and generations of both classes that workers have set aside."""
 
 JOBS = Exchange("warren.jobs", "direct")
@@ -85,13 +85,18 @@ LEDGER_RECORDS = Queue(
     kind="quorum",
     # About 250 MB. Records that do not fit in are reported as lost by their workers.
     max_length=1_000_000,
-    # Each restart of a gateway returns those that it holds.
+    # Each restart of a gateway returns the records that it holds.
     delivery_limit=1_000_000,
 )
 """Declared by workers and gateways; gateways write its records to their database."""
 ALL_GATEWAYS = Binding(CONTROL, "gateways")
 USAGE = Binding(USAGE_REPORTS, "")
 ANNOUNCEMENTS = Binding(WORKERS, "")
+ANNOUNCE_INTERVAL_S = 2.0
+"""Seconds between two announcements of a worker, which are its heartbeats. How long others wait for
+a worker that is silent is a multiple of it."""
+FORGET_AFTER_S = 5 * ANNOUNCE_INTERVAL_S
+"""Seconds without an announcement after which a worker counts as gone."""
 
 _LATER_LOG = re.compile(r"(reply\.[A-Za-z0-9_-]+)--([1-9]\d{0,3})")
 
@@ -113,8 +118,8 @@ _NEAR_TTL_S = 0.05
 is there takes it within a few milliseconds."""
 _PROBE_EXPIRES_S = 30.0
 _NEAR_EXPIRES_S = 3600.0
-"""Deleting the queue loses what it still has, which waits only while the queue to which it goes is
-down or full."""
+"""Deleting the queue loses the jobs that it still has. They wait only while the queue to which they
+go is down or full."""
 _Job = TypeVar("_Job", bound=GenerationJob | QuickJob)
 
 
@@ -124,7 +129,7 @@ def overflow_of(lane: Lane) -> Lane | None:
 
 
 def jobs_binding(model: str, lane: Lane) -> Binding:
-    """The binding for jobs of one model and lane, except ``resumed`` and ``near``."""
+    """The binding for jobs of a model and lane, except ``resumed`` and ``near``."""
     is_moved = lane == "suspect" or lane in OVERFLOW.values()
     return Binding(SUSPECTS if is_moved else JOBS, f"{model}.{lane}")
 
@@ -154,8 +159,8 @@ def near_binding(model: str, address: str) -> Binding:
 
 
 def near_queue(model: str, address: str) -> Queue:
-    """The queue of one worker, from which every job returns to the interactive queue that the
-    worker does not take at once."""
+    """The queue of a worker. A job that the worker does not take at once returns from it to the
+    interactive queue."""
     binding = near_binding(model, address)
     return _preferred_queue(model, binding, ttl_s=_NEAR_TTL_S, expires_s=_NEAR_EXPIRES_S)
 
@@ -176,7 +181,7 @@ def _preferred_queue(model: str, binding: Binding, *, ttl_s: float, expires_s: f
 
 
 def reply_binding(routing_key: str) -> Binding:
-    """The binding for the events of one request; ``routing_key`` is the job's reply_to."""
+    """The binding for the events of a request; ``routing_key`` is the job's reply_to."""
     return Binding(REPLIES, routing_key)
 
 
@@ -201,8 +206,8 @@ def later_log(key: str) -> str | None:
 
 
 async def find_later_log(bus: Bus, key: str) -> str | None:
-    """The log with which the reader of ``key`` has replaced it, if there is one, even if its node
-    is down as well. Raises `BusUnavailable`."""
+    """The log with which the reader of ``key`` has replaced it, even if its node is down as well;
+    None without such a log. Raises `BusUnavailable`."""
     later = later_log(key)
     if later is None:
         return None
@@ -223,13 +228,13 @@ def reply_queue(name: str, expires_s: float) -> Queue:
 
 
 def quick_replies_queue(gateway_id: str) -> Queue:
-    """The queue of one gateway for the replies to all its quick jobs."""
+    """The queue of a gateway for the replies to all its quick jobs."""
     binding = reply_binding(reply_key(f"quick-{gateway_id}"))
     return Queue(binding.routing_key, (binding,), is_exclusive=True)
 
 
 def worker_binding(address: str) -> Binding:
-    """The binding for commands to one worker; ``address`` is the one in its `Started`."""
+    """The binding for commands to a worker; ``address`` is the address in its `Started`."""
     return Binding(CONTROL, address)
 
 
@@ -266,7 +271,7 @@ def publisher_queue(publisher_id: str) -> Queue:
 
 def probe_queue(gateway_id: str) -> Queue:
     """A queue without readers, bound like the logs, with which a gateway notices that the exchange
-    has lost its bindings. It is full with one message, so that nothing accumulates."""
+    has lost its bindings. It is full with a single message, so that nothing accumulates."""
     log = reply_queue(f"probe-{gateway_id}", _PROBE_EXPIRES_S)
     return replace(log, max_length=1)
 

@@ -14,10 +14,10 @@ from shared.errors import Overloaded
 _HALF_LIFE_S = 30.0
 """Seconds after which half of the time that a tenant has used is forgotten."""
 _MAX_WAITING = 1_000
-"""Turns of one tenant: more than a worker has jobs at once."""
+"""Turns of a tenant: more than a worker has jobs at once."""
 _MAX_TENANTS = 1024
 NICENESS = 5
-"""What is added to the niceness of work that competes with engine and event loop for the cores.
+"""The niceness that is added to work that competes with engine and event loop for the cores.
 
 A thread that waits for a core may hold the interpreter's lock, and then the event loop waits with
 it. Beside eight busy processes on two cores, niceness 19 stopped workers for up to 30 s and 10 for
@@ -29,8 +29,8 @@ _Result = TypeVar("_Result")
 
 
 class Turns:
-    """A semaphore of which a tenant holds one place at most. Of the tenants that wait for a place,
-    the next one is the one that has recently used the least time.
+    """A semaphore in which a tenant holds at most one place. The next place goes to the waiting
+    tenant that has recently used the least time.
 
     The anonymous tenant, whose name is empty, stands for all clients if no API keys are required:
     it may hold all places.
@@ -94,7 +94,7 @@ class Turns:
 
 
 class TenantThreads:
-    """Threads that do one piece of work of a tenant at a time, outside the event loop.
+    """Threads that do the work of each tenant in sequence, outside the event loop.
 
     Unless they only wait, their priority is lower than that of the engine and the event loop: a
     thread of the engine that waits for a core holds up all the others.
@@ -130,4 +130,6 @@ class TenantThreads:
 
         # The turn lasts as long as the work, which continues if its request is cancelled.
         running.add_done_callback(leave)
-        return await asyncio.shield(running)
+        # Python 3.14 would report the error of a shielded future whose request was cancelled.
+        await asyncio.wait([running])
+        return running.result()

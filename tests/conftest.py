@@ -82,7 +82,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _own_log_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no test use up the log lines of another one."""
+    """Let no test use up the log lines of another test."""
     own = floods.Limiter(floods.write_summary, later=lambda _delay_s, _summarise: None)
     monkeypatch.setattr(floods, "LINES", own)
 

@@ -86,7 +86,7 @@ def test_every_package_is_a_room_of_the_readmes_tree() -> None:
 
 @pytest.mark.parametrize("package", sorted(packages()))
 def test_a_room_says_what_others_may_use_of_it(package: str) -> None:
-    """Names without a dot or an underscore may also be those of messages."""
+    """Names without a dot or an underscore may also name messages."""
     room = ROOT / package.replace(".", "/")
     docstring = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
     named = re.findall(r"(?<!`)`([\w.]+)`(?!`)", docstring)
@@ -97,8 +97,8 @@ def test_a_room_says_what_others_may_use_of_it(package: str) -> None:
 
 
 def is_at(directory: Path, name: str) -> bool:
-    """Whether a dotted name is that of a package or module in a directory, or of what one
-    defines."""
+    """Whether a dotted name names a package or module in a directory, or a definition of a
+    module."""
     first, _, rest = name.partition(".")
     if (directory / first).is_dir():
         return not rest or is_at(directory / first, rest)
@@ -234,7 +234,7 @@ def test_a_python_that_warren_does_not_run_on_is_refused() -> None:
     )
 
     assert refused.returncode == 1
-    assert "Python 3.11, 3.12 or 3.13" in refused.stderr
+    assert "Python 3.11, 3.12, 3.13 or 3.14" in refused.stderr
 
 
 def test_a_supported_python_is_found() -> None:
@@ -281,7 +281,15 @@ def docstrings(module: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("side", "most"),
-    [("cli", 9), ("gateway", 14), ("kernels", 15.5), ("shared", 13.5), ("worker", 16)],
+    [
+        ("bench", 4),
+        ("cli", 4),
+        ("gateway", 2),
+        ("kernels", 4),
+        ("shared", 4),
+        ("tests", 4),
+        ("worker", 4),
+    ],
 )
 def test_docstrings_repeat_the_noun(side: str, most: float) -> None:
     """The aim is 4: each change that lowers a share also lowers its limit."""

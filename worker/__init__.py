@@ -1,4 +1,4 @@
 """The worker: consumes jobs, runs the model and publishes events.
 
-Commands run one with `process.service.run_worker`, and find models with `checkpoints.store`.
+Commands run a worker with `process.service.run_worker`, and find models with `checkpoints.store`.
 """

@@ -50,10 +50,10 @@ from worker.engine.interface import (
 
 _DEFAULT = SamplingParams()
 _MAX_SEQUENCES = 512
-"""Sequences of one call that run or wait in the engine. The other prompts of the call follow."""
+"""Sequences of a call that run or wait in the engine. The other prompts of the call follow."""
 
 News: TypeAlias = Output | SequenceFailed | BaseException
-"""What the engine thread tells a call; an exception ends all calls."""
+"""A message of the engine thread to a call; an exception ends all calls."""
 
 
 class LLM:
@@ -268,7 +268,7 @@ class _Routes:
         """Calls wait while the engine is away."""
 
     def hear_failure(self, error: BaseException) -> None:
-        """End all calls, and all later ones."""
+        """End all calls, and all later calls."""
         self._failure = self._failure or error
         for inbox in {id(inbox): inbox for inbox in list(self._inboxes.values())}.values():
             inbox.put(self._failure)
@@ -280,7 +280,7 @@ class _Routes:
 
 
 class _Run:
-    """One job in the engine: its events, and what they add up to."""
+    """A job in the engine: its events, and the answer that they add up to."""
 
     def __init__(self, job: GenerationJob, plans: list[ChoicePlan], model: ServedModel) -> None:
         self._answer = WholeAnswer(job)
@@ -306,7 +306,7 @@ class _Run:
 
 
 class _LocalRuns:
-    """The jobs that one call of a program runs, which all end with it."""
+    """The jobs that a call of a program runs, which all end with it."""
 
     def __init__(self, model: ServedModel, routes: _Routes) -> None:
         self._model = model
@@ -382,7 +382,7 @@ def _loaded(model: str, options: Mapping[str, Any]) -> ServedModel:
         meant = did_you_mean(name, ModelSettings.model_fields)
         raise StartupError(f"a model has no setting {name}{meant}")
     try:
-        settings = ModelSettings(model=model, **{"batch_reserve": 0, **options})
+        settings = ModelSettings(model=model, **options)
     except ValidationError as error:
         raise refusal(error, str) from None
     store.pull(model, LoggedProgress())

@@ -3,13 +3,13 @@
     python -m bench.fleet [--only curve|cluster|streams|queues|neighbour]...
 
 Workers, gateways and the broker are real; the engine is synthetic and sleeps in each step, so that
-one machine can run more workers than it could with a model. All processes and the client share the
+a machine can run more workers than it could with a model. All processes and the client share the
 machine.
 
 - ``curve``: throughput with 1 to 32 workers; workers that join and leave under load
 - ``cluster``: the same with a few workers and a broker of three nodes
 - ``streams``: many slow streams at once: memory, and the delay of their tokens
-- ``queues``: the broker's CPU for one request's queue, with many other queues, and for a job
+- ``queues``: the broker's CPU for a request's queue, with many other queues, and for a job
 - ``neighbour``: the delay of other traffic at the broker, with and without a fleet
 
 Each part takes at most eleven minutes and replaces that of an earlier run in ``fleet.json``. From

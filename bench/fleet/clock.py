@@ -1,7 +1,7 @@
 """A worker whose tokens are words that state the time, so that a client can compute their delay.
 
-It is the worker of `bench.echo_worker` with another synthetic model. The clock is the monotonic one
-of the machine, which all processes share.
+It is the worker of `bench.echo_worker` with another synthetic model. The clock is the machine's
+monotonic clock, which all processes share.
 """
 
 import time
@@ -40,7 +40,7 @@ class ClockRunner:
         vocab_size: int,
         max_seq_len: int,
     ) -> None:
-        """``token_ids`` are those of `words`."""
+        """``token_ids`` are the ids of `words`."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.vocab_size = vocab_size

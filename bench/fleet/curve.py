@@ -25,7 +25,7 @@ is full."""
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One load, and the cores that it took."""
+    """A load, and the cores that it took."""
 
     num_nodes: int
     num_gateways: int
@@ -50,7 +50,7 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What is measured."""
+    """The loads and the deployment to measure."""
 
     num_workers: Sequence[int]
     """Rising."""
@@ -61,7 +61,7 @@ class Plan:
     num_gateways: int = 2
     answer_tokens: int = 48
     num_slots: int = 8
-    """Of a worker."""
+    """Slots of each worker."""
     step_s: float = 0.3
     seconds: float = 8.0
     """Seconds to measure each load."""

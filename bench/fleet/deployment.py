@@ -17,6 +17,9 @@ from tests.support.deployment.processes import WarrenProcess
 
 MODEL = "echo"
 _STARTED_AT_ONCE = 2
+_SETTLED_AFTER_S = 2.0
+"""Without an end of a process, of which each stream has several."""
+_SETTLING_STEP_S = 0.25
 _GATEWAY = (
     *MANY_STREAMS,
     "--max-queue-wait-s=3600",
@@ -48,7 +51,7 @@ class Deployment:
 
     @property
     def urls(self) -> Sequence[str]:
-        """Those of the gateways."""
+        """The URLs of the gateways."""
         return [gateway.url for gateway in self.gateways]
 
     def add_gateways(self, num_gateways: int) -> None:
@@ -69,9 +72,9 @@ class Deployment:
             "WARREN_STALL_TIMEOUT_S": "300",
             "WARREN_DRAIN_GRACE_S": "5",
         }
-        if not is_clock:  # the costs are those of events with one token each
-            variables["WARREN_STREAM_EVENTS_PER_S"] = "1e6"
-        options = (f"--step-ms={1e3 * step_s}", *(["--clock"] if is_clock else []))
+        # Without the clock, the costs are those of events with one token each.
+        own = "--clock" if is_clock else '--tuning={"stream_events_per_s": 1e6}'
+        options = (f"--step-ms={1e3 * step_s}", own)
         while num_workers:
             group: list[WarrenProcess] = []
             for _ in range(min(num_workers, _STARTED_AT_ONCE)):
@@ -105,9 +108,18 @@ class Deployment:
         return {role: sum(one.user + one.system for one in all_) for role, all_ in times.items()}
 
     def num_erlang_processes(self) -> int:
-        """The processes that the nodes of the broker run."""
-        count = "erlang:system_info(process_count)."
-        return sum(int(node.ctl("--silent", "eval", count)) for node in self.nodes)
+        """The processes that the nodes of the broker run. Those of the streams that have just ended
+        may still be among them."""
+        count = "erlang:system_info(process_count)"
+        return sum(int(node.evaluate(count)) for node in self.nodes)
+
+    def wait_settled(self) -> None:
+        """Wait until the broker has ended the processes of the streams that ended before."""
+        fewest, deadline = self.num_erlang_processes(), time.monotonic() + _SETTLED_AFTER_S
+        while (now := time.monotonic()) < deadline:
+            time.sleep(_SETTLING_STEP_S)
+            if (count := self.num_erlang_processes()) < fewest:
+                fewest, deadline = count, now + _SETTLED_AFTER_S
 
     def _processes(self) -> Mapping[str, Sequence[psutil.Process]]:
         return {

@@ -86,7 +86,7 @@ def costs_of(
 
 
 def _growth(points: Sequence[QueuePoint]) -> float:
-    """The slope of a line through the CPU times for one queue; 0 if they do not grow."""
+    """The slope of a line through the CPU times for a queue; 0 if they do not grow."""
     if len(points) < 2:
         return 0.0
     slope, _ = np.polyfit([one.num_present for one in points], [one.cpu_s for one in points], 1)
@@ -94,8 +94,8 @@ def _growth(points: Sequence[QueuePoint]) -> float:
 
 
 def _non_negative(rows: Any, values: Any) -> Any:
-    """The least squares' solution of ``rows @ x = values`` in which no x is negative: terms that
-    would be are left out, one after another."""
+    """The least squares' solution of ``rows @ x = values`` in which no x is negative. The terms
+    that would be negative are left out, step by step."""
     found = np.zeros(rows.shape[1])
     used = [column for column in range(rows.shape[1]) if rows[:, column].any()]
     while used:

@@ -1,10 +1,10 @@
 """The delay of other traffic at the broker of a fleet: alone, beside an idle fleet, and beside its
 streams.
 
-The other traffic is that of a project with a virtual host of its own: persistent messages of 1 KB
-at a fixed rate, each confirmed, to one durable queue whose consumer acknowledges each. A process of
-its own, which this module also is, sends and reads them. A message that is sent late because
-earlier ones are not confirmed yet counts from when it was due.
+The other traffic belongs to a project with a virtual host of its own: persistent messages of 1 KB
+at a fixed rate, each confirmed, to a durable queue whose consumer acknowledges each message. A
+separate process, which runs this module, sends and reads the messages. The delay of a message that
+is sent late, because earlier messages are not confirmed yet, counts from when it was due.
 """
 
 import asyncio
@@ -43,11 +43,11 @@ _ANSWER_TOKENS = 48
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """The other traffic beside one load of the fleet."""
+    """The other traffic beside a load of the fleet."""
 
     load: str
     num_users: int
-    """Of the fleet, who send one request after another."""
+    """The users of the fleet. Each sends a request as soon as the last answer ends."""
     received: Received
     """What these users received."""
     delay_p50_ms: float
@@ -142,7 +142,7 @@ async def _beside(
 
 
 async def _fill(load: Users, num_users: int) -> None:
-    """Let users come one after another, so that their answers do not end at once."""
+    """Let users come at intervals, so that their answers do not end at once."""
     answer_s = (_ANSWER_TOKENS + 2) * _STEP_S
     for _ in range(num_users):
         load.add(1)
@@ -159,8 +159,8 @@ class _Traffic:
         self._sending: set[asyncio.Task[None]] = set()
 
     async def delays_s(self, seconds: float) -> list[float]:
-        """The delays of the messages of the next ``seconds``. Raises `TimeoutError` if one does not
-        arrive."""
+        """The delays of the messages of the next ``seconds``. Raises `TimeoutError` if a message
+        does not arrive."""
         self._delays_s, num_messages = [], round(seconds / self._pause_s)
         begin_at = time.monotonic()
         for number in range(num_messages):

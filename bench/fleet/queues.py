@@ -1,5 +1,5 @@
-"""The broker's CPU time for the queue of one request, with few and with many other queues, and for
-a job in a quorum queue."""
+"""The broker's CPU time for the queue of a request, with few and with many other queues, and for a
+job in a quorum queue."""
 
 import asyncio
 import itertools
@@ -25,7 +25,7 @@ class QueuePoint:
     num_present: int
     """Other queues."""
     cpu_s: float
-    """Of all nodes together, for one queue."""
+    """The CPU time of all nodes together for a queue."""
     per_s: float
     """Queues in a second, with 8 at once."""
     others: float
@@ -37,7 +37,7 @@ class JobPoint:
 
     num_nodes: int
     cpu_s: float
-    """Of all nodes together, for one job."""
+    """The CPU time of all nodes together for a job."""
     per_s: float
     others: float
 
@@ -103,7 +103,8 @@ async def _acknowledge(deliveries: Consumer) -> None:
 async def _broker_cpu(
     deployment: Deployment, act: Callable[[], Awaitable[object]], num_repeats: int
 ) -> tuple[float, float, float]:
-    """The broker's CPU seconds for one act, acts per second, and the cores that others used."""
+    """The broker's CPU seconds for an act, acts per second, and the cores that other processes
+    used."""
     await _repeat(act, _AT_ONCE)
     await asyncio.sleep(1)
     idle = Meter(deployment)

@@ -1,4 +1,4 @@
-"""The results of all parts in one file, and the costs that follow from them."""
+"""The file with the results of all parts, and the costs that follow from them."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from bench.fleet.slow_streams import SlowStreams
 from cli.size.costs import Costs
 
 _FULL = 0.9
-"""Of the cores of the machine."""
+"""The share of the machine's cores above which the machine is full."""
 
 PARTS: Mapping[str, type[Any]] = {
     "curve": Curve,

@@ -29,7 +29,7 @@ class SlowStreams:
     seconds: float
     """The time for which all were open and measured."""
     opened_per_s: float
-    """Streams that were opened in a second, beside those that were open."""
+    """Streams that were opened in a second, beside the open streams."""
     events_per_s: float
     delay_p50_ms: float
     """From the end of a worker's step to the client, of all streams of a worker at once."""
@@ -39,7 +39,7 @@ class SlowStreams:
     stream_bytes: Mapping[str, float]
     """Memory by role, of all its processes together."""
     process_bytes: Mapping[str, float]
-    """The memory of one process without streams."""
+    """The memory of a process without streams."""
     stream_erlang_processes: float
 
 
@@ -66,7 +66,7 @@ async def measure_streams(
         num_warm_up = min(num_streams, _NUM_WARM_UP)
         async with opened(warm_up, deployment.urls, num_warm_up, _BODY, timeout_s=_OPEN_TIMEOUT_S):
             await warm_up.measure(token_every_s)
-        await asyncio.sleep(token_every_s)
+        await asyncio.to_thread(deployment.wait_settled)
         return await _hold(deployment, Streams(clock.read), num_streams, token_every_s, seconds)
 
 

@@ -1,4 +1,4 @@
-"""Users that send one request after another to a fleet, and what they receive in some seconds."""
+"""Users that send requests in sequence to a fleet, and what they receive in some seconds."""
 
 import asyncio
 import itertools
@@ -21,9 +21,9 @@ class Received:
 
     tokens_per_s: float
     events_per_s: float
-    """Events with tokens, without the last one of an answer."""
+    """Events with tokens, without the last event of an answer."""
     requests_per_s: float
-    """Those that were answered."""
+    """Answered requests in a second."""
     ttft_p50_ms: float
 
 
@@ -32,7 +32,7 @@ class Users:
 
     def __init__(self, urls: Sequence[str], max_tokens: int) -> None:
         self._streams: list[Stream] = []
-        """All streams, running ones too."""
+        """All streams, including the running streams."""
         self._urls = itertools.cycle(urls)
         self._request = Request(PROMPT_IDS, max_tokens, MODEL, seed=0)
         self._text: str | None = None
@@ -44,8 +44,8 @@ class Users:
         self._users += [asyncio.create_task(self._user(next(self._urls))) for _ in range(num_users)]
 
     async def measure(self, seconds: float) -> Received:
-        """What arrives from now on, for ``seconds`` or until the next answer, if that takes
-        longer. Raises `LoadError` if an answer is not what was asked for."""
+        """Everything that arrives from now on, for ``seconds`` or until the next answer, if that
+        takes longer. Raises `LoadError` for an answer that differs from its request."""
         start = time.perf_counter()
         self._has_answer.clear()
         await asyncio.sleep(seconds)
@@ -70,7 +70,7 @@ class Users:
         )
 
     def check(self) -> None:
-        """Raises the error of the first user that met one."""
+        """Raises the error of the first user that met an error."""
         for user in self._users:
             if user.done():
                 user.result()

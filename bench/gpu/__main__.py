@@ -37,7 +37,7 @@ _NUM_PROFILED = 5
 
 @dataclass
 class Bench:
-    """All measurements of one scale on one device, and the figures so far."""
+    """All measurements of a scale on a device, and the figures so far."""
 
     scale: Scale
     device: torch.device
@@ -45,7 +45,7 @@ class Bench:
     ops: Ops
     ceilings: Ceilings
     save: Callable[[list[Figure]], None]
-    """Called with all figures whenever there is a new one."""
+    """Called with all figures whenever there is a new figure."""
     logs: Path
     """The directory for the output of the peers."""
     peer_timeout_s: float = _PEER_TIMEOUT_S
@@ -54,7 +54,7 @@ class Bench:
     decode_ms: dict[int, float] = field(default_factory=dict)
 
     def run(self, section: str) -> None:
-        """Run one section; an error becomes its figure."""
+        """Run a section; an error becomes its figure."""
         work: dict[str, Callable[[], Iterable[Figure]]] = {
             "kernels": self._kernels,
             "peers": self._peers,

@@ -7,7 +7,7 @@ from bench.gpu.scale import Scale
 
 
 def measure(scale: Scale, device: torch.device, dtype: torch.dtype) -> Ceilings:
-    """The bytes of a copy are those that are read plus those that are written."""
+    """The bytes of a copy count twice, because they are read and written."""
     source = torch.randint(256, (scale.copy_bytes,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     copy_ms = median_ms(lambda: target.copy_(source), device)

@@ -18,7 +18,7 @@ _SECONDS = {"cuda": 0.3, "cpu": 0.0}
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """One row of the table."""
+    """A row of the table."""
 
     section: str
     name: str
@@ -75,7 +75,7 @@ def release(device: torch.device) -> None:
 
 
 def median_ms(work: Work, device: torch.device) -> float:
-    """Seconds per run, over several runs after a first one. Waits for the device."""
+    """The median time of several runs after a first run, in milliseconds. Waits for the device."""
     work()
     taken: list[float] = []
     until = time.perf_counter() + _SECONDS[device.type]

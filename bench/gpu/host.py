@@ -3,8 +3,8 @@
     python -m bench.gpu.host [--profile] [--steps N]
 
 A decoder and operations that compute nothing leave the scheduler, the inputs' layout, the
-preparation of the draws and the outputs. Times are CPU seconds of all threads, which share one
-interpreter lock, so that other processes on the machine hardly disturb them.
+preparation of the draws and the outputs. Times are CPU seconds of all threads, which share the
+interpreter's lock, so that other processes on the machine hardly disturb them.
 """
 
 import argparse

@@ -171,8 +171,8 @@ class Cases:
         return replace(case, library=self._library_attention(num_seqs, num_tokens, context_len))
 
     def _unequal_attention(self) -> Iterator[Case]:
-        """A long context beside many short ones, and after a long one few tokens, as in the next
-        turn of a chat."""
+        """A long context beside many short contexts, and few new tokens after a long context, as in
+        the next turn of a chat."""
         context_len, num_seqs = self._scale.context_len, self._scale.batches[-1]
         long_len = 30 * context_len
         yield self._attention(
@@ -281,7 +281,8 @@ def measure(
     dtype: torch.dtype,
 ) -> Iterator[Figure]:
     """Return two figures per kernel: its distance from the reference, and its time relative to its
-    floor; for some a third one, relative to torch. If it raises, its last figure is the error."""
+    floor. Some kernels have a third figure, the time relative to torch. If a kernel raises, its
+    last figure is the error."""
     torch.manual_seed(0)
     for case in Cases(scale, device, dtype).all():
         try:

@@ -17,11 +17,10 @@ from worker.model.weights.layers import (
     AttentionWeights,
     DecoderWeights,
     LayerWeights,
-    Linear,
     MlpWeights,
     NormWeights,
 )
-from worker.model.weights.weight import DenseWeight, Weight
+from worker.model.weights.weight import DenseWeight, Linear, Weight
 
 AWQ_GROUP = 128
 NUM_LAYERS = 8
@@ -30,7 +29,7 @@ _STD = 0.02
 
 
 class RandomWeights:
-    """Random matrices of one device and dtype."""
+    """Random matrices of a device and dtype."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self._device = device
@@ -110,8 +109,8 @@ def runner(scale: Scale, model: StackDecoder, ops: Ops) -> TorchRunner:
 
 def step_bytes(scale: Scale, dtype: torch.dtype, num_seqs: int) -> int:
     """The bytes that a decode step has to move: each weight of the layers and of the head is read
-    once, and of the embedding one row for each sequence; the keys and values of all contexts are
-    read, and those of the new tokens written."""
+    once, and a row of the embedding for each sequence; the keys and values of all contexts are
+    read, and the keys and values of the new tokens are written."""
     config = scale.model
     token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     weights = _layer_elements(config) + _head_elements(config)
@@ -120,8 +119,8 @@ def step_bytes(scale: Scale, dtype: torch.dtype, num_seqs: int) -> int:
 
 
 def prompt_flops(scale: Scale, num_tokens: int) -> int:
-    """The operations of a prompt: all layers for each token, attention from each to itself and to
-    all before it, and the head for the last one."""
+    """The operations of a prompt: all layers for each token, attention from each token to itself
+    and to all tokens before it, and the head for the last token."""
     config = scale.model
     pairs = num_tokens * (num_tokens + 1) // 2
     attention = 4 * pairs * config.num_heads * config.head_dim * config.num_layers

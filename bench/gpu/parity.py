@@ -20,7 +20,8 @@ from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceI
 from worker.model.decoders.stack import StackDecoder
 from worker.model.graphs import CudaRecorder, DecodeGraphs, Record
 from worker.model.inputs import build_inputs, lay_out
-from worker.model.kv_cache import BlockShape, KVCache
+from worker.model.kv_cache import KVCache
+from worker.model.start import whole_cache
 
 _NUM_LAYERS = 2
 _MAX_ERROR = 2e-2
@@ -32,8 +33,8 @@ _GRAPH_SIZE = 8
 def measure(
     scale: Scale, ops: Ops, reference: Ops, device: torch.device, dtype: torch.dtype
 ) -> Iterator[Figure]:
-    """The distances of a step's logits, which are more than those of single kernels: all that is
-    between these counts, too."""
+    """The distances of a step's logits. They are larger than the distances of single kernels,
+    because everything between the kernels counts, too."""
     torch.manual_seed(0)
     shallow = scale.model.with_layers(_NUM_LAYERS)
     weights = model.weights(replace(scale, model=shallow), device, dtype)
@@ -78,23 +79,18 @@ def _graph(scale: Scale, decoder: StackDecoder, cache: KVCache, step: ScheduledB
 
 def _logits(decoder: StackDecoder, cache: KVCache, step: ScheduledBatch) -> Tensor:
     """The logits of a step that leaves the cache as it was."""
-    copy = KVCache(cache.keys.clone(), cache.values.clone(), cache.layout)
+    keys = cache.keys.clone()
+    values = keys if cache.values is cache.keys else cache.values.clone()
+    copy = KVCache(keys, values, cache.layout)
     inputs = build_inputs(step, cache.block_size, decoder.device).forward
     return decoder.forward(inputs, copy).clone()
 
 
 def _cache(scale: Scale, decoder: StackDecoder) -> KVCache:
     """Random keys and values."""
-    block = BlockShape(
-        decoder.num_layers,
-        scale.block_size,
-        decoder.num_kv_heads,
-        decoder.head_dim,
-        decoder.dtype,
-    )
-    cache = KVCache.allocate(block, _num_blocks(scale), decoder.device)
-    cache.keys.normal_()
-    cache.values.normal_()
+    cache = whole_cache(decoder, scale.block_size, _num_blocks(scale))
+    for tensor in cache.tensors:
+        tensor.normal_()
     return cache
 
 

@@ -21,7 +21,7 @@ _HEADINGS = ("section", "what", "value", "", "ratio", "goal", "", "")
 
 
 def table(figures: Iterable[Figure]) -> str:
-    """One line per figure, in columns."""
+    """A line for each figure, in columns."""
     rows = [_HEADINGS, *(_row(figure) for figure in figures)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     return "\n".join(
@@ -60,7 +60,7 @@ def describe(device: torch.device, scale: str, dtype: torch.dtype) -> dict[str, 
 
 
 def write(path: Path, about: dict[str, Any], figures: Iterable[Figure]) -> None:
-    """One line per figure."""
+    """Write a line for each figure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     head = json.dumps(about, indent=1).removesuffix("\n}")
     lines = ",\n".join("  " + json.dumps(_fields(figure)) for figure in figures)

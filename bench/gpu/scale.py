@@ -103,5 +103,5 @@ def transformers_config(scale: Scale) -> dict[str, Any]:
 
 
 def with_requests(scale: Scale, num_requests: int | None) -> Scale:
-    """The scale with another number of requests, if one is given."""
+    """The scale with this number of requests, unless it is None."""
     return dataclasses.replace(scale, num_requests=num_requests or scale.num_requests)

@@ -30,7 +30,7 @@ class Steps:
         self._blocks = random.Random(0).sample(range(runner.num_blocks), runner.num_blocks)
 
     def decode_ms(self, num_seqs: int, sampling: SamplingParams = GREEDY) -> float:
-        """The time of a step. Each one is launched while the previous one computes, as in the
+        """The time of a step. Each step is launched while the previous step computes, as in the
         engine."""
         self._decode(num_seqs, 5, sampling)
         with seconds_of(self._device) as seconds:
@@ -50,7 +50,7 @@ class Steps:
         return sorted(taken)[2] * 1e3
 
     def decode(self, num_seqs: int, num_steps: int) -> None:
-        """Run this many steps. Each one's tokens are those that the previous step drew."""
+        """Run this many steps. The tokens of each step are the draws of the previous step."""
         self._decode(num_seqs, num_steps, GREEDY)
 
     def _decode(self, num_seqs: int, num_steps: int, sampling: SamplingParams) -> None:
@@ -93,7 +93,7 @@ class Steps:
     def tables(self, num_seqs: int, num_tokens: int) -> list[list[int]]:
         """Blocks for each sequence, in random order, as after hours of operation.
 
-        No two sequences share a block, which one would find in the device's cache. Raises
+        No two sequences share a block, because the device's cache would hold a shared block. Raises
         `ValueError` if the KV cache is too small.
         """
         num_blocks = -(-num_tokens // self._runner.block_size)

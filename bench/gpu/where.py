@@ -15,7 +15,7 @@ _NUM_PARTS = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """One kernel, or on the CPU one operation, in microseconds of the profiler's clock."""
+    """A kernel, or on the CPU an operation, in microseconds of the profiler's clock."""
 
     name: str
     start: float

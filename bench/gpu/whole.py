@@ -14,7 +14,7 @@ from worker.model.runner import TorchRunner
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """The result of running all requests on one system."""
+    """The result of running all requests on a system."""
 
     seconds: float
     num_outputs: int
@@ -53,7 +53,7 @@ class _Watched:
 
 
 def run(scale: Scale, runner: TorchRunner, requests: list[Request]) -> Run:
-    """Run all requests on our engine, after a short one that is not counted."""
+    """Run all requests on our engine, after a short run that is not counted."""
     _run(scale, runner, requests[:2])
     return _run(scale, runner, requests)
 

@@ -9,7 +9,7 @@ from shared.messages import Completed, Failed, GenerationJob
 
 
 def output_line(custom_id: str, job: GenerationJob, answer: Completed | Failed) -> bytes:
-    """Encode the answer to a line as one output line, without a line end. A failed line has the
+    """Encode the answer to a line as an output line, without a line end. A failed line has the
     status code and the body of the endpoint's response, too."""
     outcome = LineOutcome(job.request_id, _body(job, answer))
     return outcome.line(f"batch_req_{job.request_id}", custom_id)

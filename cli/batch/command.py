@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from shared.bus.base import Bus
 
 
-@takes_settings(CommonSettings, only=("broker", "broker_file", "log_level", "log_format"))
+@takes_settings(CommonSettings, only=("broker", "log_level", "log_format"))
 def batch(
     input: Annotated[Path, typer.Argument(help="Input in OpenAI's batch format, JSONL.")],  # noqa: A002
     results: Annotated[Path, typer.Argument(help="Output file; keeps the order of the input.")],
@@ -54,7 +54,7 @@ def batch(
     After Ctrl-C, run the same command again to continue. A gateway goes on with the batch
     meanwhile.
 
-    warren batch IN.jsonl OUT.jsonl --broker-file publisher.url
+    warren batch IN.jsonl OUT.jsonl --broker file:publisher.url
     """
     chosen_settings = settings.load(CommonSettings, **options)
     configure(chosen_settings, "warren-batch")

@@ -87,7 +87,7 @@ class InputIndex:
         return index
 
     def _add(self, text: bytes, check: Callable[[RequestLine], object]) -> BadInput | None:
-        """Add the next line; returns what is wrong with it."""
+        """Add the next line; returns its error, if it has an error."""
         try:
             line = read_line(text)
             if line.custom_id in self.offsets:

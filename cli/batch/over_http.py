@@ -65,7 +65,7 @@ def run_over_http(
 
 
 class RemoteRun:
-    """One run of a checked file, whose batch a gateway runs."""
+    """A run of a checked file, whose batch a gateway runs."""
 
     def __init__(
         self, file: RemoteFile, journal: Journal, client: httpx.Client, on_progress: OnProgress

@@ -6,10 +6,9 @@ is written once.
 """
 
 import asyncio
-import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from cli.batch.input_file import BatchFile, model_of
 from cli.batch.journal import Journal
 from cli.batch.progress import BatchProgress, BatchSummary, Pace
 from shared import topology
+from shared.backoff import Backoff
 from shared.bus.base import Bus, Message
 from shared.client.replies import Replies
 from shared.errors import (
@@ -75,7 +75,7 @@ async def run_batch(
 
 
 class BatchRun:
-    """One run of a checked file. Lines are identified by their position in it."""
+    """A run of a checked file. Lines are identified by their position in it."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class BatchRun:
         self._pace = Pace()
         self._window = asyncio.Semaphore(window)
         self._in_flight: set[int] = set()
-        self._pauses: defaultdict[int, Iterator[float]] = defaultdict(_pauses)
+        self._backoffs: defaultdict[int, Backoff] = defaultdict(_backoff)
         self._tasks = asyncio.TaskGroup()
         self._background: list[asyncio.Task[None]] = []
 
@@ -140,15 +140,20 @@ class BatchRun:
             try:
                 await self._bus.publish(self._jobs, message)
             except (BusUnavailable, PublishRefused, PublishUnconfirmed, Unroutable):
-                await asyncio.sleep(next(self._pauses[position]))
+                await self._pause(position)
                 await self._bus.wait_connected()
             else:
                 return
 
     async def _publish_later(self, position: int) -> None:
         """Publish the line again after a pause, because the service was overloaded."""
-        await asyncio.sleep(next(self._pauses[position]))
+        await self._pause(position)
         await self._publish(position)
+
+    async def _pause(self, position: int) -> None:
+        backoff = self._backoffs[position]
+        backoff.lasted()
+        await asyncio.sleep(backoff.drawn_pause_s)
 
     def _publish_in_flight(self) -> None:
         """Publish the jobs in flight again: the reply queue was lost, and answers may have been
@@ -167,7 +172,7 @@ class BatchRun:
             self._report()
 
     def _record(self, message: Message) -> None:
-        """Add an answer to the journal, unless the line already has one or is to be retried."""
+        """Add an answer to the journal, unless the line is answered already or is to be retried."""
         position = self._file.position(message.correlation_id)
         if position is None or self._is_answered(position):
             return
@@ -179,7 +184,7 @@ class BatchRun:
         job = self._file.job(position, created_at=time.time())
         self._journal.append(output_line(self._file.custom_ids[position], job, answer))
         self._pace.num_tokens += _num_tokens(answer)
-        self._pauses.pop(position, None)
+        self._backoffs.pop(position, None)
         if position in self._in_flight:
             self._in_flight.remove(position)
             self._window.release()
@@ -223,9 +228,5 @@ def _num_tokens(answer: Completed | Failed) -> int:
     return sum(len(choice.token_ids) for choice in answer.choices)
 
 
-def _pauses() -> Iterator[float]:
-    """Exponentially growing pauses with jitter, in seconds."""
-    pause = _FIRST_PAUSE_S
-    while True:
-        yield pause * secrets.SystemRandom().uniform(0.5, 1.0)
-        pause = min(2 * pause, _MAX_PAUSE_S)
+def _backoff() -> Backoff:
+    return Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)

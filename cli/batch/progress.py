@@ -21,7 +21,7 @@ class BatchProgress:
     """Tokens generated in this run."""
     tokens_per_s: float
     stage: str = ""
-    """What is being done or waited for before there are answers."""
+    """The current work, or the reason for waiting, before there are answers."""
 
 
 @dataclass(frozen=True, slots=True)

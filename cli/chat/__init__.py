@@ -1,4 +1,4 @@
-"""``warren chat``: a terminal in which one talks to a model.
+"""``warren chat``: a conversation with a model in the terminal.
 
 `command` defines the command, and `conversation` is the client of the server that answers.
 """

@@ -32,8 +32,8 @@ _COMMANDS = {
 }
 
 Read = Callable[[], str]
-"""Return the next question, which may have several lines. Raises `EOFError` after the last one, and
-`KeyboardInterrupt`."""
+"""Return the next question, which may have several lines. Raises `EOFError` after the last
+question, and `KeyboardInterrupt`."""
 
 
 def chat(
@@ -239,7 +239,7 @@ def _line() -> str:
 
 
 def _prompt(history: Path) -> Read:
-    """A prompt with line editing, history and completion, which takes pasted lines as one."""
+    """A prompt with line editing, history and completion; pasted lines are a single question."""
     with needs("gateway"):
         from prompt_toolkit import PromptSession
         from prompt_toolkit.completion import WordCompleter

@@ -70,13 +70,13 @@ class _Bookmark:
 
     body: dict[str, Any]
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Makes a request that is sent again join the first one."""
+    """The idempotency key: a request that is sent again joins the first request."""
     stream_id: str = ""
     """Empty until the answer begins, and for servers whose streams cannot be resumed."""
     last_event_id: str = ""
 
     def request(self, client: httpx.Client) -> httpx.Request:
-        """The request for what is missing."""
+        """The request for the missing part of the answer."""
         if self.stream_id:
             path, headers = f"/v1/streams/{self.stream_id}", {"last-event-id": self.last_event_id}
             return client.build_request("GET", path, headers=headers)

@@ -65,7 +65,7 @@ def doctor(
     settings, only the gateway is checked, which may run elsewhere. The exit status is 1 if a check
     fails; warnings do not count.
 
-    warren doctor --broker-file worker.url --url http://127.0.0.1:8000
+    warren doctor --broker file:worker.url --url http://127.0.0.1:8000
     """
     if management_file is not None:
         management = settings.secret_in(management_file)
@@ -111,6 +111,7 @@ def _machine(gateway: GatewaySettings, worker: WorkerSettings) -> Iterator[Findi
     yield _secret(gateway, worker)
     yield _keys(gateway)
     yield from _stores(gateway)
+    yield from _sign_in(gateway)
     yield from _model(worker)
     yield _device(worker)
 
@@ -144,9 +145,8 @@ def _software() -> Finding:
         except metadata.PackageNotFoundError:
             continue
     detail = ", ".join(found)
-    if not (3, 11) <= sys.version_info < (3, 13):
-        remedy = "use Python 3.11 or 3.12; a gateway without a worker also runs on 3.13"
-        return warning("software", detail, remedy)
+    if not (3, 11) <= sys.version_info < (3, 15):
+        return warning("software", detail, "use Python 3.11, 3.12, 3.13 or 3.14")
     return ok("software", detail)
 
 
@@ -158,7 +158,7 @@ def _open_files(gateway: GatewaySettings) -> Finding:
             "open files",
             f"a process may open {allowed} files, {gateway.max_connections} connections need "
             f"{needed}",
-            f"raise the limit (ulimit -n {needed}), or lower --max-connections",
+            f"raise the limit (ulimit -n {needed}), or lower --max-requests",
         )
     return ok("open files", f"enough for {gateway.max_connections} connections")
 
@@ -207,10 +207,22 @@ def _stores(gateway: GatewaySettings) -> Iterator[Finding]:
     yield from check_stores(gateway)
 
 
+def _sign_in(gateway: GatewaySettings) -> Iterator[Finding]:
+    if gateway.oidc_file is None:
+        return
+    try:
+        from cli.doctor.sign_in import check_sign_in
+    except ModuleNotFoundError as error:
+        yield skipped("sign-in", f"{error.name} is not installed: no gateway runs here")
+        return
+    yield from check_sign_in(gateway)
+
+
 def _model(worker: WorkerSettings) -> Iterator[Finding]:
     try:
         from worker.checkpoints import store
         from worker.checkpoints.conversions import check_gguf
+        from worker.checkpoints.gguf_file import read_header
         from worker.model.config import read_json_config
         from worker.model.loading import device_named, rehearse, weight_room
         from worker.model.weights.sources import open_source
@@ -224,8 +236,9 @@ def _model(worker: WorkerSettings) -> Iterator[Finding]:
     try:
         if path.is_file():
             check_gguf(path)
-            yield ok("model", f"{worker.model} is a GGUF file, which a worker reads or converts")
-            return
+            if not read_header(path).is_read_directly:  # a conversion takes minutes
+                yield ok("model", f"{worker.model} is a GGUF file, which a worker converts")
+                return
         directory = store.resolve(worker.model)
         config, source = read_json_config(directory), open_source(directory)
     except (StartupError, OSError) as error:

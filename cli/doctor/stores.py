@@ -38,7 +38,7 @@ def check_stores(settings: GatewaySettings) -> Iterator[Finding]:
     if url is not None:
         yield asyncio.run(_database(url.get_secret_value()))
     if settings.files_url is not None:
-        yield asyncio.run(_files(settings.files_url, settings.files_credentials_file))
+        yield asyncio.run(_files(settings.files_url))
     if url is None or settings.files_url is None:
         yield _directory(settings.data_dir.expanduser())
 
@@ -60,10 +60,10 @@ async def _database(url: str) -> Finding:
     return ok("database", f"{make_url(url).render_as_string(hide_password=True)} answers")
 
 
-async def _files(url: str, credentials: Path | None) -> Finding:
+async def _files(url: str) -> Finding:
     name = f"doctor-{secrets.token_hex(8)}"
     try:
-        blobs = Blobs.at(url, credentials, _Unlogged("file storage"))
+        blobs = Blobs.at(url, _Unlogged("file storage"))
         async with asyncio.timeout(_TIMEOUT_S):
             async with blobs.writer(name) as writer:
                 await writer.write(b"warren doctor")

@@ -23,7 +23,7 @@ from shared.telemetry import audit
 
 MAX_LETTERS = MAX_PREFETCH
 """All listed letters are held unacknowledged at the same time."""
-_SETTINGS = ("broker", "broker_file", "trusted_users", "audit_file")
+_SETTINGS = ("broker", "trusted_users", "audit_file")
 _CONNECT_TIMEOUT_S = 15
 _BUS_LOGGERS = ("aio_pika", "aiormq", Bus.__module__.rpartition(".")[0])
 _EVERY = "all"
@@ -54,7 +54,7 @@ def list_(
 
     The id is the request id of the job. A message without a job has its message id, or a hash.
 
-    warren dead list --broker-file gateway.url
+    warren dead list --broker file:gateway.url
     """
 
     _at_letters(_print_list, options, limit)

@@ -162,7 +162,7 @@ def rotate(
     ] = 24.0,
     audit_file: AuditFile = None,
 ) -> None:
-    """Replace a key and print the new one. It has the same id, limits and expiry.
+    """Replace a key and print the new key, which has the same id, limits and expiry.
 
     warren keys rotate 3c5c4c7894 --keys-file /etc/warren/keys
     """

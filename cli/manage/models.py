@@ -18,7 +18,7 @@ from shared.retirement import remove_model, require_no_workers
 from shared.settings import CommonSettings
 from shared.telemetry import audit
 
-_SETTINGS = ("broker", "broker_file", "audit_file")
+_SETTINGS = ("broker", "audit_file")
 _CONNECT_TIMEOUT_S = 15
 
 app = typer.Typer(help="List the models of gateways, and remove one.", no_args_is_help=True)
@@ -56,7 +56,7 @@ def remove(
     Use the account of an operator of the broker: gateways and workers may not do this. Drain the
     workers of the model first.
 
-    warren models remove llama --broker-file operator.url
+    warren models remove llama --broker file:operator.url
     """
     common = settings.load(CommonSettings, **options)
     if common.audit_file is not None:

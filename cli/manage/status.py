@@ -89,7 +89,7 @@ def status(
     if as_json:
         print_json(seen)
     else:
-        # What is piped may be searched for ids.
+        # Piped output keeps whole ids, because a program may search it for them.
         print_tables(render(seen, short_id if output.file.isatty() else str))
 
 
@@ -121,7 +121,8 @@ def top(
 
 
 class Gateways:
-    """The last status of each gateway: behind a proxy, each answer may come from another one."""
+    """The last status of each gateway, because behind a proxy the gateway may change with each
+    answer."""
 
     def __init__(self) -> None:
         self._heard: dict[str, tuple[float, dict[str, Any]]] = {}
@@ -155,7 +156,7 @@ class Gateways:
 
 
 def _merged_rates(recent: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """What several gateways have measured together. Those of earlier versions measure nothing."""
+    """The rates of several gateways together. Gateways of earlier versions measure none."""
     measured = [one for one in recent if one is not None]
     if not measured:
         return None

@@ -22,7 +22,7 @@ _LIMITS = {
     "max_detached": None,
     "monthly_budget": "spent",
 }
-"""The limits, and what is used of each."""
+"""The limits, and the key of each limit's use in a status."""
 
 
 @app.command("list")

@@ -63,7 +63,7 @@ def rotate(
         bool, typer.Option("--keep", help="Sign with the old secret, too, for 24 hours.")
     ] = False,
 ) -> None:
-    """Replace the secret of a webhook, and show the new one."""
+    """Replace the secret of a webhook, and show the new secret."""
     body = {"keep_old_secret_active_for_24_hours": keep}
     print_json(answer_of(gateway, "POST", f"{_PATH}/{webhook_id}/rotate_secret", json=body))
 
@@ -104,7 +104,7 @@ def retry(
     ],
     gateway: GatewayAccess,
 ) -> None:
-    """Try a dead delivery again, as often as a new one."""
+    """Try a dead delivery again, as often as a new delivery."""
     print_json(answer_of(gateway, "POST", f"{_PATH}/dead/{delivery_id}/retry"))
 
 

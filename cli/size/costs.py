@@ -37,7 +37,7 @@ def num_pairs(role: Role, num_workers: float, num_gateways: float) -> float:
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """CPU time in seconds, of all processes of one kind together. None is negative."""
+    """CPU time in seconds, of all processes of one kind together. No time is negative."""
 
     per_process: float
     """For each second of a process without load."""
@@ -80,8 +80,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """The broker's CPU time for declaring, reading and deleting a queue grows by so much with each
     other queue."""
     per_job: float
-    """The broker's CPU time for a job in a quorum queue of one node: publish, deliver and
-    acknowledge."""
+    """The broker's CPU time to publish, deliver and acknowledge a job, in a quorum queue of one
+    node."""
     stream_bytes: dict[Role, float]
     """The memory of an open stream."""
     process_bytes: dict[Role, float]
@@ -90,7 +90,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """Processes of Erlang that the broker runs for an open stream."""
     measured: Measured
     estimated: str = ""
-    """What is estimated instead, in a sentence; empty if nothing is."""
+    """A sentence about the costs that are estimated instead; empty if no cost is estimated."""
 
     def cost(self, role: Role, num_nodes: int = 1) -> Cost:
         """The cost of a role in a deployment with a broker of one node or of three."""

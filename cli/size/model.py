@@ -1,7 +1,7 @@
 """Computes the deployment that a load takes, and how close it is to each limit.
 
-The model is linear in requests, events and processes. One deployment has one broker, of one node or
-a cluster of up to `MAX_NODES`; what a cluster cannot take is divided among several deployments,
+The model is linear in requests, events and processes. A deployment has one broker, a single node or
+a cluster of up to `MAX_NODES`; a load that exceeds a cluster is divided among several deployments,
 which share nothing.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cli.size.costs import Cost, Costs, Demand, Role, num_pairs
-from shared.settings import WorkerSettings
+from worker.process.tuning import WORKER_TUNING
 
 UTILIZATION = 0.7
 """The share of a core up to which a process is loaded. Beyond it, queues and delays grow."""
@@ -22,9 +22,9 @@ ERLANG_PROCESSES = 1_048_576
 ANNOUNCEMENT_SHARE = 0.1
 """The part of a gateway's core that is reserved for the announcements of workers."""
 CHANNELS_PER_CONNECTION = 1500
-"""The channels of one connection of a gateway to the broker. Each stream has its own channel, and
-one more connection is opened when they are used up."""
-EVENTS_PER_S: float = WorkerSettings.model_fields["stream_events_per_s"].default
+"""The channels of a gateway's connection to the broker. Each stream has its own channel, and
+another connection is opened when they are used up."""
+EVENTS_PER_S: float = WORKER_TUNING.stream_events_per_s
 """The most events of a stream in a second, after the first tokens."""
 TOKENS_AT_ONCE = 10
 """The first tokens of an answer, which have an event each: see `worker.decode.bridge`."""
@@ -49,7 +49,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True)
 class Machines:
-    """What one process of each kind has."""
+    """The capacity of a process of each kind."""
 
     worker_tokens_per_s: float
     """Tokens per second of the model on a worker's device, all streams together."""
@@ -87,13 +87,13 @@ class Size:
     worker_cores: float
     """CPU of the workers without their models."""
     node_bytes: float
-    """The memory of one node."""
+    """The memory of a node."""
     gateway_bytes: float
-    """The memory of one gateway."""
+    """The memory of a gateway."""
     num_connections: int
     """The connections of all gateways to the broker."""
     limits: Sequence[Limit]
-    """The limits of one deployment, the most used first."""
+    """The limits of a deployment, the most used first."""
 
 
 def paced_tokens_per_event(tokens_per_request: float, stream_tokens_per_s: float) -> float:
@@ -183,7 +183,7 @@ class _Fleet:
         return all(one.used <= 1 for one in self.limits(num_deployments, num_nodes))
 
     def limits(self, num_deployments: int, num_nodes: int) -> list[Limit]:
-        """The limits of one deployment."""
+        """The limits of a deployment."""
         costs, machines = self.costs, self.machines
         streams = self.load.num_streams / num_deployments
         requests_per_s = self.load.requests_per_s / num_deployments
@@ -222,20 +222,20 @@ class _Fleet:
                 Limit(
                     name=f"announcements of workers to each {listener}",
                     used=announcing * cost.per_pair / machines.core_speed / ANNOUNCEMENT_SHARE,
-                    remedy="WARREN_ANNOUNCE_INTERVAL_S; larger workers; more deployments",
+                    remedy="larger workers; more deployments",
                 )
                 for listener, cost in (("gateway", costs.gateway), ("other", costs.worker))
             ),
         ]
 
     def num_pairs(self, role: Role, num_deployments: int) -> float:
-        """The pairs of one deployment: see `Demand.num_pairs`."""
+        """The pairs of a deployment: see `Demand.num_pairs`."""
         return num_pairs(
             role, self.num_workers / num_deployments, self.num_gateways / num_deployments
         )
 
     def broker_cores(self, num_deployments: int, num_nodes: int) -> float:
-        """The cores that the brokers of one deployment need together."""
+        """The cores that the broker of a deployment needs, on all its nodes together."""
         costs = self.costs
         requests_per_s = self.load.requests_per_s / num_deployments
         present = self.load.num_streams / num_deployments

@@ -37,7 +37,7 @@ class Recomputed(NamedTuple):
 
 
 class Recomputation:
-    """The recomputation of one receipt's answer to the request ``body``, with a model that serves
+    """The recomputation of a receipt's answer to the request ``body``, with a model that serves
     nobody else."""
 
     def __init__(self, receipt: Receipt, body: bytes, model: ServedModel) -> None:

@@ -55,15 +55,11 @@ _COMPOSE_LIST = re.compile(r"(  # settings: (?P<side>\w+)\n).*?(  # /settings\n)
 _SIDES = {"common": CommonSettings, "gateway": GatewaySettings, "worker": WorkerSettings}
 SET_BY_COMPOSE = {
     "broker",
-    "broker_file",
     "secret",
-    "secret_file",
     "host",
     "port",
     "keys_file",
     "data_dir",
-    "max_connections_per_address",
-    "health_host",
     "health_port",
 }
 """Settings that docker-compose.yml or the images set."""

@@ -38,14 +38,20 @@ def known_models() -> str:
 def families() -> str:
     """Which decoder runs each family, with the known names of its models."""
     gpu = _KERNELS[provider_on(_GPU, "auto")]
-    rows = [
-        [f"`{family}`", _names(family), f"{_NATIVE}, a single call for each step", gpu]
-        for family in FAMILIES
+    ways = [
+        ["natively", f"{_NATIVE}, a single call for each step", gpu],
+        ["through transformers", *(f"attention in {kernels}" for kernels in (_NATIVE, gpu))],
     ]
     others = sorted({model.family for model in MODELS.values()} - set(FAMILIES))
-    rows += [[f"`{family}`", _names(family), *_foreign(gpu)] for family in others]
-    rows.append(["most other causal language models of transformers", "", *_foreign(gpu)])
-    return _table(["`model_type` of `config.json`", "Known names", "CPU", "GPU"], rows)
+    rows = [[f"`{family}`", _names(family), "natively"] for family in FAMILIES]
+    rows += [[f"`{family}`", _names(family), "through transformers"] for family in others]
+    rows.append(["most other causal language models of transformers", "", "through transformers"])
+    return "\n\n".join(
+        [
+            _table(["Runs", "CPU", "GPU"], ways),
+            _table(["`model_type`", "Known names", "Runs"], rows),
+        ]
+    )
 
 
 def formats() -> str:
@@ -71,7 +77,7 @@ def formats() -> str:
         [
             f"{kind.name}: {kind.kinds}",
             f"`{variable('model')}=FILE.gguf`" if kind is Gguf else "detected",
-            "those of the file" if kind.packed_for else "those of the data type",
+            kind.bytes_per_weight,
             _packed(kind, "native", _NATIVE),
             _packed(kind, "triton", gpu),
         ]
@@ -101,10 +107,6 @@ def _packed(kind: type[Format], provider: Provider, kernels: str) -> str:
 
 def _names(family: str) -> str:
     return ", ".join(f"`{name}`" for name, model in MODELS.items() if model.family == family)
-
-
-def _foreign(gpu: str) -> tuple[str, str]:
-    return f"transformers, with attention in {_NATIVE}", f"transformers, with attention in {gpu}"
 
 
 def _on_cpu(dtype: torch.dtype) -> str:

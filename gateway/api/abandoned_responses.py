@@ -1,10 +1,10 @@
-"""Reads the logs of stored responses, and completes those that no gateway relays any more.
+"""Reads the logs of stored responses, and completes the responses that no gateway relays any more.
 
-A response is stored by the gateway that sends its end. If that gateway dies, or the client has
-left a response that continues without it, the log has no reader. Every gateway looks for such logs,
+A response is stored by the gateway that sends its end. If that gateway dies, or the client has left
+a response that continues without it, the log has no reader. Every gateway looks for such logs,
 reads them, and stores their ends. The exclusive consumer of a log decides between gateways. Each
-gateway considers only its own responses and those of gateways that are gone: a gateway exists as
-long as its exclusive queue.
+gateway considers only its own responses and the responses of gateways that are gone: a gateway
+exists as long as its exclusive queue.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ async def current_response(gateway: Gateway, response_id: str, tenant: str) -> L
 
 
 class ResponseCompleter:
-    """Completes the responses that no gateway relays, and deletes those that have expired."""
+    """Completes the responses that no gateway relays, and deletes expired responses."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
@@ -81,7 +81,7 @@ class ResponseCompleter:
         self._reading: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
-        """Run until cancelled. What it reads then is left to other gateways."""
+        """Run until cancelled. Other gateways then take over the logs that are being read."""
         store = self._gateway.store
         state = await store.wait_open()
         sweep = partial(store.keep_swept, _sweep, _SWEEP_INTERVAL_S)
@@ -105,7 +105,7 @@ class ResponseCompleter:
         unread: dict[str, float] = {}
         are_there = {self._gateway.limits.name: False}
         """Whether each gateway is alive and completes its own responses, by name; False for this
-        one."""
+        gateway."""
         async for response in _pending(state):
             response_id = response.id
             if response_id in self._reading or self._gateway.relays.holds(response_id):
@@ -178,7 +178,7 @@ async def _pending(state: StoredState) -> AsyncIterator[PendingResponse]:
 
 
 def _logged(gateway: Gateway, facts: LogFacts, items: Sequence[Item]) -> LoggedResponse:
-    """The response of a log of which ``items`` were read."""
+    """The response of a log whose ``items`` were read."""
     events: list[LogEvent] = []
     for item in items:
         if isinstance(item, Restarted):
@@ -197,7 +197,7 @@ def _logged(gateway: Gateway, facts: LogFacts, items: Sequence[Item]) -> LoggedR
 
 
 async def read_all(relay: LogRelay) -> list[Item]:
-    """What a log has at the moment."""
+    """The items that a log has at the moment."""
     catching_up = asyncio.create_task(relay.catch_up(Accepted(body_hash="")))
     items: list[Item] = []
     try:

@@ -1,4 +1,4 @@
-"""Sends a log to one client as Server-Sent Events, and detects that a client has disconnected."""
+"""Sends a log to a client as Server-Sent Events, and detects that a client has disconnected."""
 
 import asyncio
 import time
@@ -21,7 +21,6 @@ from gateway.log.framing import PING, Framer, StreamEncoder
 from gateway.log.relay import LogRelay
 from shared.errors import InternalError, ShuttingDown, Unavailable, WarrenError
 from shared.messages import Failed, Receipt, Started
-from shared.settings import GatewaySettings
 from shared.telemetry import incidents
 
 _IS_NOTICED_WITHIN_TURNS = 8
@@ -93,19 +92,21 @@ async def _wait_disconnect(receive: Receive) -> None:
 
 
 class EventStream:
-    """Renders and sends what a relay passes on and the client has not received yet."""
+    """Renders and sends the events that a relay passes on and that the client has not received
+    yet."""
 
     def __init__(
         self,
         relay: LogRelay,
-        settings: GatewaySettings,
+        ping_interval_s: float,
         framer: Framer,
         sign: Sign,
         finish: Finish,
         observation: Observation | None = None,
         submission: Submission | None = None,
     ) -> None:
-        """``submission`` is that of this request; None if it resumes a stream."""
+        """``ping_interval_s``: how long the client hears nothing at most. ``submission`` is the
+        submission of this request; None if the request resumes a stream."""
         self._relay = relay
         self._observation = observation
         self._framer = framer
@@ -121,8 +122,8 @@ class EventStream:
         self._num_starts = 0
         """Workers that have started the request, in this reading of the log."""
         self._num_announced_starts = 1
-        """Those of them that the client knows of."""
-        self._ping_s = settings.ping_interval_s
+        """The number of starts that the client has been told about."""
+        self._ping_s = ping_interval_s
 
     @property
     def failure(self) -> WarrenError | None:
@@ -131,7 +132,7 @@ class EventStream:
 
     @property
     def ping(self) -> bytes:
-        """What keeps the connection open while there is nothing to send."""
+        """A message that keeps the connection open while there is nothing to send."""
         return ping_for(self._rendering)
 
     def render(self, items: list[Item]) -> bytes:
@@ -162,7 +163,7 @@ class EventStream:
         )
 
     def _continuation_comment(self) -> bytes:
-        """A comment that says that another worker continues; empty if it is the first one.
+        """A comment that says that another worker continues; empty for the first worker.
 
         Comments go to clients that receive event ids, because others may expect only data.
         """
@@ -250,8 +251,8 @@ def encoder_for(rendering: Rendering) -> StreamEncoder:
 
 
 def ping_for(rendering: Rendering | None) -> bytes:
-    """What keeps an idle connection open. Anthropic's clients expect an event, and may count
-    events to detect that a stream has stalled."""
+    """A message that keeps an idle connection open. Anthropic's clients expect an event, and may
+    count events to detect that a stream has stalled."""
     is_messages = rendering is not None and rendering.endpoint == "messages"
     return MESSAGES_PING if is_messages else PING
 

@@ -1,4 +1,4 @@
-"""Measures one request: metrics, and log lines for operators."""
+"""Measures a request: metrics, and log lines for operators."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ CLIENT_GONE = 499
 
 @dataclass(slots=True)
 class _Seen:
-    """The counts of one choice."""
+    """The counts of a choice."""
 
     num_tokens: int = 0
     is_finished: bool = False
@@ -32,7 +32,7 @@ class _Seen:
 
 
 class Observation:
-    """Follows one request to its end, which leaving the ``with`` records. A request that raises
+    """Follows a request to its end, which leaving the ``with`` records. A request that raises
     before it was accepted is reported where its error is answered: `gateway.errors`."""
 
     def __init__(
@@ -42,7 +42,7 @@ class Observation:
         job_class: JobClass,
         state: MutableMapping[str, Any],
     ) -> None:
-        """``state`` is that of the HTTP request."""
+        """``state`` is the state of the HTTP request."""
         self.status = 200
         self.error: WarrenError | None = None
         """The error that ended the request, possibly after its status was sent."""
@@ -106,7 +106,8 @@ class Observation:
         return self.num_prompt_tokens + self.num_tokens
 
     def accepted(self, relay: LogRelay) -> None:
-        """The job was published, or an earlier one with its Idempotency-Key is relayed."""
+        """The job was published, or the log of an earlier job with the same Idempotency-Key is
+        relayed."""
         self._relay = relay
         self._state[ACCEPTED] = True
         fields = {"repeats_earlier": True} if relay.repeats_earlier else {}

@@ -1,4 +1,4 @@
-"""The OpenAPI document: the parts that routes add to it, and those that all operations share.
+"""The OpenAPI document: the parts that routes add to it, and the parts that all operations share.
 
 Handlers read bodies themselves, so the schemas are generated from the structs that parse bodies and
 render responses.
@@ -193,10 +193,11 @@ class DocumentedAPI(FastAPI):
 
 
 def _complete(path: str, operation: dict[str, Any]) -> None:
-    """Add what every operation has. Changes nothing the second time."""
+    """Add the parts that every operation has. A second call changes nothing."""
     takes_token = any(parameter["name"] == "token" for parameter in operation.get("parameters", ()))
     if needs_key(path) or path == _HEALTH:
-        # A stream token replaces the key, and health has details for those who have one.
+        # A stream token replaces the key, and the health endpoint shows details to clients that
+        # have a key.
         keys: list[dict[str, list[str]]] = [{_KEY_SCHEME: []}, {_KEY_HEADER_SCHEME: []}]
         is_optional = takes_token or path == _HEALTH
         operation["security"] = [*keys, *([{}] if is_optional else [])]
@@ -222,8 +223,8 @@ def headers_named(*names: str) -> dict[str, Any]:
 def documented(
     kind: type[Body], example: Mapping[str, Any], answer: type[Struct], *, streams: bool
 ) -> dict[str, Any]:
-    """What a route adds to the document: its body with an example, its headers and its responses.
-    The body has no parameters that are refused, though its struct may inherit them.
+    """The parts that a route adds to the document: its body with an example, its headers and its
+    responses. The body has no parameters that are refused, though its struct may inherit them.
 
     ``streams``: whether the route generates, so that its response can be streamed.
     """
@@ -238,7 +239,7 @@ def documented(
 
 
 def form(required: Sequence[str], properties: Mapping[str, Any]) -> dict[str, Any]:
-    """What a route whose body is a form adds to the document."""
+    """The parts that a route whose body is a form adds to the document."""
     schema = {"type": "object", "required": [*required], "properties": dict(properties)}
     content = {"multipart/form-data": {"schema": schema}}
     return {"requestBody": {"required": True, "content": content}}

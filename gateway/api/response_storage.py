@@ -1,8 +1,8 @@
-"""Stores responses: what precedes one, that it has begun, and how it has ended.
+"""Stores responses: the items before a response, its beginning, and its end.
 
 A response is stored before its job is published, and once more before the client is sent the end of
-the answer, so that the client can continue it at once. What ends without its gateway is completed
-by `gateway.api.abandoned_responses`.
+the answer, so that the client can continue it at once. If the gateway dies before the end,
+`gateway.api.abandoned_responses` completes the response.
 """
 
 import asyncio
@@ -56,13 +56,13 @@ _EVENTS: Mapping[str, EventType] = {
     "cancelled": "response.cancelled",
     "incomplete": "response.incomplete",
 }
-"""What the end of a background response announces, by its status."""
+"""The type of the webhook event at the end of a background response, by the status."""
 _Request = TypeVar("_Request", bound=ResponsesRequest)
 
 
 @dataclass(frozen=True, slots=True)
 class _Predecessor:
-    """What a response continues."""
+    """The conversation or response that a response continues."""
 
     items: Sequence[StoredItem] = ()
     previous_id: str | None = None
@@ -72,7 +72,7 @@ class _Predecessor:
 
 @dataclass(slots=True)
 class ResponseStorage:
-    """The storing of one response, from its beginning to its end."""
+    """Stores a response, from its beginning to its end."""
 
     gateway: Gateway
     tenant: str
@@ -118,8 +118,8 @@ class ResponseStorage:
                 await self.discard()
 
     async def _require_no_answer(self, state: StoredState) -> None:
-        """A request that failed may be sent again, but what was answered stays as it is. Raises
-        `StreamExpired`."""
+        """Raise `StreamExpired` if the response has ended with an answer. A failed request may be
+        sent again."""
         record = await state.responses.find(self.tenant, self.response_id)
         if record is None or record.body is None or _OUTPUT.decode(record.body).status == "failed":
             return
@@ -141,12 +141,12 @@ class ResponseStorage:
 async def prepare(
     gateway: Gateway, request: ResponsesRequest, tenant: str, entry: Entry
 ) -> tuple[ResponsesRequest, ResponseStorage | None]:
-    """The request with the items before it and those that it refers to, and how to store its
+    """The request with the items before it and the items that it refers to, and the storage of its
     response, if it is to be stored. ``entry`` holds the items until the request ends.
 
     Raises `InvalidRequest`, `PreviousResponseNotFound`, `NotFound` if there is no such
-    conversation, `ContextLengthExceeded` if what it continues is too long, `Overloaded`, and
-    `Unavailable` without a database or space on its disk, unless the client relies on none.
+    conversation, `ContextLengthExceeded` if the conversation before it is too long, `Overloaded`,
+    and `Unavailable` without a database or space on its disk, unless the client relies on none.
     """
     is_stored = request.is_stored(default=gateway.settings.store_responses)
     if not is_stored and not request.needs_store:
@@ -174,8 +174,8 @@ async def prepare(
 
 
 async def continued(gateway: Gateway, request: _Request, tenant: str, entry: Entry) -> _Request:
-    """The request with the items before it and those that it refers to, if there are any. Raises as
-    `prepare`."""
+    """The request with the items before it and the items that it refers to, if there are any.
+    Raises the errors of `prepare`."""
     if not request.is_continued:
         return request
     state = await gateway.store.open()
@@ -188,7 +188,7 @@ async def continued(gateway: Gateway, request: _Request, tenant: str, entry: Ent
 async def finish(gateway: Gateway, tenant: str, response: ResponseObject) -> None:
     """Store how a response has ended. A database that is slow is waited for only for a while; the
     answer does not depend on it."""
-    # What has begun to be stored is stored even if the client leaves.
+    # A write that has begun is completed even if the client leaves.
     await gateway.store.write(_write(gateway, tenant, response), _MAX_WAIT_S)
 
 
@@ -206,9 +206,9 @@ async def num_readers(gateway: Gateway, response_id: str) -> int | None:
 async def input_items(
     gateway: Gateway, tenant: str, record: ResponseRecord, entry: Entry
 ) -> list[StoredItem]:
-    """All items that a response was generated from, the oldest first; ``entry`` holds those that it
-    continues. Raises `NotFound` if some were deleted since, `ContextLengthExceeded`, `Overloaded`
-    and `Unavailable`."""
+    """All items that a response was generated from, the oldest first; ``entry`` holds the items
+    that it continues. Raises `NotFound` if some were deleted since, `ContextLengthExceeded`,
+    `Overloaded` and `Unavailable`."""
     state = await gateway.store.open()
     items: list[StoredItem] = []
     if record.previous_id is not None:

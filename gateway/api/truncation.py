@@ -53,8 +53,8 @@ async def truncated(lane: QuickLane, job: GenerationJob, deadline: float) -> Gen
 
 
 def possible_starts(messages: Sequence[ChatMessage]) -> list[int]:
-    """The positions at which a shorter chat may begin, in order, each leaving out more than the one
-    before. No output after them lacks its call."""
+    """The positions at which a shorter chat may begin, in order, and each position leaves out more
+    than the position before. No tool output after a start lacks its call."""
     question = _question(messages)
     is_left_out = [not _is_kept(k, messages, question) for k in range(len(messages))]
     num_left_out = list(accumulate(is_left_out, initial=0))

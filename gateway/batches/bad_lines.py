@@ -1,6 +1,5 @@
-"""What is wrong with a line of a batch, in the same words wherever it is checked: by a gateway, or
-by ``warren batch``, which has no API keys and may have no workers.
-"""
+"""The faults of a line of a batch, in the same words wherever it is checked: by a gateway, or by
+``warren batch``, which has no API keys and may have no workers."""
 
 from contextlib import suppress
 
@@ -17,7 +16,7 @@ _MAX_SHOWN_CHARS = 64
 
 
 class BadInput(Exception):
-    """What is wrong with a line of a batch, or with its file."""
+    """The fault of a line of a batch, or of its file."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -52,7 +51,7 @@ def read_line(text: bytes) -> RequestLine:
 
 
 def repeated(custom_id: str) -> BadInput:
-    """The problem of a line whose ``custom_id`` an earlier one has."""
+    """The fault of a line whose ``custom_id`` an earlier line has."""
     message = f"The custom_id {custom_id[:_MAX_SHOWN_CHARS]!r} is not unique."
     return BadInput("duplicate_custom_id", message, "custom_id")
 

@@ -21,6 +21,7 @@ from gateway.store.batches import BatchRecord, Ending, LeaseLost, LineAnswer
 from gateway.store.state import StoredState
 from gateway.wiring import Gateway
 from shared.errors import InvalidRequest, NotFound, Unavailable
+from shared.settings import DAY_S
 from shared.telemetry import incidents
 
 logger = logging.getLogger(__name__)
@@ -31,18 +32,8 @@ _MIN_LOOK_INTERVAL_S = 0.2
 """However often batches are created and cancelled. Each look is several transactions."""
 _RETRY_PAUSE_S = 0.5
 _SWEEP_INTERVAL_S = 60.0
-_MAX_BATCHES = 16
-"""Batches that one gateway runs at once; the others wait for it, or for another gateway."""
-_MAX_FIRST = 16
-"""Further batches, each the only one of its tenant here: a tenant does not wait for the batches of
-others."""
-_MAX_RUNNING_BYTES = 64 << 20
-"""What the running lines of all batches may take in memory together, besides one large line of each
-batch."""
 _MAX_EMBEDDINGS = 1
-"""Embeddings wait for the one slot that `QuickLane` has for them."""
-_ROOM_INTERVAL_S = 1.0
-"""Seconds after which a batch looks again whether its tenant has room for more answers."""
+"""Embeddings wait for the only slot that `QuickLane` has for them."""
 _LINES_AT_ONCE = 1000
 _ANSWERS_AT_ONCE = 100
 _ANSWER_BYTES_AT_ONCE = 8 << 20
@@ -51,12 +42,12 @@ _Result = TypeVar("_Result")
 
 
 class BatchRunner:
-    """Runs batches at one gateway, beside its other work."""
+    """Runs batches at a gateway, beside its other work."""
 
     def __init__(self, gateway: Gateway) -> None:
         self._gateway = gateway
         self._runs: dict[str, tuple[_BatchRun, asyncio.Task[None]]] = {}
-        self._memory = Memory(_MAX_RUNNING_BYTES)
+        self._memory = Memory(gateway.tuning.batch_lines_bytes)
         self._large_check = asyncio.Lock()
 
     async def run(self) -> None:
@@ -64,7 +55,7 @@ class BatchRunner:
         claim them at once."""
         store = self._gateway.store
         state = await store.wait_open()
-        sweep = partial(_sweep, kept_s=self._gateway.settings.file_retention_s)
+        sweep = partial(_sweep, kept_s=self._gateway.settings.retention_days * DAY_S)
         keep_swept = partial(store.keep_swept, sweep, _SWEEP_INTERVAL_S)
         sweeping = asyncio.create_task(incidents.keep_running(keep_swept))
         try:
@@ -82,11 +73,11 @@ class BatchRunner:
 
     async def _claim(self, state: StoredState) -> None:
         """Claim as many batches as there is room for. Raises `Unavailable`."""
-        lease_s = self._gateway.settings.batch_lease_s
-        while len(self._runs) < _MAX_BATCHES + _MAX_FIRST:
+        tuning = self._gateway.tuning
+        while len(self._runs) < tuning.max_batches + tuning.max_first_batches:
             running = {batch_id: run.batch.tenant for batch_id, (run, _) in self._runs.items()}
-            is_full = len(self._runs) >= _MAX_BATCHES
-            batch = await state.batches.claim(running, lease_s, is_full=is_full)
+            is_full = len(self._runs) >= tuning.max_batches
+            batch = await state.batches.claim(running, tuning.batch_lease_s, is_full=is_full)
             if batch is None:
                 return
             run = _BatchRun(self._gateway, state, batch, self._memory, self._large_check)
@@ -106,7 +97,7 @@ class BatchRunner:
 
 
 class _BatchRun:
-    """The run of one batch at one gateway, under one fencing token."""
+    """The run of a batch at a gateway, under its fencing token."""
 
     def __init__(
         self,
@@ -173,7 +164,7 @@ class _BatchRun:
 
     async def _keep(self) -> None:
         """Keep the lease. Raises `LeaseLost`."""
-        lease_s = self._gateway.settings.batch_lease_s
+        lease_s = self._gateway.tuning.batch_lease_s
         while True:
             # The next look may be late: a claim can wait for the database for a minute.
             with suppress(TimeoutError):
@@ -266,19 +257,28 @@ class _BatchRun:
             return await check(self._gateway, endpoint, key, lines, self._large_check)
 
     async def _answer_all(self) -> None:
-        """Answer the lines that have no answer, of each model on its own: one without workers does
-        not hold up the others."""
+        """Answer the lines that have no answer, for each model separately: a model without workers
+        does not hold up the other models."""
         models = self.batch.models or ()
         memory = BatchMemory(self._memory, len(models))
         with closing(LineOrder()) as order:
             await self._arrange(order)
             async with asyncio.TaskGroup() as tasks:
                 for model in models:
-                    tasks.create_task(self._answer_model(order.of_model(model), memory))
+                    tasks.create_task(self._answer_model(model, order.of_model(model), memory))
 
-    async def _answer_model(self, places: Iterator[LinePlace], memory: BatchMemory) -> None:
-        max_lines = _MAX_EMBEDDINGS if self._is_quick else self._gateway.settings.batch_window
-        window = Window(max_lines, memory)
+    def _max_lines(self, model: str) -> int:
+        """The number of lines of a model that may be in the queue now."""
+        if self._is_quick:
+            return _MAX_EMBEDDINGS
+        tuning, workers = self._gateway.tuning, self._gateway.workers.of_model(model)
+        num_slots = sum(worker.max_num_seqs for worker in workers)
+        return min(max(tuning.batch_window, 2 * num_slots), tuning.max_batch_window)
+
+    async def _answer_model(
+        self, model: str, places: Iterator[LinePlace], memory: BatchMemory
+    ) -> None:
+        window = Window(partial(self._max_lines, model), memory)
         async with asyncio.TaskGroup() as tasks:
             for place in places:
                 leave = await window.enter(place.num_bytes)
@@ -290,8 +290,8 @@ class _BatchRun:
 
     async def _stop_lines(self) -> None:
         """End the jobs that the last gateway had published. Only the first lines without an answer
-        can have one, as many of each model as fit into the window."""
-        num_begun = self._gateway.settings.batch_window
+        can have a job, for each model as many lines as fit into the largest window."""
+        num_begun = self._gateway.tuning.max_batch_window
         with closing(LineOrder()) as order:
             await self._arrange(order)
             async with asyncio.TaskGroup() as tasks:
@@ -361,7 +361,7 @@ class _BatchRun:
         async with self._looking_for_room:
             now = time.monotonic()
             if now >= self._look_for_room_at:
-                self._look_for_room_at = now + _ROOM_INTERVAL_S
+                self._look_for_room_at = now + self._gateway.tuning.batch_room_s
                 try:
                     await _retry(partial(self._files.bytes_left, self.batch.tenant))
                     self._no_room = None
@@ -425,7 +425,7 @@ class _BatchRun:
     async def _write(self, name: str, *, is_error: bool, ending: Ending = "completed") -> str:
         """Write a file that exists once the batch has ended; returns its id."""
         batch = self.batch
-        kept_s = batch.output_expires_after_s or self._gateway.settings.file_retention_s
+        kept_s = batch.output_expires_after_s or self._gateway.settings.retention_days * DAY_S
         writing = self._files.writing(
             batch.tenant, f"{batch.id}_{name}.jsonl", OUTPUT_PURPOSE, is_hidden=True
         )
@@ -449,11 +449,11 @@ class _BatchRun:
         return draft.id
 
 
-async def _next_look(changed: asyncio.Event) -> None:
+async def _next_look(changed: asyncio.Event, look_interval_s: float = _LOOK_INTERVAL_S) -> None:
     """Wait for the next look, which is sooner if a batch was created or cancelled."""
     await asyncio.sleep(_MIN_LOOK_INTERVAL_S)
     with suppress(TimeoutError):
-        async with asyncio.timeout(_LOOK_INTERVAL_S - _MIN_LOOK_INTERVAL_S):
+        async with asyncio.timeout(look_interval_s - _MIN_LOOK_INTERVAL_S):
             await changed.wait()
     changed.clear()
 

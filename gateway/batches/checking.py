@@ -35,9 +35,12 @@ listing has the errors of many batches."""
 _MAX_MESSAGE_CHARS = 500
 _MAX_PARAM_CHARS = 200
 _MAX_MODELS = 8
+_BYTES_PER_LINE = 4 << 10
+"""A batch may have as many requests as fit the longest file with this size."""
 """Each has lines in memory while its batch runs, even if it has no workers."""
 _LARGE_BYTES = 1 << 20
-"""Lines that take more are checked one at a time, with those of all other batches."""
+"""Lines that take more are checked one at a time, together with the large lines of all other
+batches."""
 _PAUSE_S = 0.5
 _DIGEST_BYTES = 8
 """Two of a million custom_ids have the same digest with a probability of 3e-8."""
@@ -55,8 +58,8 @@ class Checked:
     num_lines: int = 0
     models: list[str] = field(default_factory=list)
     errors: list[dict[str, int | str | None]] = field(default_factory=list)
-    """The first ones, in OpenAI's form: ``code``, ``line``, ``message`` and ``param``. If a check
-    finds more, another one says how many; it is beyond both limits."""
+    """The first errors, in OpenAI's form: ``code``, ``line``, ``message`` and ``param``. If a check
+    finds more errors, a last error says how many; it is not counted in the limits."""
     num_errors: int = 0
     num_error_bytes: int = 0
 
@@ -87,13 +90,13 @@ async def check(
     large: asyncio.Lock,
 ) -> Checked:
     """Check a file. Everything is checked that can be known without the model's tokenizer, as for
-    single requests, including what the API key never permits. Each large line is checked under the
+    single requests, including the permissions of the API key. Each large line is checked under the
     lock ``large``.
 
     Raises `Unavailable` if the file cannot be read.
     """
     checked = Checked()
-    max_lines = gateway.settings.max_batch_lines
+    max_lines = gateway.settings.max_file_bytes // _BYTES_PER_LINE
     with _custom_ids() as is_new:
         async for line in lines:
             checked.num_lines += 1
@@ -124,8 +127,8 @@ async def check(
 
 @contextmanager
 def _custom_ids() -> Iterator[IsNew]:
-    """Collects digests of custom_ids in a temporary database: what exceeds its cache is in a file
-    that SQLite deletes."""
+    """Collects digests of custom_ids in a temporary database. Data that exceeds its cache is in a
+    file that SQLite deletes."""
     with closing(sqlite3.connect("")) as database:
         database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         database.execute("PRAGMA journal_mode = OFF")
@@ -167,10 +170,10 @@ async def _check_request(
     turn: AbstractAsyncContextManager[None],
     num_bytes: int,
 ) -> str:
-    """Check a request like a single one; returns its model. Raises `RequestError`."""
+    """Check a line like a single request; returns its model. Raises `RequestError`."""
     while True:
-        # Not the fault of the request. While it waits, others have their turn, and what was parsed
-        # is gone.
+        # These errors are not the fault of the request. While it waits, other requests have their
+        # turn, and its parsed body is released.
         with suppress(Overloaded, Unavailable, BusError):
             async with turn:
                 read = partial(ENDPOINTS[line.url].read, bytes(line.body))

@@ -11,12 +11,12 @@ change: a batch has the capacity that interactive requests leave free."""
 
 
 class Closing:
-    """The run of one batch, and the class in which its next lines run."""
+    """The run of a batch, and the class in which its next lines run."""
 
     def __init__(self, batch: BatchRecord, now: float | None = None) -> None:
         """``now`` is the beginning of the run, a Unix time."""
         self.num_left = self.num_answered = 0
-        """Lines that have no answer, and those that were answered in this run."""
+        """Lines that have no answer, and lines that were answered in this run."""
         self._began_at = time.time() if now is None else now
         self._ends_at = float(batch.expires_at)
         window_s = batch.expires_at - batch.created_at

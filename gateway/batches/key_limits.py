@@ -1,27 +1,23 @@
 """The limits of the API key that ordered a batch: its lines wait for them."""
 
-import asyncio
 import logging
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from gateway.intake.keys.accepted import Keys
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Grant, Limits
+from gateway.intake.turnstile import Turnstile
 from gateway.store.batches import BatchRecord
 from shared.errors import RateLimited
 from shared.messages import GenerationJob
 
 logger = logging.getLogger(__name__)
 
-_MAX_PAUSE_S = 0.1
-"""A slot may become free at any time: answers have fewer tokens than estimated, and end."""
-
 
 def key_of(batch: BatchRecord, keys: Keys) -> ApiKey:
-    """The API key of a batch. One that was revoked, or that this gateway has not read yet, is as it
-    was when the batch was created: what was accepted continues, within the same limits."""
+    """The API key of a batch. A key that was revoked, or that this gateway has not read yet, is as
+    it was when the batch was created: an accepted batch continues, within the same limits."""
     known = keys.with_id(batch.key_id)
     if known is not None and known.tenant == batch.tenant:
         return known
@@ -32,7 +28,7 @@ def key_of(batch: BatchRecord, keys: Keys) -> ApiKey:
 
 
 class LineSlot:
-    """The slot of one line within the limits. The line has it from its admission until it is
+    """The slot of a line within the limits. The line has it from its admission until it is
     answered, however often it is tried."""
 
     def __init__(self, lines: "LineLimits", stack: AsyncExitStack) -> None:
@@ -43,9 +39,10 @@ class LineSlot:
 
     async def take(self, num_tokens: int, job: GenerationJob | None = None) -> Grant:
         """Wait until the limits admit the line, which has about this many tokens. ``job`` is its
-        generation, if it is one.
+        generation, if the line is a generation.
 
-        Raises `InvalidRequest` if they never will, and `Unavailable` and `BusError`.
+        Raises `InvalidRequest` if the limits never admit the line, and `Unavailable` and
+        `BusError`.
         """
         if self.grant is None:
             self.grant = await self._lines.admit(self._stack, num_tokens, job)
@@ -53,14 +50,12 @@ class LineSlot:
 
 
 class LineLimits:
-    """Admits the lines of one batch, in the order in which they come: small ones do not overtake a
-    large one for ever."""
+    """Admits the lines of a batch, in the order in which they come."""
 
     def __init__(self, batch: BatchRecord, keys: Keys, limits: Limits) -> None:
         self._batch = batch
         self._keys = keys
-        self._limits = limits
-        self._turn = asyncio.Lock()
+        self._turnstile = Turnstile(limits)
         self._has_waited = False
 
     @property
@@ -70,22 +65,16 @@ class LineLimits:
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[LineSlot]:
-        """A slot for one line, which is returned when the context ends."""
+        """A slot for a line, which is returned when the context ends."""
         async with AsyncExitStack() as stack:
             yield LineSlot(self, stack)
 
     async def admit(
         self, stack: AsyncExitStack, num_tokens: int, job: GenerationJob | None
     ) -> Grant:
-        async with self._turn:
-            while True:
-                try:
-                    admission = self._limits.admit(self.key, num_tokens, job, is_batch_line=True)
-                    return await stack.enter_async_context(admission)
-                except RateLimited as error:
-                    self._report(error)
-                    pause_s = min(error.retry_after_s, _MAX_PAUSE_S)
-                    await asyncio.sleep(pause_s * secrets.SystemRandom().uniform(0.5, 1.0))
+        return await self._turnstile.admit(
+            stack, lambda: self.key, num_tokens, job, is_batch_line=True, report=self._report
+        )
 
     def _report(self, error: RateLimited) -> None:
         if not self._has_waited:

@@ -71,7 +71,7 @@ ENDPOINTS: Mapping[str, Endpoint] = {
 
 
 class RequestLine(msgspec.Struct, frozen=True, kw_only=True):
-    """One request of a batch."""
+    """A request of a batch."""
 
     custom_id: Annotated[str, Meta(min_length=1, max_length=512)]
     method: Literal["POST"] = "POST"
@@ -89,11 +89,11 @@ _MODEL_DECODER = msgspec.json.Decoder(_Model)
 _TURN_S = 1e-3
 """How long the event loop waits for lines; some ten are checked in this time."""
 _BYTES_OF_LINE = 4096
-"""What the objects of any line take."""
+"""The memory that the objects of any line take."""
 _FOUR_BYTES = (b"\xf0", b"\xf1", b"\xf2", b"\xf3", b"\xf4", b"\\ud", b"\\uD")
 """The beginnings of characters above U+FFFF, in UTF-8 and escaped."""
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding a line raises that is not valid."""
+"""The errors that decoding an invalid line raises."""
 
 
 class InputLine(NamedTuple):
@@ -105,7 +105,7 @@ class InputLine(NamedTuple):
     """The offset of ``text`` in the file."""
 
     async def num_bytes(self) -> int:
-        """What the line takes in memory, about, together with its request and its job. A large line
+        """About how much memory the line takes, together with its request and its job. A large line
         is measured in a thread."""
         if self.text is None:
             return 0
@@ -137,14 +137,14 @@ def _num_bytes(text: bytes) -> int:
         num_values = count_values(text)
     except InvalidRequest:  # it will be refused
         num_values = MAX_VALUES
-    # The text, the strings of the request, and those of the job, which are often the same.
+    # The text, the strings of the request, and the strings of the job, which are often the same.
     num_text_bytes = len(text) * (1 + 2 * _char_bytes(text))
     return _BYTES_OF_LINE + num_text_bytes + BYTES_OF_VALUE * num_values
 
 
 def _char_bytes(text: bytes) -> int:
-    """How many bytes a character of a string takes, at most, that is read from this JSON: in a
-    string, all characters take as many as the widest one."""
+    """The most bytes that a character of a string from this JSON takes: in a string, all characters
+    take as many bytes as the widest character."""
     if any(mark in text for mark in _FOUR_BYTES):
         return 4
     return 1 if text.isascii() and b"\\u" not in text else 2
@@ -153,8 +153,9 @@ def _char_bytes(text: bytes) -> int:
 async def input_lines(
     parts: AsyncIterator[bytes], max_bytes: int
 ) -> AsyncGenerator[InputLine, None]:
-    """The lines of a file that are not empty. Those of more than ``max_bytes`` are not kept in
-    memory. The event loop is free after the line with which the caller has spent a millisecond."""
+    """The lines of a file that are not empty. The text of a line of more than ``max_bytes`` is not
+    kept in memory. The event loop is free after the line with which the caller has spent a
+    millisecond."""
     number, rest, is_cut = 0, b"", False
     end = 0  # of the lines so far
     turn_began_at = time.monotonic()
@@ -186,9 +187,9 @@ async def input_lines(
 
 
 def request_id_of(batch_id: str, line: int, prefix: str) -> str:
-    """The request id of a line: the same for every gateway, so that one that continues a batch
-    finds the logs of the lines that were running. The id of the batch is not guessable, and neither
-    is this one."""
+    """The request id of a line: the same for every gateway, so that a gateway that continues a
+    batch finds the logs of the lines that were running. The id of the batch is not guessable, and
+    neither is the request id."""
     digest = hashlib.sha256(f"{batch_id}:{line}".encode()).hexdigest()
     return f"{prefix}{digest[:32]}"
 
@@ -224,7 +225,7 @@ class LineOutcome(NamedTuple):
 
     @property
     def used(self) -> TokensUsed:
-        """What the answer says that it has used."""
+        """The usage that the answer states."""
         match self.answer:
             case ChatCompletion(usage=Usage() as usage) | Completion(usage=Usage() as usage):
                 return TokensUsed(

@@ -90,12 +90,12 @@ class LinePlace(NamedTuple):
     """The offset of its first byte."""
     end: int
     num_bytes: int
-    """What the line takes in memory while it runs."""
+    """The memory that the line takes while it runs."""
 
 
 class LineOrder:
-    """The lines of a batch in their order, in a temporary database: what exceeds its cache is in a
-    file that SQLite deletes."""
+    """The lines of a batch in their order, in a temporary database. Data that exceeds its cache is
+    in a file that SQLite deletes."""
 
     def __init__(self) -> None:
         self._database = sqlite3.connect("")
@@ -118,7 +118,7 @@ class LineOrder:
         )
 
     def of_model(self, model: str) -> Iterator[LinePlace]:
-        """The lines of one model, the first to run first."""
+        """The lines of a model, in the order in which they run."""
         query = (
             "SELECT number, start, end, num_bytes FROM lines WHERE model = ? ORDER BY rank, number"
         )

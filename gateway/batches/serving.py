@@ -1,9 +1,8 @@
-"""Answers one line of a batch like any other request, with the same parsing, checks, logs and
+"""Answers a line of a batch like any other request, with the same parsing, checks, logs and
 rendering, but with the job in the batch class."""
 
 import asyncio
 import logging
-import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -32,6 +31,7 @@ from gateway.log.cursor import Departure
 from gateway.log.reply_queues import ReplyLog
 from gateway.store.batches import BatchRecord
 from gateway.wiring import Gateway
+from shared.backoff import Backoff
 from shared.errors import (
     BusError,
     Cancelled,
@@ -71,7 +71,7 @@ Record = Callable[[LineOutcome], Awaitable[None]]
 
 
 class LineServer:
-    """Answers lines of one batch, within the limits of the API key that ordered it."""
+    """Answers lines of a batch, within the limits of the API key that ordered it."""
 
     def __init__(self, gateway: Gateway, batch: BatchRecord) -> None:
         self.gateway = gateway
@@ -98,7 +98,7 @@ class LineServer:
                 await self._answer(request_id, line, slot, record)
 
     async def stop(self, request_id: str) -> None:
-        """End the job of a line, if a gateway has published one, and delete its log."""
+        """End the job of a line, if a gateway has published a job, and delete its log."""
         try:
             await self.gateway.cancel(request_id, None)
         except StreamExpired:
@@ -113,7 +113,7 @@ class LineServer:
     async def _answer(
         self, request_id: str, line: InputLine, slot: LineSlot, record: Record
     ) -> None:
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while True:
             try:
                 async with self._answered(request_id, line, slot) as answer:
@@ -130,8 +130,8 @@ class LineServer:
                 incidents.report("request", "batch line failed", error, **fields)
                 failure = InternalError("The gateway failed on this request.")
                 return await record(LineOutcome(request_id, failure))
-            await asyncio.sleep(pause_s * secrets.SystemRandom().uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+            backoff.lasted()
+            await asyncio.sleep(backoff.drawn_pause_s)
 
     @asynccontextmanager
     async def _answered(
@@ -149,7 +149,7 @@ class LineServer:
                 yield answer
 
     def _read(self, line: InputLine) -> tuple[Request, str]:
-        """The request of a line, and the hash of its body, of which no copy is kept."""
+        """The request of a line, and the hash of its body. No copy of the body is kept."""
         assert line.text is not None
         raw_body = bytes(LINE_DECODER.decode(line.text).body)
         request = ENDPOINTS[self.batch.endpoint].read(raw_body)

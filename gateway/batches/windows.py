@@ -1,9 +1,9 @@
-"""Bounds what batches do at once: the number of lines of one batch and model, and the memory that
-the lines of all batches take.
+"""Bounds the concurrent work of batches: the number of lines of each batch and model, and the
+memory that the lines of all batches take.
 
-No batch waits for the lines of another one, which may run until the end of their batch if their
-model has no workers: however many of them there are, they leave some memory to those that come, and
-each batch has a slot for one line of any size.
+No batch waits for the lines of another batch, which may run until the end of their batch if their
+model has no workers: however many lines run, they leave some memory to later lines, and each batch
+has a slot for a line of any size.
 """
 
 import asyncio
@@ -18,8 +18,8 @@ class Memory:
     """Memory that batches share."""
 
     def __init__(self, max_bytes: int) -> None:
-        """All lines take at most ``max_bytes`` together, besides the one of each batch that is
-        larger than what its window may have."""
+        """All lines take at most ``max_bytes`` together, besides the line of each batch that is
+        larger than its window permits."""
         self.num_bytes = 0
         self.max_bytes = max_bytes
         self._changed = asyncio.Event()
@@ -34,12 +34,12 @@ class Memory:
 
 
 class BatchMemory:
-    """What one batch may have of the memory. Its windows have equal shares."""
+    """The share of a batch in the memory. Its windows have equal parts."""
 
     def __init__(self, shared: Memory, num_windows: int) -> None:
         self.shared = shared
         self.has_large_line = False
-        """Whether a line runs that is larger than what its window may have."""
+        """Whether a line runs that is larger than its window permits."""
         self._num_parts = _SHARE * num_windows
 
     def has_room(self, num_held: int, num_bytes: int) -> bool:
@@ -49,9 +49,9 @@ class BatchMemory:
 
 
 class Window:
-    """The running lines of one batch and model. One line enters at a time."""
+    """The running lines of a batch and model. Lines enter one at a time."""
 
-    def __init__(self, max_lines: int, memory: BatchMemory) -> None:
+    def __init__(self, max_lines: Callable[[], int], memory: BatchMemory) -> None:
         self._max_lines = max_lines
         self._memory = memory
         self._num_lines = self._num_bytes = 0
@@ -61,7 +61,7 @@ class Window:
         when the result is called, with any argument."""
         memory = self._memory
         while True:
-            if self._num_lines < self._max_lines:
+            if self._num_lines < self._max_lines():
                 if memory.has_room(self._num_bytes, num_bytes):
                     self._add(1, num_bytes)
                     return partial(self._leave, num_bytes)

@@ -3,12 +3,13 @@
 The turns of a conversation share their beginning, whose keys and values are in the cache of the
 worker that had the turns before. Rendezvous hashing (Thaler and Ravishankar, 1998) gives each
 conversation an order of the workers, in which a worker that joins or leaves changes nothing for the
-conversations of others. The first one in that order that has no more than its part of the load is
-the favourite: consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam, 2018).
-The bound is on the load of the last seconds: what a worker has at a single moment varies so much
-that conversations would leave their caches all the time.
+conversations of others. The first worker in that order that has no more than its part of the load
+is the affinity target: consistent hashing with bounded loads (Mirrokni, Thorup and
+Zadimoghaddam, 2018). The bound is on the load of the last seconds: the momentary load of a worker
+varies so much that conversations would leave their caches all the time.
 
-A favourite is a preference only. Without one, a job goes to the queue that all workers share.
+An affinity target is a preference only. A job without a target goes to the queue that all workers
+share.
 """
 
 import math
@@ -33,10 +34,10 @@ _MIN_PROMPT_TOKENS = 500
 _ROOT_CHARS = 1_000
 _ROOT_TOKENS = 250
 _MAX_LOAD = 1.25
-"""The most load of a favourite, relative to the mean of the workers. More would concentrate the
-load, less would move conversations more often."""
+"""The most load of an affinity target, relative to the mean of the workers. A higher bound would
+concentrate the load, and a lower bound would move conversations more often."""
 _BURST = 0.25
-"""The fraction of its slots by which a favourite's momentary load may exceed that bound."""
+"""The fraction of its slots by which a target's momentary load may exceed that bound."""
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -79,7 +80,7 @@ def root_of(job: GenerationJob) -> bytes | None:
     return blake2b(_encoder.encode((job.tenant, job.model, start)), digest_size=16).digest()
 
 
-def favourite(root: bytes, candidates: Sequence[Candidate]) -> Announcement | None:
+def target_of(root: bytes, candidates: Sequence[Candidate]) -> Announcement | None:
     """The worker that is to have the conversation with this root, of the ``candidates`` of its
     model; None if it has no free slot, or fewer than two take such jobs."""
     able = [one for one in candidates if one.worker.takes_near_jobs and one.slots]
@@ -117,6 +118,6 @@ def _is_long(messages: Sequence[ChatMessage]) -> bool:
 
 
 def _first_turn(messages: Sequence[ChatMessage]) -> list[tuple[str, str]]:
-    """The messages up to the first one of the user."""
+    """The messages up to the first message of the user."""
     first = next((k for k, message in enumerate(messages) if message.role == "user"), len(messages))
     return [(message.role, message.content) for message in messages[: first + 1]]

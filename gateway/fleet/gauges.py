@@ -20,7 +20,6 @@ _HORIZONS_S = (10, 60, 600)
 _LIMITS = (
     "max_requests",
     "max_connections",
-    "max_connections_per_address",
     "max_bytes_in_flight",
     "max_queue_wait_s",
 )
@@ -37,7 +36,7 @@ def export_fleet(
     due_tokens: Callable[[str, JobClass, Sequence[float]], Sequence[int]],
 ) -> None:
     """Add these metrics to ``catalog``. They are read at each scrape. ``slack_s`` and
-    ``due_tokens`` are those of `gateway.log.registry.Relays`."""
+    ``due_tokens`` are methods of `gateway.log.registry.Relays`."""
 
     def of_queues(read: Callable[[QueueReading], float]) -> Callable[[], Samples]:
         return lambda: [(key, read(reading)) for key, reading in queues.readings.items()]
@@ -178,7 +177,7 @@ def export_fleet(
     catalog.at_scrape(
         "gauge",
         "warren_gateway_limit",
-        "The gateway's limits, by the name of the setting.",
+        "The gateway's limits by name, such as max_requests.",
         ("limit",),
         lambda: [((name,), getattr(settings, name)) for name in _LIMITS],
     )

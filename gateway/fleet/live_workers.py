@@ -1,7 +1,7 @@
 """The live workers, the estimated wait for them, and the publishing of jobs to their queues.
 
-What is known of workers is derived from announcements and from the queues at the broker. The wait
-for a new request is estimated as the queue depth divided by the workers' throughput. A worker's
+The state of workers is derived from announcements and from the queues at the broker. The wait for a
+new request is estimated as the queue depth divided by the workers' throughput. A worker's
 throughput is measured only while all its sequence slots are in use; otherwise it reflects demand
 rather than capacity.
 """
@@ -39,23 +39,22 @@ from shared.telemetry.metrics import Catalog
 logger = logging.getLogger(__name__)
 
 _LOOK_INTERVAL_S = 0.1
-_STALE_AFTER_S = 1.0
+STALE_AFTER_S = 1.0
+"""Seconds for which the number of waiting jobs counts after it was looked up."""
 _HALF_LIFE_S = 30.0
 _LOAD_HALF_LIFE_S = 20.0
 _MAX_RETRY_AFTER_S = 60.0
 _FORGET_RATE_AFTER_S = 60.0
-_FORGET_AFTER_S = 10.0
 _FORGET_HEARTBEAT_AFTER_S = 120.0
-_HEARD_WITHIN_S = 3.0
-"""Seconds after its start within which a gateway receives an announcement of every live worker, at
-the default interval."""
+HEARD_WITHIN_S = 1.5 * topology.ANNOUNCE_INTERVAL_S
+"""Seconds after its start within which a gateway receives an announcement of every live worker."""
 _MANY_IN_FLIGHT = 64
 """With more requests of a tenant in flight, workers may have set some of them aside."""
 
 
 @dataclass(slots=True)
 class _Rate:
-    """The throughput of one worker while it was busy, with exponential decay."""
+    """The throughput of a worker while it was busy, with exponential decay."""
 
     last: Announcement
     heard_at: float
@@ -78,7 +77,7 @@ class _Rate:
 
 @dataclass(slots=True)
 class _Depth:
-    """The measured depth of one model's queues, and the jobs admitted since."""
+    """The measured depth of a model's queues, and the jobs admitted since."""
 
     num_waiting: int = 0
     num_set_aside: int = 0
@@ -92,9 +91,14 @@ class Backlog:
     background, and only while there are requests."""
 
     def __init__(
-        self, bus: Bus, max_wait_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        bus: Bus,
+        max_wait_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        stale_after_s: float = STALE_AFTER_S,
     ) -> None:
         """``clock`` returns the time in seconds."""
+        self._stale_after_s = stale_after_s
         self._bus = bus
         self._max_wait_s = max_wait_s
         self._clock = clock
@@ -125,14 +129,14 @@ class Backlog:
         """Count a request for ``model``, which ``workers`` serve, of a tenant that has
         ``num_in_flight`` here. Raises `Overloaded` with the time after which it would be accepted.
 
-        Jobs that workers have set aside are those of tenants that have many, so only these wait for
-        them.
+        Workers set aside jobs of tenants that have many jobs, so only requests of such tenants wait
+        for these jobs.
         """
         now = self._clock()
         depth = self._depths.setdefault(model, _Depth())
         if now - depth.counted_at > _LOOK_INTERVAL_S and depth.looking is None:
             depth.looking = asyncio.create_task(self._look(model, depth))
-        if now - depth.counted_at < _STALE_AFTER_S:
+        if now - depth.counted_at < self._stale_after_s:
             num_waiting = depth.num_waiting
             if num_in_flight >= _MANY_IN_FLIGHT:
                 num_waiting += depth.num_set_aside
@@ -208,12 +212,16 @@ class LiveWorkers:
     """Whether a job may go to the queue of the worker that may have its prefix in its cache."""
     requires_worker: bool = False
     """Whether requests that may not wait are refused while no worker of their model lives."""
+    heard_within_s: float = HEARD_WITHIN_S
+    """Seconds after its start within which this gateway hears of every live worker."""
     _workers: dict[str, _Known] = field(default_factory=dict)
     _leaving: dict[str, _Known] = field(default_factory=dict)
     """Workers that take no more jobs."""
     _heard_at: dict[str, float] = field(default_factory=dict)
     """Includes workers that are shutting down, whose streams continue for a while."""
     _first_seen_at: dict[str, int] = field(default_factory=dict)
+    _last_of_model: dict[str, Announcement] = field(default_factory=dict)
+    """Each model's latest announcement, which holds for its next worker too."""
     _missed: set[str] = field(default_factory=set)
     """Models without a live worker, for which jobs were published since."""
     _began_at: float = field(init=False)
@@ -254,20 +262,21 @@ class LiveWorkers:
             self._workers[announcement.worker] = known
             self._missed.discard(announcement.model)
             self.known_models[announcement.model] = time.time()
+            self._last_of_model[announcement.model] = announcement
             self._first_seen_at.setdefault(announcement.model, int(time.time()))
         self.backlog.hear(announcement)
         self.clocks.hear(announcement)
 
     def of_model(self, model: str) -> list[Announcement]:
-        """The latest announcement of each live worker of one model."""
+        """The latest announcement of each live worker of a model."""
         return [one.worker for one in self.candidates(model)]
 
     def _addresses_of(self, model: str) -> list[str]:
         return [worker.worker for worker in self.of_model(model)]
 
     def candidates(self, model: str) -> list[Candidate]:
-        """Each live worker of one model."""
-        oldest = self.clock() - _FORGET_AFTER_S
+        """Each live worker of a model."""
+        oldest = self.clock() - topology.FORGET_AFTER_S
         return [
             Candidate(known.announcement, known.mean_used)
             for known in self._workers.values()
@@ -275,8 +284,9 @@ class LiveWorkers:
         ]
 
     async def find(self, model: str, *, may_wait: bool = True) -> Announcement | None:
-        """What a live worker announces of a model: workers of one name agree on it. None if the
-        model's queue waits for a worker.
+        """The announcement of a model's live worker, or of its last worker while its queue waits
+        for another: all workers of a model agree on it. None if this gateway has heard no worker of
+        a model whose queue exists.
 
         Raises `ModelNotFound` and `BusUnavailable`, and `Unavailable` if the request should not
         wait for a worker (``may_wait``) and this gateway requires one.
@@ -289,7 +299,12 @@ class LiveWorkers:
         self.known_models[model] = time.time()
         if self.requires_worker and not may_wait and not self._is_early:
             raise Unavailable(f"No worker serves the model '{model}' at present.")
-        return None
+        return self._last_of_model.get(model)
+
+    def forget_model(self, model: str) -> None:
+        """Forget a model whose queues are deleted."""
+        self.known_models.pop(model, None)
+        self._last_of_model.pop(model, None)
 
     def require_short_wait(self, model: str, num_in_flight: int = 0) -> None:
         """Raises `Overloaded` if the queues of all live workers of a model are too long for a
@@ -303,13 +318,13 @@ class LiveWorkers:
         self, job: GenerationJob, reply_key: str, job_class: JobClass = "interactive"
     ) -> None:
         """Publish a generation: to the queue of the worker that may have its prefix in its cache,
-        or to the one that all workers share.
+        or to the queue that all workers share.
 
         Raises the same errors as `JobPublisher.publish`.
         """
         near, shared = (self._published.labels(job.model, route) for route in ("near", "shared"))
-        favourite = self._favourite(job) if job_class == "interactive" else None
-        if favourite is not None and await self._publish_near(job, reply_key, favourite.worker):
+        target = self._affinity_target(job) if job_class == "interactive" else None
+        if target is not None and await self._publish_near(job, reply_key, target.worker):
             near.inc()
         else:
             await self.jobs.publish(job, reply_key, job_class)
@@ -329,7 +344,7 @@ class LiveWorkers:
         return max((abs(self.clocks.ahead_s(a)) for a in self._addresses_of(model)), default=0.0)
 
     def problems(self) -> list[str]:
-        """What keeps requests for single models from being answered, as sentences."""
+        """The problems that keep requests for single models from being answered, as sentences."""
         problems = self.jobs.problems()
         for model in sorted(self.models()):
             skew_s = self.clock_skew_s(model)
@@ -340,15 +355,16 @@ class LiveWorkers:
         return problems
 
     def announced(self) -> list[tuple[Announcement, float]]:
-        """The latest announcement of each worker, including those that are leaving, and the seconds
-        since it arrived."""
+        """The latest announcement of each worker, including workers that are leaving, and the
+        seconds since it arrived."""
         self._forget()
         now = self.clock()
         known = [*self._workers.values(), *self._leaving.values()]
         return [(one.announcement, now - one.seen_at) for one in known]
 
     def only_model(self) -> str:
-        """The model of a request that names none. Raises `InvalidRequest` unless there is one."""
+        """The model of a request that names no model. Raises `InvalidRequest` unless there is
+        exactly one model."""
         models = list(self.models())
         if len(models) != 1:
             raise InvalidRequest("model: expected the name of a model.", param="model")
@@ -363,7 +379,8 @@ class LiveWorkers:
         return self._heard_at.get(worker, 0.0)
 
     def _miss(self, job: GenerationJob) -> None:
-        """Warn, once until there is a worker, that a job was published for a model without one."""
+        """Warn, once until there is a worker, that a job was published for a model without a live
+        worker."""
         if self._is_early or job.model in self._missed or self.of_model(job.model):
             return
         self._missed.add(job.model)
@@ -374,9 +391,9 @@ class LiveWorkers:
     @property
     def _is_early(self) -> bool:
         """Whether there may be workers that this gateway has not heard yet."""
-        return self.clock() < self._began_at + _HEARD_WITHIN_S
+        return self.clock() < self._began_at + self.heard_within_s
 
-    def _favourite(self, job: GenerationJob) -> Announcement | None:
+    def _affinity_target(self, job: GenerationJob) -> Announcement | None:
         """The worker to prefer. None for a job that is published again, because it may have been
         lost with that worker."""
         if not self.has_affinity or job.publication:
@@ -385,10 +402,10 @@ class LiveWorkers:
         if len(candidates) < 2:
             return None
         root = affinity.root_of(job)
-        return None if root is None else affinity.favourite(root, candidates)
+        return None if root is None else affinity.target_of(root, candidates)
 
     async def _publish_near(self, job: GenerationJob, reply_key: str, address: str) -> bool:
-        """Publish to the queue of one worker; False if it is gone or full. Raises `BusError`."""
+        """Publish to the queue of a worker; False if it is gone or full. Raises `BusError`."""
         message = job_message(job, reply_key, self.clocks.shift_s([address]))
         with suppress(Unroutable, PublishRefused, MessageTooLarge):
             await self.bus.publish(topology.near_binding(job.model, address), message)
@@ -397,7 +414,7 @@ class LiveWorkers:
 
     def _forget(self) -> None:
         now = self.clock()
-        oldest = now - _FORGET_AFTER_S
+        oldest = now - topology.FORGET_AFTER_S
         self._workers = {a: known for a, known in self._workers.items() if known.seen_at > oldest}
         self._leaving = {a: known for a, known in self._leaving.items() if known.seen_at > oldest}
         self.clocks.forget_all_but(self._workers)

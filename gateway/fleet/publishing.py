@@ -91,7 +91,7 @@ class JobPublisher:
         return 0.0 if clocks.are_level else clocks.shift_s(self._addresses(model))
 
     def problems(self) -> list[str]:
-        """What kept jobs from their queues within the last minute, as sentences."""
+        """The problems that kept jobs from their queues within the last minute, as sentences."""
         oldest = time.monotonic() - _PROBLEM_S
         self._problems = {model: one for model, one in self._problems.items() if one[1] > oldest}
         return [

@@ -17,7 +17,7 @@ _LOOK_INTERVAL_S = 2.0
 
 @dataclass(slots=True)
 class QueueReading:
-    """One queue, as it was inspected last."""
+    """A queue, as it was inspected last."""
 
     num_waiting: int
     num_consumers: int
@@ -33,10 +33,9 @@ class QueueReading:
 class QueueWatch:
     """Inspects the queues.
 
-    The broker does not reveal the age of a queue's head. It is derived from what is known of a
-    queue that is served in order: the head came after the queue was last empty, and after the
-    newest job that a worker has taken from it. Before either is known, the age counts from the
-    first look.
+    The broker does not reveal the age of a queue's head. It is derived from two facts about a queue
+    that is served in order: the head came after the queue was last empty, and after the newest job
+    that a worker has taken from it. Before either is known, the age counts from the first look.
     """
 
     def __init__(self, bus: Bus, workers: LiveWorkers) -> None:
@@ -72,13 +71,13 @@ class QueueWatch:
             await asyncio.sleep(_LOOK_INTERVAL_S)
 
     def recall(self, seen: Mapping[str, float]) -> None:
-        """From the next look on, watch those of these models that have queues, although no worker
-        may be left to announce them. ``seen``: the Unix time at which each was last seen."""
+        """From the next look on, watch the queues of these models, although no worker may be left
+        to announce them. ``seen`` has the Unix time at which each model was last seen."""
         known = self._workers.known_models
         self._recalled |= {model: at for model, at in seen.items() if model not in known}
 
     async def look(self) -> None:
-        """Inspect all queues once; those whose node is down have no reading. Raises `BusError`."""
+        """Inspect all queues once; a queue whose node is down has no reading. Raises `BusError`."""
         await self._look_for_recalled()
         known = self._workers.known_models
         models = sorted(known)

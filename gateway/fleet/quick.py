@@ -1,10 +1,10 @@
 """Quick jobs: jobs outside the generation queues, which are answered with a single message.
 
 Embeddings of batches are quick jobs, too, without a class of their own. A gateway therefore asks
-for one of each model at a time, once no other job of the model is without an answer: see
-`QuickLane.spare_slot`.
+for a single embedding of each model at a time, once no other job of the model is without an answer:
+see `QuickLane.spare_slot`.
 
-All replies to one gateway arrive on one queue, which lives as long as its connection. After a lost
+All replies to a gateway arrive on one queue, which lives as long as its connection. After a lost
 connection each pending job is published again; answering a job twice is harmless.
 """
 
@@ -41,7 +41,7 @@ from shared.messages import (
 from shared.off_loop import off_loop
 
 _PATIENCE_S = 60.0
-"""The time for which a worker makes a batch job wait for interactive ones by default."""
+"""The time for which a worker makes a batch job wait for interactive jobs by default."""
 _RETRY_PAUSE_S = 1.0
 
 _Answer = TypeVar("_Answer", Tokenized, Detokenized, Embedded)
@@ -50,7 +50,10 @@ _Answer = TypeVar("_Answer", Tokenized, Detokenized, Embedded)
 class QuickLane:
     """Publishes quick jobs and receives their answers."""
 
-    def __init__(self, bus: Bus, jobs: JobPublisher) -> None:
+    def __init__(
+        self, bus: Bus, jobs: JobPublisher, *, retry_pause_s: float = _RETRY_PAUSE_S
+    ) -> None:
+        self._retry_pause_s = retry_pause_s
         self._bus = bus
         self._jobs = jobs
         self._queue = topology.quick_replies_queue(uuid.uuid4().hex)
@@ -85,7 +88,7 @@ class QuickLane:
 
     @asynccontextmanager
     async def spare_slot(self, model: str, patience_s: float = _PATIENCE_S) -> AsyncIterator[None]:
-        """The one slot for jobs of ``model`` that no client waits for. It is free once no other
+        """The only slot for jobs of ``model`` that no client waits for. It is free once no other
         job of the model is without an answer here, or after ``patience_s``."""
         slot = self._spare_slots.setdefault(model, asyncio.Lock())
         async with slot:
@@ -146,7 +149,7 @@ class QuickLane:
             except (BusUnavailable, PublishUnconfirmed):
                 if not is_published:
                     raise
-                patience_s = _RETRY_PAUSE_S
+                patience_s = self._retry_pause_s
             await asyncio.wait(ends, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         return answered.result()
 

@@ -1,4 +1,4 @@
-"""What this gateway has measured in the last hour, for charts without Prometheus."""
+"""The measurements of this gateway in the last hour, for charts without Prometheus."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ _NUM_SAMPLES = 240
 
 
 class Sample(NamedTuple):
-    """One interval, which ended at the Unix time ``at``."""
+    """An interval, which ended at the Unix time ``at``."""
 
     at: float
     tokens_per_s: float
@@ -41,8 +41,8 @@ class Reading(NamedTuple):
 
 
 class Samples:
-    """Takes a sample every `INTERVAL_S` and keeps those of the last hour. ``read`` returns the
-    counters of tokens and the histograms of the time to first token."""
+    """Takes a sample every `INTERVAL_S` and keeps the samples of the last hour. ``read`` returns
+    the counters of tokens and the histograms of the time to first token."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Samples:
         self._num_requests = num_requests
         self._before = self._read()
         self.latest: deque[Sample] = deque(maxlen=_NUM_SAMPLES)
-        """The oldest one first."""
+        """The oldest sample first."""
 
     async def run(self) -> None:
         """Take samples, until cancelled."""
@@ -86,7 +86,8 @@ class Samples:
 
 def quantile(buckets: Sequence[tuple[float, float]], share: float) -> float | None:
     """A quantile of cumulative ``buckets``, interpolated as Prometheus does: the upper bound of the
-    last bucket but one if it lies in the last, which has none. None without any values."""
+    last bucket but one if the quantile lies in the last bucket, which has no bound. None without
+    any values."""
     if not buckets or buckets[-1][1] <= 0:
         return None
     rank = share * buckets[-1][1]

@@ -7,7 +7,6 @@ times the memory of the two bytes that describe it.
 
 import asyncio
 from codecs import BOM_UTF8
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,37 +14,30 @@ from functools import partial
 from fastapi import Request
 from starlette.exceptions import HTTPException
 
+from gateway.intake.shared_amount import SharedAmount
 from shared.errors import InvalidRequest, Overloaded, ShuttingDown
 from shared.off_loop import off_loop
 
-_RESERVED_SHARE = 8
-"""One in this many is kept for tenants that hold less than their share."""
 MAX_VALUES = 1 << 18
 MAX_CONTAINERS = 1 << 15
 """Objects and arrays."""
 BYTES_OF_VALUE = 64
-"""The approximate memory of one JSON value, without its text."""
+"""The approximate memory of a JSON value, without its text."""
 _NO_STRUCTURE = bytes(set(range(256)) - set(b'",[{'))
 _TIMEOUT_S = 60.0
 """Seconds within which a body must arrive."""
 
 
 class Admission:
-    """Counts the requests in flight, and the bytes of their bodies and of what they read."""
+    """Counts the requests in flight, and the bytes of their bodies and of the data that they
+    read."""
 
     def __init__(self, max_requests: int, max_bytes: int, *, has_tenants: bool = True) -> None:
         """Without tenants nothing is kept for others."""
         self.is_open = True
         self.num_requests = 0
-        self._slots = _Shared(
-            max_requests, "Too many requests are in flight.", "max_requests", has_tenants
-        )
-        self._bytes = _Shared(
-            max_bytes,
-            "The total size of the requests in flight is at its limit.",
-            "max_bytes_in_flight",
-            has_tenants,
-        )
+        self._slots = SharedAmount(max_requests, has_owners=has_tenants)
+        self._bytes = SharedAmount(max_bytes, has_owners=has_tenants)
         self._is_idle = asyncio.Event()
         self._is_idle.set()
 
@@ -54,11 +46,12 @@ class Admission:
         """Hold a slot for a request of ``tenant`` whose body is still to be read. `wait_idle` waits
         for it once `Entry.begin` is called.
 
-        Raises `Overloaded` if all slots are in use, or the last ones are kept for other tenants,
+        Raises `Overloaded` if all slots are in use, or the last slots are kept for other tenants,
         and `ShuttingDown` after `close`.
         """
-        self._require_open()
-        self._slots.take(tenant, 1)
+        self.require_open()
+        if not self._slots.take(tenant, 1):
+            raise Overloaded("Too many requests are in flight.", limit="max_requests")
         entry = Entry(self, tenant)
         try:
             yield entry
@@ -77,7 +70,7 @@ class Admission:
             yield entry
 
     def close(self) -> None:
-        """Reject further requests; admitted ones continue."""
+        """Reject further requests; admitted requests continue."""
         self.is_open = False
 
     async def wait_idle(self) -> None:
@@ -86,26 +79,31 @@ class Admission:
 
     def begin(self) -> None:
         """Turn an upload into a request. Raises `ShuttingDown` after `close`."""
-        self._require_open()
+        self.require_open()
         self.num_requests += 1
         self._is_idle.clear()
 
     def hold(self, tenant: str, num_bytes: int) -> None:
         """Raises `Overloaded` if the bodies in flight become too large together."""
-        self._bytes.take(tenant, num_bytes)
+        if not self._bytes.take(tenant, num_bytes):
+            raise Overloaded(
+                "The total size of the requests in flight is at its limit.",
+                limit="max_bytes_in_flight",
+            )
 
     def _end(self) -> None:
         self.num_requests -= 1
         if not self.num_requests:
             self._is_idle.set()
 
-    def _require_open(self) -> None:
+    def require_open(self) -> None:
+        """Raises `ShuttingDown` after `close`."""
         if not self.is_open:
             raise ShuttingDown("The gateway is shutting down.")
 
 
 class Entry:
-    """The slot of one request."""
+    """The slot of a request."""
 
     def __init__(self, admission: Admission, tenant: str) -> None:
         self.has_begun = False
@@ -123,40 +121,6 @@ class Entry:
         """Count memory until the request ends. Raises `Overloaded`."""
         self._admission.hold(self._tenant, num_bytes)
         self.num_bytes += num_bytes
-
-
-class _Shared:
-    """An amount that tenants share.
-
-    Its last eighth is kept for tenants that hold less than an equal share among the active tenants
-    and one that is still to come, so that one tenant does not keep the others out.
-    """
-
-    def __init__(self, amount: int, message: str, limit: str, has_tenants: bool) -> None:
-        """``message`` and ``limit``, a setting, describe the error of those that are refused."""
-        self._amount = self._free = amount
-        self._num_reserved = amount // _RESERVED_SHARE if has_tenants else 0
-        self._held: Counter[str] = Counter()
-        self._message = message
-        self._limit = limit
-
-    def take(self, tenant: str, amount: int) -> None:
-        """Raises `Overloaded`."""
-        left = self._free - amount
-        if left < 0 or (left < self._num_reserved and not self._is_below_share(tenant)):
-            raise Overloaded(self._message, limit=self._limit)
-        self._free = left
-        self._held[tenant] += amount
-
-    def give_back(self, tenant: str, amount: int) -> None:
-        self._free += amount
-        self._held[tenant] -= amount
-        if not self._held[tenant]:
-            del self._held[tenant]
-
-    def _is_below_share(self, tenant: str) -> bool:
-        num_active = len(self._held) + (tenant not in self._held)
-        return self._held[tenant] * (num_active + 1) < self._amount
 
 
 async def read_body(request: Request, max_bytes: int, entry: Entry) -> bytes:
@@ -209,7 +173,8 @@ def _without_strings(body: bytes) -> bytes:
     """The commas and opening brackets that are not part of a string. The result may be wrong
     after the first error in a document that is not valid JSON, where the parser stops, too."""
     unescaped = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    # Two quotes side by side are an empty string, or the end of one and the start of another.
+    # Two quotes side by side are an empty string, or the end of a string and the start of the next
+    # string.
     structure = unescaped.translate(None, _NO_STRUCTURE).replace(b'""', b"")
     if structure.count(b'"') > 4 * MAX_VALUES:  # a name and a string for each value
         raise _too_many_values()
@@ -217,11 +182,11 @@ def _without_strings(body: bytes) -> bytes:
 
 
 def _check_headers(request: Request, max_bytes: int) -> None:
-    # A small compressed body can decompress to a huge one.
+    # A small compressed body can decompress to a huge body.
     encoding = request.headers.get("content-encoding", "").strip().lower()
     if encoding not in ("", "identity"):
         raise HTTPException(415, "Compressed bodies are not supported.")
-    # Demanded, because a web page of any site may send other types without asking (CORS).
+    # JSON is required, because a web page of any site may send other types without asking (CORS).
     media_type = request.headers.get("content-type", "").partition(";")[0]
     if media_type.strip().lower() != "application/json":
         raise HTTPException(415, "The content type must be application/json.")

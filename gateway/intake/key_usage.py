@@ -1,5 +1,5 @@
-"""What API keys and tenants have used in the last minute at all gateways, and whether a request
-fits in.
+"""The usage of API keys and tenants in the last minute at all gateways, and whether a request fits
+in.
 
 Counts are kept for each second, so that any 60 seconds stay within a limit. Nothing here has a
 clock or does I/O.
@@ -20,8 +20,8 @@ _WINDOW_S = 61
 _SILENCE_S = 10.0
 """Seconds after which the running requests of a silent gateway are not counted any more."""
 _AHEAD_S = 10.0
-"""What lies further in the future was counted before the clock was set back. It is more than a
-claim waits, and than the clocks of gateways differ."""
+"""Seconds. Usage that lies further in the future was counted before the clock was set back: claims
+wait less long, and the clocks of gateways differ by less."""
 _BUSY_RETRY_S = 1.0
 
 
@@ -30,12 +30,12 @@ class DetachedClaim(NamedTuple):
 
     request_id: str
     job: DetachedJob
-    """What counts against its tenant."""
+    """The job that counts against its tenant."""
 
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """What a request uses."""
+    """The use of a request."""
 
     key: ApiKey
     at: float
@@ -52,7 +52,7 @@ class Claim:
     is_repeated: bool = False
     """Whether the same request has claimed the generation before, and that claim has its tokens."""
     is_of_publisher: bool = False
-    """Whether it is a job over AMQP, which counts even if another one has the same request id."""
+    """Whether it is a job over AMQP, which counts even if another job has the same request id."""
     is_dropped: bool = False
     """Whether the generation was cancelled before it had begun."""
     has_ended: bool = False
@@ -65,7 +65,7 @@ class Claim:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it is a generation, not a detached one, that has not ended."""
+        """Whether this is a generation that is not detached and has not ended."""
         return bool(self.request_id) and self.detached is None and not self.has_ended
 
     @property
@@ -75,7 +75,7 @@ class Claim:
 
 @dataclass(slots=True)
 class _Tally:
-    """The use of one account at one gateway."""
+    """The use of an account at a gateway."""
 
     seconds: dict[int, tuple[int, int]] = field(default_factory=dict)
     num_running: int = 0
@@ -99,7 +99,7 @@ class _Gateway:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The state of one limit."""
+    """The state of a limit."""
 
     kind: str
     """``requests`` or ``tokens``."""
@@ -110,12 +110,12 @@ class Rate:
 
 
 class AccountUse(NamedTuple):
-    """What a key or a tenant with limits uses at all gateways."""
+    """The use of a key or a tenant with limits at all gateways."""
 
     num_requests: int
     """In the last minute."""
     num_tokens: int
-    """In the last minute, those of unfinished answers estimated."""
+    """The tokens of the last minute. The tokens of unfinished answers are estimated."""
     num_running: int
     """Requests in flight, and jobs that go on although their clients have left."""
 
@@ -135,7 +135,7 @@ def require_possible(key: ApiKey, num_tokens: int) -> None:
 
 
 class JobClaims:
-    """The claims of one gateway's generations that have not ended, by request id. A request that is
+    """The claims of a gateway's generations that have not ended, by request id. A request that is
     sent again claims the same job."""
 
     def __init__(self) -> None:
@@ -153,7 +153,7 @@ class JobClaims:
         return request_id in self._claims
 
     def remove(self, claim: Claim) -> None:
-        """Remove one claim of a job, which goes on if it has others."""
+        """Remove a claim of a job, which goes on if it has others."""
         claims = self._claims.get(claim.request_id, [])
         if claim in claims:
             claims.remove(claim)
@@ -204,7 +204,7 @@ class RequestWindows:
 class UsageLedger:
     """The use of all keys and tenants. ``own`` is the gateway that admits.
 
-    What a request uses is counted for its key and for its tenant, if that has limits.
+    The use of a request is counted for its key, and for its tenant if the tenant has limits.
     """
 
     def __init__(self, own: str) -> None:
@@ -236,7 +236,7 @@ class UsageLedger:
 
     def settle(self, claim: Claim, num_tokens: int, now: float) -> None:
         """Replace the estimate of an admitted claim. Unused tokens are returned to the second in
-        which they were counted, and additional ones are counted now."""
+        which they were counted, and additional tokens are counted now."""
         change, claim.num_tokens = num_tokens - claim.num_tokens, num_tokens
         second = claim.second if change < 0 else math.floor(now)
         for tally in self._own_tallies(claim):
@@ -248,7 +248,7 @@ class UsageLedger:
             tally.num_running -= 1
 
     def own_usage(self, account_id: str, *claims: Claim) -> KeyUsage:
-        """What this gateway has admitted for an account, and ``claims`` in addition."""
+        """The use that this gateway has admitted for an account, and ``claims`` in addition."""
         tally = self._own_tally(account_id)
         seconds, num_running = dict(tally.seconds), tally.num_running
         for claim in claims:
@@ -283,7 +283,7 @@ class UsageLedger:
         self.left = {one: job for one, job in self.left.items() if job.deadline >= now}
 
     def hear(self, gateway: str, usage: dict[str, KeyUsage], now: float) -> None:
-        """Record what another gateway says of the accounts that it names."""
+        """Record the use that another gateway reports of the accounts that it names."""
         self._forget(now)
         heard = self._gateways.setdefault(gateway, _Gateway())
         heard.heard_at = now
@@ -291,8 +291,8 @@ class UsageLedger:
             heard.tallies[account_id] = _Tally(dict(one.seconds), one.num_running)
 
     def rates(self, key: ApiKey, now: float) -> Iterator[Rate]:
-        """The state of the limits for each minute, of each kind the one of key and tenant of which
-        less is left."""
+        """The state of the limits for each minute: for each kind, the limit of the key or of the
+        tenant, whichever has less left."""
         for index, kind in enumerate(_KINDS):
             rates = (self._rate(account, kind, index, now) for account in key.accounts)
             known = [rate for rate in rates if rate is not None]
@@ -376,7 +376,7 @@ class UsageLedger:
             )
 
     def _seconds(self, account_id: str, now: float, index: int) -> dict[int, int]:
-        """What was used in each second, at all gateways."""
+        """The use in each second, at all gateways."""
         seconds: dict[int, int] = {}
         for tally in self._tallies(account_id, now):
             for second, numbers in tally.seconds.items():

@@ -3,18 +3,18 @@
 A gateway announces to all gateways what a request will use, and waits until it has received its own
 announcement. By then it has counted everything that the others announced before, and admits the
 request if it is within the limits. Only announcements that cross each other cause an error. Every
-announcement states the gateway's total usage of a key or tenant, so the next one corrects the
-effect of a lost one, or of a request that was not admitted. A gateway that starts asks the others
-for theirs.
+announcement states the gateway's total usage of a key or tenant, so the next announcement corrects
+the effect of a lost announcement, or of a request that was not admitted. A gateway that starts asks
+the other gateways for their usage.
 
 A request counts as running until its job has ended. If its client leaves before, the job is
-announced to all gateways as one that goes on, and the worker reports its end to all of them.
+announced to all gateways as a job that goes on, and the worker reports its end to all of them.
 
 A job that a publisher sends to a worker over AMQP counts in the same way, against the limits of its
 tenant: the worker asks a gateway, which admits it like a request whose client has left at once.
 
-A request of a key without limits, whose tenant has none either, is admitted at once, unless it is
-detached.
+A request of a key without limits, whose tenant has no limits either, is admitted at once, unless it
+is detached.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.keys.tenant_limits import account_id_of
 from shared import topology
 from shared.bus.base import Bus, Message
-from shared.errors import BusError, RequestError, Unavailable, WarrenError
+from shared.errors import BusError, RateLimited, RequestError, Unavailable, WarrenError
 from shared.messages import (
     DetachedJob,
     Ended,
@@ -60,15 +60,18 @@ RATE_HEADERS = tuple(
     for name in ("limit", "remaining", "reset")
 )
 _SETTLE_S = 0.05
-"""Seconds that the other gateways have to answer one that has just begun to listen."""
+"""Seconds that the other gateways have to answer a gateway that has just begun to listen."""
 _PATIENCE_S = 5.0
 _MAX_LATE_S = 10.0
 _RETRY_PAUSE_S = 0.5
 _HEARTBEAT_S = 2.0
 _MIN_ANY = 60
 _ANY_PER_REQUEST = 10
-"""Requests of any kind that a key may send to one gateway for each of its requests per minute:
-requests that read or store something take less than those that generate."""
+"""Requests of any kind that a key may send to a gateway for each of its requests per minute:
+requests that read or store something take less than generations."""
+_MAX_DEFERRED = 60
+"""Bodies that a gateway reads in a minute for a key that is at its limits, to learn whether their
+requests would wait. Each costs time, and the key has none left."""
 _DROPPED_S = 5.0
 """Seconds for which a job still counts that was cancelled before its worker was heard of. A worker
 that has begun reports its end earlier; otherwise the job never runs."""
@@ -77,10 +80,10 @@ _Job = TypeVar("_Job", DetachedJob, LeftJob)
 
 
 class Grant:
-    """The slot of one admitted request."""
+    """The slot of an admitted request."""
 
     def __init__(self, limits: "Limits", claim: Claim | None = None) -> None:
-        """``claim``: what is counted; None if nothing is."""
+        """``claim`` is counted; None if the request has no limits."""
         self.is_published = False
         """Whether the job was published, so that its tokens count."""
         self._limits = limits
@@ -110,10 +113,18 @@ class RequestAttempt:
     """A request that may be refused before it is admitted."""
 
     is_admitted: bool = False
+    refusal: RateLimited | None = None
+    """The error of a key whose limits admit no request now, while the request might wait for
+    them."""
+
+    def require_now(self) -> None:
+        """Raises the error of a request that is not going to wait."""
+        if self.refusal is not None:
+            raise self.refusal
 
 
 class Limits:
-    """Admits the requests of one gateway, within the limits of their keys and tenants at all
+    """Admits the requests of a gateway, within the limits of their keys and tenants at all
     gateways."""
 
     def __init__(
@@ -142,14 +153,15 @@ class Limits:
         """The number of the first announcement that has the claim."""
         self._jobs = JobClaims()
         self._any = RequestWindows()
+        self._deferred = RequestWindows()
         self._left: dict[str, LeftJob] = {}
-        """What the next report says of `UsageLedger.left`."""
+        """The jobs of `UsageLedger.left` that the next report contains."""
         self._changed: set[str] = set()
         """Ids of accounts whose use must be announced to the other gateways."""
         self._ended: list[Ended] = []
         self._ends: dict[tuple[str, float], float] = {}
         """When workers reported the ends of the last seconds, by request id and deadline. A report
-        that a gateway sent before it received one of them may arrive later."""
+        that a gateway sent before it received such an end may arrive later."""
         self._news = asyncio.Event()
         self._report_number = 0
         """The number of the latest report."""
@@ -171,8 +183,9 @@ class Limits:
         *,
         is_batch_line: bool = False,
     ) -> AsyncIterator[Grant]:
-        """Hold the slot of a request of about ``num_tokens``. ``job`` is its generation, if it is
-        one, which counts until it has ended. That of the line of a batch is no detached request.
+        """Hold the slot of a request of about ``num_tokens``. ``job`` is its generation, if the
+        request is a generation, and counts until it has ended. The job of a batch's line is no
+        detached request.
 
         Raises `RateLimited`, `InvalidRequest` if the request exceeds a limit by itself, and
         `Unavailable` if the other gateways cannot be asked.
@@ -214,21 +227,30 @@ class Limits:
         self._leave(claim, is_published=True)
 
     @contextmanager
-    def attempt(self, key: ApiKey, request_id: str = "") -> Iterator[RequestAttempt]:
+    def attempt(
+        self, key: ApiKey, request_id: str = "", *, might_wait: bool = False
+    ) -> Iterator[RequestAttempt]:
         """Count a request that is refused as its client's fault before it is admitted. The id may
-        be that of a job that its client has sent before.
+        be the id of a job that its client has sent before.
 
         Raises `RateLimited`, before anything is read, if the key's limits admit no request now,
-        however small.
+        however small. If the request ``might_wait``, the error is `RequestAttempt.refusal`, because
+        only the body says whether it does.
         """
         self._require_budget(key.tenant)
         attempt = RequestAttempt()
         if key.has_limits:
             claim = Claim(key, self._clock(), request_id=request_id)
-            self._ledger.check(claim, *self._waiting)
+            try:
+                self._ledger.check(claim, *self._waiting)
+            except RateLimited as refusal:
+                if not (might_wait and self._may_defer(key)):
+                    raise
+                attempt.refusal = refusal
         try:
             yield attempt
         except (RequestError, HTTPException):
+            attempt.require_now()
             if key.has_rates and not attempt.is_admitted:
                 refused = Claim(key, self._clock())
                 self._ledger.add(refused)
@@ -243,6 +265,15 @@ class Limits:
             if account.requests_per_minute is not None:
                 limit = max(_MIN_ANY, _ANY_PER_REQUEST * account.requests_per_minute)
                 self._any.count(account, limit, self._clock())
+
+    def _may_defer(self, key: ApiKey) -> bool:
+        """Whether one more body may be read for a key that is at its limits."""
+        try:
+            for account in key.accounts:
+                self._deferred.count(account, _MAX_DEFERRED, self._clock())
+        except RateLimited:
+            return False
+        return True
 
     def note_published(self, claim: Claim, *, has_ended: bool, again: bool) -> None:
         """Note that the job of an admitted claim is published, or ``again`` after it had ended."""
@@ -291,6 +322,12 @@ class Limits:
         if request_id in self._ledger.left:
             self.end(request_id)
 
+    def hear_record(self, request_id: str) -> None:
+        """`end` if the job goes on without its client, because its usage was recorded. The record
+        is durable, while a broker that restarts loses what the worker has told the gateways."""
+        if self._ledger.is_without_client(request_id):
+            self.end(request_id)
+
     def headers(self, key: ApiKey) -> Iterator[tuple[bytes, bytes]]:
         """OpenAI's headers about the limits of a key and its tenant."""
         for rate in self._ledger.rates(key, self._clock()):
@@ -299,12 +336,12 @@ class Limits:
                 yield f"x-ratelimit-{name}-{rate.kind}".encode(), str(value).encode()
 
     def use_of(self, key: ApiKey) -> AccountUse | None:
-        """What a key uses at all gateways; None if neither it nor its tenant has limits, because it
-        is not counted."""
+        """The use of a key at all gateways; None if neither the key nor its tenant has limits,
+        because it is not counted."""
         return self._ledger.use_of(key.key_id, self._clock()) if key.has_limits else None
 
     def use_of_tenant(self, tenant: str) -> AccountUse:
-        """What a tenant with limits uses at all gateways."""
+        """The use of a tenant with limits at all gateways."""
         return self._ledger.use_of(account_id_of(tenant), self._clock())
 
     def listen(self) -> None:
@@ -314,7 +351,7 @@ class Limits:
         self._news.set()
 
     def hear(self, fact: UsageReport | Ended) -> None:
-        """Record what a gateway or a worker has announced."""
+        """Record the announcement of a gateway or a worker."""
         if isinstance(fact, Ended):
             return self._hear_end(fact)
         if fact.gateway != self.name:
@@ -354,7 +391,8 @@ class Limits:
                 try:
                     await self._publish()
                 except BusError as error:
-                    # Requests that wait for it may have the time to hear the next one.
+                    # Requests that wait for this announcement may have the time to hear the next
+                    # announcement.
                     logger.warning("usage of API keys not announced", extra={"reason": error.code})
                     for claim in self._waiting:
                         self._publish_usage_of(*claim.account_ids)
@@ -407,7 +445,7 @@ class Limits:
 
     def _claim_job(self, claim: Claim) -> None:
         """Note the job of an admitted claim, which the same request may have claimed before. A
-        publisher may give several jobs one request id, so each of them counts."""
+        publisher may give several jobs the same request id, so each job counts."""
         is_known = self._ledger.is_without_client(claim.request_id)
         if claim.is_of_publisher:
             return self._jobs.add(claim)

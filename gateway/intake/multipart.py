@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 _IDLE_TIMEOUT_S = 60.0
 _MIN_BYTES_PER_S = 4 << 10
-"""The average rate that a client must keep up after the first `_IDLE_TIMEOUT_S`. Otherwise one that
-sends a byte now and then would hold its place and what it has sent for ever."""
+"""The average rate that a client must keep up after the first `_IDLE_TIMEOUT_S`. Otherwise a client
+that sends a byte now and then would hold its place, and the memory of its body, for ever."""
 _MAX_FIELDS = 32
 _MAX_FIELD_BYTES = 16 << 10
 _MAX_HEADER_BYTES = 8 << 10
 _MAX_OVERHEAD_BYTES = 1 << 20
-"""What a form may have besides its file."""
+"""The bytes that a form may have besides its file."""
 
 Take = Callable[[str, bytes], Awaitable[None]]
 """Takes the file's name and its next bytes."""
@@ -40,7 +40,7 @@ class _Part:
 async def read_form(
     request: Request, max_bytes: int, take: Take, name: str = "file"
 ) -> dict[str, str]:
-    """Read a form with one file, whose field has this name, of at most ``max_bytes``.
+    """Read a form with a single file of at most ``max_bytes``, whose field has this name.
 
     Calls ``take`` with its bytes in order, also once if it has none; returns the other fields.
     Raises HTTPException 408, 413 or 415, and `InvalidRequest`.

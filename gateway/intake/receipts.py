@@ -1,8 +1,8 @@
 """Signs receipts and checks their signatures.
 
 A receipt is canonical JSON (RFC 8785), signed as a compact JWS (RFC 7515) with Ed25519 (RFC 9864).
-The keys are in one file in PEM. The first one signs; the public parts of all of them are published,
-so that receipts that an earlier key signed stay valid.
+The keys are in a single file in PEM. The first key signs; the public parts of all keys are
+published, so that receipts that an earlier key signed stay valid.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ class ReceiptKeys:
     """The keys of a deployment that sign receipts."""
 
     def __init__(self, keys: Sequence[OKPKey]) -> None:
-        """The first one signs, and has a private part."""
+        """The first key signs, and has a private part."""
         self._keys = keys
 
     @classmethod
@@ -82,7 +82,7 @@ def canonical(receipt: Receipt) -> bytes:
 
 
 def verified(text: str, published: Mapping[str, Any]) -> Receipt:
-    """The receipt in a compact JWS that one of the ``published`` keys, a JWK Set, has signed.
+    """The receipt in a compact JWS that a key of the JWK Set ``published`` has signed.
 
     Raises `InvalidReceipt`.
     """

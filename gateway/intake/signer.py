@@ -2,7 +2,7 @@
 derived from Idempotency-Keys. The sessions of the console have keys of their own.
 
 A stream token is its expiry, a tag of the API key of the stream's request, and the signature of
-both, of the stream's id and of what the token permits. The tags of older gateways name the tenant
+both, of the stream's id and of the token's permission. The tags of older gateways name the tenant
 in place of the key.
 
 A client may send a request with an ``Idempotency-Key`` twice. The request id is derived from the
@@ -32,11 +32,11 @@ _TAG_BYTES = 6
 _TOKEN = re.compile(r"([0-9a-f]{1,16})\.(?:([0-9a-f]{12})\.)?([0-9a-f]{32})")
 
 Verb: TypeAlias = Literal["read", "cancel"]
-"""What a stream token permits."""
+"""The action that a stream token permits."""
 
 
 class Signer:
-    """Signs with one secret, which all gateways of a deployment share."""
+    """Signs with a secret that all gateways of a deployment share."""
 
     def __init__(self, secret: bytes) -> None:
         self._token_key = derive_key(secret, "stream tokens")
@@ -48,7 +48,7 @@ class Signer:
 
     @classmethod
     def of(cls, settings: GatewaySettings) -> "Signer":
-        """A signer with the secret of the settings, or with a random one."""
+        """A signer with the secret of the settings, or with a random secret."""
         if settings.secret is not None:
             return cls(settings.secret.get_secret_value().encode())
         if settings.broker is not None:
@@ -61,14 +61,14 @@ class Signer:
     def stream_token(
         self, request_id: str, verb: Verb, expires_at: float, *, key_id: str = ""
     ) -> str:
-        """A token that permits ``verb`` on the stream of one request, which had the API key with
-        this id, until the Unix time ``expires_at``."""
+        """A token that permits ``verb`` on the stream of a request, which had the API key with this
+        id, until the Unix time ``expires_at``."""
         parts = [f"{int(expires_at):x}", *filter(None, [self.key_tag(key_id)])]
         return ".".join([*parts, _sign(self._token_key, request_id, verb, *parts)])
 
     def tag_in_token(self, request_id: str, verb: Verb, token: str) -> str | None:
-        """The tag of a token's API key, empty without one, if the token permits ``verb`` on this
-        stream now, provided that the key does; otherwise None."""
+        """The tag of a token's API key if the token permits ``verb`` on this stream now, provided
+        that the key does; otherwise None. The tag is empty for a token without a key."""
         match = _TOKEN.fullmatch(token)
         if match is None:
             return None
@@ -78,11 +78,11 @@ class Signer:
         return tag if is_ours and time.time() < int(expiry, 16) else None
 
     def key_tag(self, key_id: str) -> str:
-        """What names an API key in tokens; empty without one."""
+        """The name of an API key in tokens; empty without a key."""
         return _tag(self._api_key_key, key_id)
 
     def tenant_tag(self, tenant: str) -> str:
-        """What names a tenant in the tokens of older gateways; empty for the anonymous one."""
+        """The name of a tenant in the tokens of older gateways; empty for the anonymous tenant."""
         return _tag(self._tenant_key, tenant)
 
     def request_id(self, prefix: str, tenant: str, key: str) -> str:

@@ -1,5 +1,5 @@
-"""The ledger: writes what requests have used to the database, and prices it.
+"""The ledger: writes the usage of requests to the database, and prices it.
 
 `recorder` consumes the records of workers, `prices` is the table of prices, and `budgets` says
-which tenants have spent what they may.
+which tenants have spent their budgets.
 """

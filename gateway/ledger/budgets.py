@@ -1,7 +1,9 @@
-"""What tenants with a budget have spent in this month, and whether it permits more requests.
+"""The spending of tenants with a budget in this month, and whether the budget permits more
+requests.
 
 The usage records of the month are added up every few seconds, so a request counts a few seconds
-after its end, and a tenant may exceed its budget by what was running when it was spent.
+after its end, and a tenant may exceed its budget by the requests that were running when it was
+spent.
 """
 
 import asyncio
@@ -24,17 +26,17 @@ logger = logging.getLogger(__name__)
 LONGEST_MONTH_S = 31 * 24 * 3600.0
 _PAUSE_S = 5.0
 _PAUSE_OF_WORK = 20
-"""The pause is at least this many times as long as the sums took: those of millions of records take
-seconds."""
+"""The pause is at least this many times as long as the sums took: the sums of millions of records
+take seconds."""
 _TENANTS_AT_ONCE = 500
-"""Tenants whose sums one query adds up."""
+"""Tenants whose sums a single query adds up."""
 _MAX_SUMS = 1 << 20
 _SHARES = (Decimal("0.8"), Decimal(1))
 """The shares of a budget that are reported when they are spent."""
 
 
 class TenantBudget(NamedTuple):
-    """A tenant's budget and what is spent of it in this month, in the currency of the prices."""
+    """A tenant's budget and its spending in this month, in the currency of the prices."""
 
     monthly: Decimal
     spent: Decimal
@@ -57,7 +59,7 @@ class _Month(NamedTuple):
 
 
 class Budgets:
-    """The budgets of all tenants at one gateway."""
+    """The budgets of all tenants, as a gateway knows them."""
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class Budgets:
         self._pause_s = pause_s
         self._month = _Month.of(clock())
         self._spent: dict[str, Decimal] = {}
-        """What was spent in ``_month``, by tenant."""
+        """The spending in ``_month``, by tenant."""
         self._reported: set[tuple[str, Decimal, Decimal]] = set()
         """The tenants, budgets and shares that were reported in ``_month``."""
         self._reached = catalog.gauge(
@@ -106,7 +108,7 @@ class Budgets:
             )
 
     def spent(self) -> dict[str, str]:
-        """What tenants that have spent their budgets are told, by tenant."""
+        """The messages for tenants that have spent their budgets, by tenant."""
         return {
             tenant: self._says(tenant, budget.monthly)
             for tenant, _ in self._budgets()
@@ -114,7 +116,7 @@ class Budgets:
         }
 
     async def run(self) -> None:
-        """Add up what tenants have spent, again and again; never returns."""
+        """Add up the spending of tenants, again and again; never returns."""
         await self._store.wait_open()
         while True:
             began = time.monotonic()
@@ -126,7 +128,7 @@ class Budgets:
             await asyncio.sleep(max(self._pause_s, _PAUSE_OF_WORK * work_s))
 
     async def look(self) -> None:
-        """Add up what the tenants with budgets have spent in this month. Raises `Unavailable`."""
+        """Add up the spending of the tenants with budgets in this month. Raises `Unavailable`."""
         month = _Month.of(self._clock())
         usage = (await self._store.open()).usage
         tenants = [tenant for tenant, _ in self._budgets()]
@@ -143,7 +145,7 @@ class Budgets:
     async def _sums(
         self, usage: UsageRecords, tenants: Sequence[str], month: _Month
     ) -> dict[str, Decimal]:
-        """What tenants have spent, if anything; models without a price cost nothing."""
+        """The spending of tenants that have spent anything; models without a price cost nothing."""
         groups: tuple[Group, ...] = ("tenant", "model")
         sums = await usage.sums(
             groups, start=month.start, end=month.end, tenants=tenants, max_rows=_MAX_SUMS
@@ -159,7 +161,8 @@ class Budgets:
         return f"The tenant {tenant} has spent its budget of {amount} for this month."
 
     def _report(self, share: Decimal) -> None:
-        """Count the tenants that have spent this share of their budgets, and log new ones."""
+        """Count the tenants that have spent this share of their budgets, and log new tenants among
+        them."""
         reached = [
             (tenant, monthly)
             for tenant, monthly in self._budgets()

@@ -39,7 +39,7 @@ class PricedSum(NamedTuple):
     of: Mapping[Group, str]
     used: Used
     cost: Decimal | None
-    """None if one of the models has no price."""
+    """None if any model has no price."""
 
     def plus(self, other: "PricedSum") -> "PricedSum":
         is_known = self.cost is not None and other.cost is not None

@@ -40,7 +40,8 @@ class _Held(NamedTuple):
 class UsageRecorder:
     """Writes records, a few hundred in a transaction, and acknowledges them then.
 
-    What is written but not acknowledged comes again, and has no effect. Gateways share the work.
+    A record that is written but not acknowledged comes again, and has no effect. Gateways share the
+    work.
     """
 
     def __init__(
@@ -50,14 +51,14 @@ class UsageRecorder:
         publishers: Publishers,
         catalog: Catalog,
         retention_s: float,
-        on_model: Callable[[str], None],
+        on_record: Callable[[UsageRecord], None],
     ) -> None:
-        """``on_model`` is called with the model of each record, before the record is written."""
+        """``on_record`` is called with each record before it is written."""
         self._bus = bus
         self._store = store
         self._publishers = publishers
         self._retention_s = retention_s
-        self._on_model = on_model
+        self._on_record = on_record
         self._held: list[_Held] = []
         self._writing: asyncio.Task[None] | None = None
         self._records = _counter(catalog)
@@ -101,7 +102,7 @@ class UsageRecorder:
             return await self._drop(delivery, error.message)
         if not self._publishers.is_trusted(message.user_id):
             return await self._drop(delivery, f"user {message.user_id!r} may not record usage")
-        self._on_model(record.model)
+        self._on_record(record)
         self._held.append(_Held(delivery, record))
         return None
 
@@ -137,7 +138,7 @@ class UsageRecorder:
         return None
 
     async def _write_singly(self, batch: Sequence[_Held], error: Exception) -> None:
-        """Write each record on its own, so that one does not stop all others."""
+        """Write each record on its own, so that an invalid record does not stop all others."""
         if len(batch) > 1:
             for held in batch:
                 await self._write([held])

@@ -1,5 +1,5 @@
-"""The reader of a request's log, without clock or I/O: what it relays, the commands that it sends,
-what it has learned of the request, and what happens to the log when it leaves.
+"""The reader of a request's log, without clock or I/O: the events that it relays, the commands that
+it sends, the facts that it has learned about the request, and the fate of the log when it leaves.
 
 A reading starts at the beginning of the log, and again after each lost connection, because the
 broker may have lost the log's end and a worker may have written it again, divided into other
@@ -46,8 +46,8 @@ LogEvent: TypeAlias = Started | PromptScores | TokenDelta | Finished | Failed
 
 
 class LogFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a gateway must know of a request to read its log. Sent with the job and returned in
-    `Started`, so that any gateway can read the log."""
+    """The facts that a gateway must know of a request to read its log. Sent with the job and
+    returned in `Started`, so that any gateway can read the log."""
 
     tenant: str = ""
     body_hash: str = ""
@@ -104,7 +104,7 @@ class Departure(Enum):
     ABANDONED = auto()
     """The client disconnected, or was turned away, before it was sent the stream's id."""
     DRAINED = auto()
-    """The gateway shuts down; the client was asked to return to another one."""
+    """The gateway shuts down; the client was asked to return to another gateway."""
     ABORTED = auto()
     """The request was cancelled, its deadline has passed, or an error broke it."""
     DISPLACED = auto()
@@ -121,7 +121,7 @@ class LogEnd(Enum):
 
 
 class Fate(Enum):
-    """What happens to a job and its log."""
+    """The fate of a job and its log when a reader leaves."""
 
     STAYS = auto()
     """Both continue without this reader; the log expires."""
@@ -193,7 +193,7 @@ Item: TypeAlias = LogEvent | Restarted
 
 
 class LogCursor:
-    """Reads one log, any number of times."""
+    """Reads a log, any number of times."""
 
     def __init__(self, claim: Release, facts: LogFacts | None) -> None:
         """``claim`` identifies the reader and its right to the log. Without ``facts`` the log
@@ -201,7 +201,7 @@ class LogCursor:
         self.claim = claim
         self.facts = facts
         self.end = LogEnd.OPEN
-        """How the log ended, in this reading or an earlier one."""
+        """How the log ended, in this reading or an earlier reading."""
         self.num_accepted = 0
         """How often gateways have accepted the request."""
         self.publication = 0
@@ -215,7 +215,7 @@ class LogCursor:
         self._copy = LogCopy()
         """The copy of the log that the current reading makes."""
         self._best_copy = self._copy
-        """The longest one of any reading."""
+        """The longest copy of any reading."""
         self._is_renewed = False
         self._cut_off: set[str] = set()
         """Tickets of runs that were current when the connection to the broker was lost."""
@@ -240,7 +240,7 @@ class LogCursor:
         return self._best_copy.restored()
 
     def begin(self, *, is_renewed: bool = False) -> None:
-        """Start at the beginning of the log. ``is_renewed``: it is one that was recreated."""
+        """Start at the beginning of the log. ``is_renewed``: the log was recreated."""
         self._is_renewed = is_renewed
         self._copy, self.is_deserted, self.is_untouched = LogCopy(), is_renewed, is_renewed
         self._farthest = self.num_events
@@ -283,7 +283,7 @@ class LogCursor:
         if isinstance(event, Started) and any(isinstance(action, Relay) for action in actions):
             self.lost_runs.append(self.reader.num_lost_runs)
         if event.ticket == self.reader.ticket:
-            # Whoever has the job next may have been answered by the old queue of the log.
+            # The worker that has the job next may have been answered by the old queue of the log.
             self.is_deserted = self._is_renewed and isinstance(event, HandedOver)
 
     def cancel(self) -> list[Send]:

@@ -49,7 +49,7 @@ _EVENT_ID = re.compile(r"([^~]*)(?:~(\d{1,9}))?", re.ASCII)
 
 @dataclass(slots=True)
 class _Progress:
-    """The progress of one choice."""
+    """The progress of a choice."""
 
     num_tokens: int = 0
     num_chars: int = 0
@@ -66,7 +66,7 @@ class _Progress:
 
 
 class ClientPosition:
-    """Counts what one client has received of a log that is read repeatedly."""
+    """Counts the parts of a log that a client has received, while the log is read repeatedly."""
 
     def __init__(self) -> None:
         self._choices: list[_Progress] = []
@@ -171,7 +171,7 @@ def rest_of(event: Spoken, num_tokens: int, num_chars: int) -> Spoken:
 
 
 class Payload(NamedTuple):
-    """The data of one Server-Sent Event, and its event name, if it has one."""
+    """The data of a Server-Sent Event, and its event name, if it has a name."""
 
     data: bytes
     event: str | None = None
@@ -182,7 +182,7 @@ class Payload(NamedTuple):
 
 
 class StreamEncoder(Protocol):
-    """Renders the log of one request.
+    """Renders the log of a request.
 
     An encoder is a pure function of the log: every gateway that reads the log sends the same
     payloads in the same order. What it has rendered after any number of tokens depends only on the
@@ -190,11 +190,12 @@ class StreamEncoder(Protocol):
     """
 
     def encode(self, event: LogEvent) -> list[Payload]:
-        """The payloads for one accepted event of the log."""
+        """The payloads for an accepted event of the log."""
         ...
 
     def end(self, receipt: str | None = None) -> list[Payload]:
-        """The payloads after the end of the last choice, with the receipt if there is one."""
+        """The payloads after the end of the last choice, with the receipt if the answer has a
+        receipt."""
         ...
 
     def fail(self, error: WarrenError) -> list[Payload]:
@@ -227,7 +228,7 @@ START = EventId()
 
 
 class Framer:
-    """Frames the payloads of one stream that the client has not been sent yet."""
+    """Frames the payloads of a stream that the client has not been sent yet."""
 
     def __init__(
         self, after: EventId = START, *, after_number: int = -1, is_numbered: bool = True
@@ -251,7 +252,8 @@ class Framer:
         self._number = 0
 
     def restart(self) -> None:
-        """Start again with the first event of the log; what the client was sent is skipped.
+        """Start again with the first event of the log; payloads that the client was sent are
+        skipped.
 
         Numbers continue, although the earlier events may be divided differently this time.
         """
@@ -314,7 +316,7 @@ class Framer:
         return self._frame_new_part(encoder.encode(new_part))
 
     def _frame_new_part(self, payloads: Sequence[Payload]) -> bytes:
-        """Frame payloads of which the last one completes the new tokens."""
+        """Frame payloads. The last payload completes the new tokens."""
         frames = self.frame_between(payloads[:-1]) if len(payloads) > 1 else b""
         if self.is_numbered:
             self._place = self._position.place.encode()

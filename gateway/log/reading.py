@@ -4,8 +4,8 @@ If the broker's node that keeps the log dies, or the log is gone, the reader, wh
 tokens, begins the log again in another queue.
 
 The log is a reply queue whose messages are never acknowledged. While its client does not take
-events, the reader returns the messages to the queue but keeps consuming with a prefetch of one: a
-job whose log has no reader is cancelled.
+events, the reader returns the messages to the queue but keeps consuming with a prefetch of 1: a job
+whose log has no reader is cancelled.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from gateway.log.cursor import Item, LogCursor, LogEnd, LogEvent, Restarted
 from gateway.log.reply_queues import ReplyLog
 from shared import topology
 from shared.bus.base import Bus, Consumer, Message
-from shared.bus.subscribe import Backoff
+from shared.bus.subscribe import attaching
 from shared.bus.upkeep import report_unbound
 from shared.errors import (
     BusError,
@@ -52,7 +52,7 @@ _MAX_LOST = 3
 """So often a log is recreated that is gone although its node lives."""
 _SILENT_S = 2.5
 """Seconds without an answer about a log, while the broker answers other calls, after which the log
-counts as lost: a slow disk delays what concerns one queue, too."""
+counts as lost: a slow disk delays calls that concern a single queue, too."""
 _ASK_INTERVAL_S = 1.0
 _CHANNEL_PATIENCE_S = 8.0
 _PATIENCE_S = 30.0
@@ -62,7 +62,7 @@ _PATIENCE_S = 30.0
 
 class RelayBuffer:
     """The buffer between the reading of a log and its client: accepted events in order, optionally
-    followed by an error. One task puts, another takes."""
+    followed by an error. One task puts events, another task takes them."""
 
     def __init__(self, deadline: float = math.inf) -> None:
         """``deadline`` is in the event loop's time."""
@@ -90,7 +90,7 @@ class RelayBuffer:
         self.wake()
 
     def restart(self, restarted: Restarted) -> None:
-        """Drop what was not taken: it is put again."""
+        """Drop the events that were not taken: they are put again."""
         self._items = [restarted] if self._has_given else []
         self._has_last = False
 
@@ -128,8 +128,8 @@ class RelayBuffer:
 
     async def _wait(self, timeout_s: float | None) -> None:
         loop = asyncio.get_running_loop()
-        # There is one wait per token: `asyncio.timeout` would cost as much as relaying it, and an
-        # Event would take 1 KiB per stream.
+        # There is a wait for each token: `asyncio.timeout` would cost as much as relaying it, and
+        # an Event would take 1 KiB per stream.
         self._waiter = loop.create_future()
         until = min(self._deadline, loop.time() + (timeout_s or math.inf))
         alarm = loop.call_at(until, self.wake)
@@ -141,13 +141,13 @@ class RelayBuffer:
             self.fail(deadline_exceeded())
 
     def wake(self) -> None:
-        """Make the pending `take` return what has arrived, even if that is nothing."""
+        """Make the pending `take` return the events that have arrived, even if there are none."""
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
 
 class LogReading:
-    """Reads one log into a buffer."""
+    """Reads a log into a buffer."""
 
     def __init__(self, bus: Bus, log: ReplyLog, cursor: LogCursor, buffer: RelayBuffer) -> None:
         """If the cursor does not know the log's facts, the log may have another reader, which is
@@ -167,7 +167,7 @@ class LogReading:
         """Whether the recreated log has it."""
         self._fencing: set[asyncio.Task[None]] = set()
         self._recreating: asyncio.Task[None] | None = None
-        """Goes on if the reading is cancelled: others read what it publishes."""
+        """Goes on if the reading is cancelled: others read the messages that it publishes."""
         self._last_id = ""
         self._marker = ""
         self._caught_up: asyncio.Future[None] | None = None
@@ -176,11 +176,11 @@ class LogReading:
         self._num_lost = 0
         """How often the log was gone."""
         self._is_of_others = not self._has_job
-        """Whether the client may have been sent what this reader has not read yet."""
+        """Whether the client may have been sent events that this reader has not read yet."""
         self._down_at = math.inf
         self._crowded_at = math.inf
         """When a channel was missing first, in the event loop's time."""
-        self._backoff = Backoff()
+        self._backoff = attaching()
         self._is_holding = False
         self._is_ending = False
         self._has_ended = False
@@ -255,8 +255,8 @@ class LogReading:
                 else:  # its reader recreates it, its node returns, or the broker is only slow
                     await self._wait_for_node(now)
             except QueueNotFound as error:
-                # Only its reader deletes a log. It has expired while this could not read it, or the
-                # broker has lost it.
+                # Only its reader deletes a log. The log has expired while this reading could not
+                # read it, or the broker has lost it.
                 self._num_lost += 1
                 if not (self._may_begin_again and self._num_lost <= _MAX_LOST):
                     raise
@@ -308,7 +308,7 @@ class LogReading:
             self._recreating.add_done_callback(_forget_error)
             await asyncio.shield(self._recreating)
         consumer = await self._log.attach()
-        self._down_at, self._crowded_at, self._backoff = math.inf, math.inf, Backoff()
+        self._down_at, self._crowded_at, self._backoff = math.inf, math.inf, attaching()
         if self._is_of_others:
             with suppress(PublishRefused):
                 await self._mark_or_bind()
@@ -329,8 +329,8 @@ class LogReading:
 
     async def _recreate(self, copy: Restored) -> None:
         """Declare the log and begin it with ``copy``, without which neither readers nor workers
-        know what precedes: must not be cancelled in between. If the log has one already, nothing
-        counts but the first.
+        know the earlier events. The caller must not cancel it in between. If the log has a copy
+        already, only the first copy counts.
 
         Raises `QueueDown` if that queue is lost, too, and `LogLost` if the copy cannot be sent.
         """
@@ -372,7 +372,7 @@ class LogReading:
         return self._caught_up is None or self._caught_up.done()
 
     def _read(self, message: Message) -> list[Send]:
-        """Process one event; returns the resulting commands. Raises `UndecodableMessage`."""
+        """Process an event; returns the resulting commands. Raises `UndecodableMessage`."""
         sends = []
         cursor, buffer = self._cursor, self._buffer
         event = decode_event(message.body, message.content_type)
@@ -393,7 +393,7 @@ class LogReading:
 
     @property
     def is_recreating(self) -> bool:
-        """Whether the log is lost, or may be, and only this reader has what it contained."""
+        """Whether the log is lost, or may be, and only this reader has its contents."""
         is_held = self._log.is_attached or self._is_holding
         return self._copy is not None or (self._has_read_all and not is_held)
 
@@ -407,13 +407,15 @@ class LogReading:
 
     @property
     def has_only_copy(self) -> bool:
-        """Whether what the log contained would be lost with this reader, as far as is known."""
+        """Whether the contents of the log would be lost with this reader, as far as this gateway
+        knows."""
         is_down = self._down_at < math.inf
         return self._copy is not None or (self._has_read_all and is_down)
 
     @property
     def _has_read_all(self) -> bool:
-        """Whether a copy of what was read contains everything that any client was sent."""
+        """Whether a copy of the events that were read contains everything that any client was
+        sent."""
         has_accepted = self._caught_up is None or self._caught_up.done()
         return self.has_attached and has_accepted and not self._is_of_others
 
@@ -438,7 +440,7 @@ class LogReading:
         await self._pause()
 
     def _move_on(self, error: QueueDown | QueueNotFound) -> None:
-        """Begin the log again in another queue, with a copy of what was read of it."""
+        """Begin the log again in another queue, with a copy of the events that were read."""
         facts = {"request_id": self._cursor.claim.request_id, "reason": error.message}
         logger.warning("log recreated", extra=facts)
         # Its worker may have been connected to that node, too, and lost the job without a crash.
@@ -454,7 +456,7 @@ class LogReading:
             self._caught_up.set_result(None)
 
     async def _hold(self) -> None:
-        """Keep holding the log, with one message unacknowledged, until the buffer is empty.
+        """Keep holding the log, with a single message unacknowledged, until the buffer is empty.
 
         Raises `BusUnavailable` if the log is no longer held.
         """
@@ -480,7 +482,8 @@ class LogReading:
         now = asyncio.get_running_loop().time()
         if now >= self._ask_at:
             self._ask_at = now + _ASK_INTERVAL_S
-            # All of them have just lost the broker, or one of them does not read its commands.
+            # Publishing fails if all gateways have just lost the broker, or if a gateway does not
+            # read its commands.
             with suppress(Unroutable, PublishRefused):
                 await self._bus.publish(topology.ALL_GATEWAYS, Message(encode(self._cursor.claim)))
 
@@ -493,8 +496,8 @@ class LogReading:
         task.add_done_callback(_forget_error)
 
     async def _send(self, send: Send) -> None:
-        # A worker that was replaced may be gone, and its queue with it. One that needs an answer
-        # asks again.
+        # A worker that was replaced may be gone, and its queue with it. A worker that needs an
+        # answer asks again.
         with suppress(Unroutable, PublishRefused):
             await self._bus.publish(
                 topology.worker_binding(send.address), Message(encode(send.command))

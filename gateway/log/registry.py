@@ -5,9 +5,9 @@
   there; if the job has not been started by then, it is published.
 * A client that reconnects reads the existing log, at this or another gateway.
 
-A log has one reader. A new reader announces itself to all gateways (`Release`). The current reader
-releases the log or refuses with a reason (`Withheld`); a gateway that waits for the client to
-return stops waiting.
+A log has a single reader. A new reader announces itself to all gateways (`Release`). The current
+reader releases the log or refuses with a reason (`Withheld`); a gateway that waits for the client
+to return stops waiting.
 """
 
 import asyncio
@@ -50,7 +50,7 @@ _SLOW_S = 1.0
 """Seconds. A broker that responds this slowly may also delay the heartbeats of workers."""
 _EXECUTION_BITS = 53
 _MAX_LOGS = 3
-"""How many logs of one request may be lost before it is refused."""
+"""How many logs of a request may be lost before it is refused."""
 _LOST = "The broker has lost this request: send it again."
 
 
@@ -63,12 +63,14 @@ class Relays:
         queues: ReplyQueues,
         workers: LiveWorkers,
         settings: GatewaySettings,
+        silence_s: float,
     ) -> None:
+        """A worker without a heartbeat for ``silence_s`` is considered lost."""
         self._bus = bus
         self._workers = workers
         self._queues = queues
         self._settings = settings
-        self._stalls = StallWatch(workers, settings.worker_silence_s)
+        self._stalls = StallWatch(workers, silence_s)
         self._relays: dict[str, LogRelay] = {}
         self._departed: dict[str, tuple[LogRelay, asyncio.Future[None]]] = {}
         """Logs whose clients may return, by request id; the future ends the wait."""
@@ -193,7 +195,7 @@ class Relays:
                 yield relay, job.deadline - now
 
     def obey(self, command: Release | Withheld) -> None:
-        """Apply a command from another gateway or from this one."""
+        """Apply a command from any gateway, including this gateway."""
         relay = self._relays.get(command.request_id)
         is_own = relay is not None and relay.claim.reader == command.reader
         if isinstance(command, Withheld):
@@ -265,7 +267,8 @@ class Relays:
     def _returning(self, claim: Release) -> LogRelay:
         settings = self._settings
         log = self._queues.named(claim.request_id)
-        # The job has its own deadline; this one is for a job that is never started.
+        # The job has its own deadline; the deadline of the relay is for a job that is never
+        # started.
         timeout_s = max(settings.request_timeout_s, settings.detach_ttl_s)
         return LogRelay(self._bus, log, claim, None, _loop_time(time.time() + timeout_s))
 
@@ -347,7 +350,8 @@ class Relays:
         with which it is withheld."""
         relay = self._relays.get(release.request_id)
         departed = self._departed.get(release.request_id)
-        # A reader that still waits for the log came later than a remote one that asked before it.
+        # A reader that has not attached yet is newer than a remote request for the log, so the
+        # request does not concern it.
         if relay is not None and (is_local or relay.reading.has_attached):
             self._let_go_of(relay, release, is_local=is_local)
         elif departed is not None:

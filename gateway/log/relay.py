@@ -1,4 +1,4 @@
-"""The relay of one log to one client."""
+"""The relay of a log to a client."""
 
 import asyncio
 import logging
@@ -42,7 +42,7 @@ _LOST = "The gateway lost the answer."
 
 
 class LogRelay:
-    """Relays one log to one client. `gateway.log.registry` creates and closes it."""
+    """Relays a log to a client. `gateway.log.registry` creates and closes it."""
 
     def __init__(
         self,
@@ -145,7 +145,7 @@ class LogRelay:
 
     @property
     def fate(self) -> Fate:
-        """What happens to job and log if the relay ends now."""
+        """The fate of the job and its log if the relay ends now."""
         departure = departure_of(
             self._departure,
             self._buffer.error,
@@ -227,8 +227,8 @@ class LogRelay:
     def is_overtaken(self, release: Release) -> bool:
         """Whether ``release`` comes from an earlier reader of the log and was delivered late.
 
-        A reader that still waits for the log asks each second, so that the second one counts even
-        if the gateways' clocks differ.
+        A reader that still waits for the log asks each second, so that its second request counts
+        even if the gateways' clocks differ.
         """
         is_first = release.reader not in self._askers
         self._askers.add(release.reader)

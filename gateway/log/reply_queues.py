@@ -26,7 +26,7 @@ _MAX_DECLARATIONS = 3
 
 
 class ReplyLog:
-    """The reply queue of one request, and its consumer, if it already has one."""
+    """The reply queue of a request, and its consumer, if it already has a consumer."""
 
     def __init__(
         self, bus: Bus, request_id: str, retention_s: float, *, may_exist: bool = False
@@ -104,7 +104,8 @@ class ReplyLog:
         request with its id. Raises `BusError`."""
         for num_left in reversed(range(_MAX_DECLARATIONS)):
             try:
-                # Even if it exists: its declaration may have been interrupted before it was bound.
+                # The queue is declared even if it exists, because its declaration may have been
+                # interrupted before the queue was bound.
                 return await self._bus.declare(self.queue)
             except BusUnavailable:
                 raise
@@ -167,7 +168,8 @@ class ReplyQueues:
         try:
             while True:
                 await self._is_wanted.wait()
-                # Not while the request that has just taken one is being published.
+                # Wait, so that the refill does not delay the request that has just taken a spare
+                # log and is being published.
                 await asyncio.sleep(_REFILL_PAUSE_S)
                 self._is_wanted.clear()
                 await self._close_stale()

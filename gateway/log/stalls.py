@@ -10,8 +10,8 @@ from gateway.log.relay import LogRelay
 LOOK_INTERVAL_S = 0.5
 _MAX_LATE_S = 0.5
 _DESERTED_S = 1.5
-"""Seconds. A worker that has an event to publish looks for its log within one second. One more job
-is cheaper than a longer pause of the stream."""
+"""Seconds. A worker that has an event to publish looks for its log within a second. An extra job is
+cheaper than a longer pause of the stream."""
 STRANDED_S = 30.0
 """Seconds that a resumed stream waits for a worker to write to its recreated log."""
 _MAX_AT_ONCE = 32
@@ -77,12 +77,13 @@ class StallWatch:
             return False
         if relay.job is None:
             # The job of a resumed stream is known only to the broker. It is redelivered all the
-            # same: a worker that hangs exits, and one that was stopped or disconnected loses its
-            # connection. If no run writes to a recreated log, the job may have ended.
+            # same: a worker that hangs exits, and a worker that was stopped or disconnected loses
+            # its connection. If no run writes to a recreated log, the job may have ended.
             return self.is_stranded(relay) and now - since >= STRANDED_S
         if relay.cursor.is_deserted:
             # The worker had written the rest of the answer, or nobody knows it: its first event was
-            # lost with the log's node. One more job is enough, however long it waits in its queue.
+            # lost with the log's node. A single extra job is enough, however long it waits in its
+            # queue.
             return relay.log_name not in self._deserted and now - since >= _DESERTED_S
         if relay.worker is None:
             return False

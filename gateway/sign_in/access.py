@@ -32,13 +32,14 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _NAMES = ("email", "preferred_username", "name", "client_id", "azp", "sub")
 """The claims that may name a person, or a program, the most telling first."""
 _MAX_NAME_CHARS = 128
+LONGEST_SESSION_HOURS = 168
 _ID_CHARS = 20
 
 Claims = Mapping[str, Any]
 
 
 class Role(Struct, frozen=True, forbid_unknown_fields=True):
-    """What people with one value of the claim may do."""
+    """The rights of the people whose claim has a certain value."""
 
     tenant: Annotated[str, Meta(pattern=rf"^{TENANT.pattern}\Z")]
     scopes: tuple[Scope, ...] = DEFAULT_SCOPES
@@ -68,8 +69,8 @@ class Access(Struct, frozen=True, forbid_unknown_fields=True):
     audience: str = ""
     """The audience of access tokens that programs may send; empty: none are accepted."""
     scope: str = "openid profile email"
-    """What the provider is asked for."""
-    session_hours: Annotated[float, Meta(gt=0, le=168)] = 8.0
+    """The scope that the gateway requests from the provider."""
+    session_hours: Annotated[float, Meta(gt=0, le=LONGEST_SESSION_HOURS)] = 8.0
 
     def __post_init__(self) -> None:
         """Raises ValueError."""

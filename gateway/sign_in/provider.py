@@ -44,7 +44,8 @@ _PAUSE_S = 10.0
 _LEEWAY_S = 60
 """Seconds by which the provider's clock may differ."""
 _MAX_HEADER_BYTES = 8192
-_ALGORITHMS = (
+_AWAY = "The OpenID provider cannot be reached. API keys work without it."
+ALGORITHMS = (
     "RS256",
     "RS384",
     "RS512",
@@ -56,23 +57,39 @@ _ALGORITHMS = (
     "ES512",
     "Ed25519",
 )
-"""Signatures with a private key; anyone can make the others, who knows what is published."""
+"""Signatures with a private key. Anyone who knows the published keys can make the other
+signatures."""
 _KEY_TYPES = ("RSA", "EC", "OKP")
 
 
 class NotVerified(Exception):
-    """What the provider, or somebody in its name, says is no proof of who signs in. The text is
-    for the operator."""
+    """The answer of the provider, or of somebody in its name, does not prove who signs in. The text
+    is for the operator."""
+
+
+class CodeRefused(NotVerified):
+    """The provider gives no tokens for a code. ``error`` is the provider's error code (RFC 6749,
+    5.2)."""
+
+    def __init__(self, error: str) -> None:
+        super().__init__(f"the provider refuses the code: {error}")
+        self.error = error
+
+
+class NotAvailable(Exception):
+    """The provider cannot be used now. The text, which is for the operator, says why."""
 
 
 class Metadata(Struct, frozen=True):
-    """What the provider publishes of itself (OpenID Connect Discovery 1.0)."""
+    """The metadata that the provider publishes (OpenID Connect Discovery 1.0)."""
 
     issuer: str
     authorization_endpoint: str
     token_endpoint: str
     jwks_uri: str
     token_endpoint_auth_methods_supported: Sequence[str] = ("client_secret_basic",)
+    id_token_signing_alg_values_supported: Sequence[str] | None = None
+    code_challenge_methods_supported: Sequence[str] | None = None
 
 
 class _KeyList(Struct, frozen=True):
@@ -88,20 +105,24 @@ class _Refusal(Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Published:
+class Published:
+    """The metadata and keys that the provider has published."""
+
     metadata: Metadata
     keys: KeySet
+    """The keys of the kinds that may sign."""
     read_at: float
+    """The time of `time.monotonic`."""
 
 
 class Provider:
-    """Asks one provider, and remembers its endpoints and keys."""
+    """Asks a provider, and remembers its endpoints and keys."""
 
     def __init__(self, access: Access, redirect_uri: str, *, pause_s: float = _PAUSE_S) -> None:
         self._pause_s = pause_s
         self._access = access
         self._redirect_uri = redirect_uri
-        self._known: _Published | None = None
+        self._known: Published | None = None
         self._asking = asyncio.Lock()
         self._asked_at = -math.inf
         self._tls: ssl.SSLContext | None = None
@@ -140,12 +161,16 @@ class Provider:
             auth = httpx.BasicAuth(quote(client_id, safe=""), quote(secret, safe=""))
         else:
             form |= {"client_id": client_id, **({"client_secret": secret} if secret else {})}
-        status, body = await self._ask(known.metadata.token_endpoint, form=form, auth=auth)
+        try:
+            status, body = await self._ask(known.metadata.token_endpoint, form=form, auth=auth)
+        except NotAvailable as error:
+            self._log(error)
+            raise Unavailable(_AWAY) from error
         if status != 200:
             refusal = _Refusal()
             with suppress(msgspec.MsgspecError):
                 refusal = msgspec.json.decode(body, type=_Refusal)
-            raise NotVerified(f"the provider refuses the code: {refusal.error[:64]}")
+            raise CodeRefused(refusal.error[:64])
         try:
             tokens = msgspec.json.decode(body, type=_Tokens)
         except msgspec.MsgspecError as error:
@@ -182,12 +207,12 @@ class Provider:
         }
         if nonce is not None:
             options["nonce"] = {"essential": True, "value": nonce}
-            # The token of another client may list this one among its audiences.
+            # The token of another client may list this client among its audiences.
             is_shared = isinstance(claims.get("aud"), list) and len(claims["aud"]) > 1
             options["azp"] = {"essential": is_shared, "value": self._access.client_id}
         JWTClaimsRegistry(None, _LEEWAY_S, **options).validate(claims)
 
-    async def _read(self, since: float | None = None) -> _Published:
+    async def _read(self, since: float | None = None) -> Published:
         """The endpoints and keys, as they were read after ``since`` if the provider has not been
         asked just before. Raises `Unavailable`."""
         if (known := self._remembered(since)) is not None:
@@ -198,49 +223,51 @@ class Provider:
             now, known = time.monotonic(), self._known
             if now - self._asked_at >= self._pause_s:
                 self._asked_at = now
-                with suppress(Unavailable):  # which is logged
-                    self._known = known = await self._ask_for_all()
+                try:
+                    self._known = known = await self.ask()
+                except NotAvailable as error:
+                    self._log(error)
             if known is None or known.read_at + _KEPT_S < now:
-                raise Unavailable(
-                    "The OpenID provider cannot be reached. API keys work without it."
-                )
+                raise Unavailable(_AWAY)
             return known
 
-    def _remembered(self, since: float | None) -> _Published | None:
-        """What is known, unless it is old or was read before ``since``."""
+    def _remembered(self, since: float | None) -> Published | None:
+        """The metadata and keys that were read, unless they are old or were read before
+        ``since``."""
         known = self._known
         if known is None or known.read_at + _FRESH_S < time.monotonic():
             return None
         return None if since is not None and known.read_at <= since else known
 
-    async def _ask_for_all(self) -> _Published:
+    async def ask(self) -> Published:
+        """The metadata and keys that the provider publishes now. Raises `NotAvailable`."""
         issuer = self._access.issuer
         url = f"{issuer.rstrip('/')}/.well-known/openid-configuration"
         metadata = await self._ask_for(url, Metadata)
         if metadata.issuer != issuer:
-            raise self._away(f"it calls itself {metadata.issuer[:256]!r}, and not {issuer!r}")
+            raise NotAvailable(f"it calls itself {metadata.issuer[:256]!r}, and not {issuer!r}")
         is_plain = issuer.startswith("http:")
         urls = (metadata.authorization_endpoint, metadata.token_endpoint, metadata.jwks_uri)
         if not is_plain and not all(one.startswith("https://") for one in urls):
-            raise self._away("one of its endpoints is not an https:// URL")
+            raise NotAvailable("one of its endpoints is not an https:// URL")
         listed = await self._ask_for(metadata.jwks_uri, _KeyList)
         keys = [key for fields in listed.keys if (key := _imported(fields)) is not None]
-        return _Published(metadata, KeySet(keys), time.monotonic())
+        return Published(metadata, KeySet(keys), time.monotonic())
 
     async def _ask_for(self, url: str, kind: type[Any]) -> Any:
         status, body = await self._ask(url)
         if status != 200:
-            raise self._away(f"{url} is answered with {status}")
+            raise NotAvailable(f"{url} is answered with {status}")
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.MsgspecError as error:
-            raise self._away(f"{url} cannot be read: {error}") from None
+            raise NotAvailable(f"{url} cannot be read: {error}") from None
 
     async def _ask(
         self, url: str, form: Mapping[str, str] | None = None, auth: httpx.Auth | None = None
     ) -> tuple[int, bytes]:
         """The status and the body of an answer. Redirects are not followed. Raises
-        `Unavailable`."""
+        `NotAvailable`."""
         if self._tls is None:  # it takes a while to read the certificates of all authorities
             self._tls = await asyncio.to_thread(httpx.create_ssl_context)
         method, body = "GET" if form is None else "POST", bytearray()
@@ -256,20 +283,18 @@ class Provider:
                 async for chunk in answer.aiter_bytes():
                     body += chunk
                     if len(body) > _MAX_BYTES:
-                        raise self._away(f"{url} is answered with more than {_MAX_BYTES} bytes")
+                        raise NotAvailable(f"{url} is answered with more than {_MAX_BYTES} bytes")
         except TimeoutError:
-            raise self._away(f"{url} is not answered within {_TIMEOUT_S:g} seconds") from None
+            raise NotAvailable(f"{url} is not answered within {_TIMEOUT_S:g} seconds") from None
         except (httpx.HTTPError, httpx.InvalidURL, StartupError, ValueError) as error:
-            raise self._away(f"{url}: {str(error) or type(error).__name__}") from None
+            raise NotAvailable(f"{url}: {str(error) or type(error).__name__}") from None
         if answer.status_code >= 500:
-            raise self._away(f"{url} is answered with {answer.status_code}")
+            raise NotAvailable(f"{url} is answered with {answer.status_code}")
         return answer.status_code, bytes(body)
 
-    def _away(self, reason: str) -> Unavailable:
-        """The error of a failure of the provider, which is logged."""
-        fields = {"issuer": self._access.issuer, "reason": reason}
+    def _log(self, error: NotAvailable) -> None:
+        fields = {"issuer": self._access.issuer, "reason": str(error)}
         logger.warning("OpenID provider not available", extra=fields)
-        return Unavailable("The OpenID provider cannot be reached. API keys work without it.")
 
 
 def _imported(fields: dict[str, Any]) -> Key | None:
@@ -283,6 +308,6 @@ def _imported(fields: dict[str, Any]) -> Key | None:
 
 def _verified(token: str, keys: KeySet) -> dict[str, Any]:
     """The claims of a token with a signature that holds. Raises `JoseError` and ValueError."""
-    registry = JWSRegistry(algorithms=_ALGORITHMS, strict_check_header=False)
+    registry = JWSRegistry(algorithms=ALGORITHMS, strict_check_header=False)
     registry.max_header_length = _MAX_HEADER_BYTES  # some have chains of certificates
     return jwt.decode(token, keys, registry=registry).claims

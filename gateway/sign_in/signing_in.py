@@ -1,9 +1,9 @@
-"""How a browser signs in, and what it is afterwards.
+"""How a browser signs in, and its session afterwards.
 
 The gateway sends the browser to the provider with a state, a nonce and the challenge of PKCE, and
 keeps their secrets in a signed cookie of the browser. The provider sends the browser back with a
 code, for which the gateway gets an id_token. The session is a second signed cookie, so that any
-gateway with the same secret accepts it.
+gateway with the same secret accepts it, until it has ended.
 """
 
 import hmac
@@ -23,6 +23,7 @@ from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.signer import Signer
 from gateway.metrics import Metrics
 from gateway.sign_in.access import Access, Person
+from gateway.sign_in.endings import Session, SessionEndings
 from gateway.sign_in.provider import NotVerified, Provider
 from shared.errors import InvalidApiKey, PermissionDenied, Unavailable
 
@@ -49,7 +50,7 @@ class NotSignedIn(Exception):
 
 
 class SignIn:
-    """Signs people in with one provider."""
+    """Signs people in with a provider."""
 
     def __init__(
         self,
@@ -57,9 +58,11 @@ class SignIn:
         signer: Signer,
         keys: Keys,
         metrics: Metrics,
+        endings: SessionEndings,
         max_at_once: int = _MAX_AT_ONCE,
     ) -> None:
         self.access = access
+        self.endings = endings
         self.session_s = round(access.session_hours * 3600)
         prefix = "__Host-" if access.is_secure else ""
         self.session_cookie = f"{prefix}warren-session"
@@ -73,8 +76,8 @@ class SignIn:
         self._exchanging = 0
 
     async def begin(self, view: str) -> tuple[str, str]:
-        """The URL of the provider's page, and what the browser keeps until it comes back. ``view``
-        is the console's view that it sees then. Raises `NotSignedIn`."""
+        """The URL of the provider's page, and the secrets that the browser keeps until it comes
+        back. ``view`` is the console's view that it sees then. Raises `NotSignedIn`."""
         state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
         try:
             page = await self._provider.page_for(state, nonce, verifier)
@@ -84,8 +87,8 @@ class SignIn:
         return page, _signed(facts, BEGIN_S, self._begun_key)
 
     async def complete(self, query: Mapping[str, str], begun: str) -> tuple[Person, str, str]:
-        """Who has come back from the provider, with this query and with what the browser kept; the
-        session; and the view. Raises `NotSignedIn`."""
+        """Who has come back from the provider, with this query and with the secrets that the
+        browser kept; the session; and the view. Raises `NotSignedIn`."""
         facts = _checked(begun, self._begun_key)
         if facts is None:
             raise self._ended("expired", "the browser has begun no sign-in lately")
@@ -98,7 +101,13 @@ class SignIn:
             raise self._ended("denied", f"the provider says {reason!r}")
         person = await self._exchange(code, facts["nonce"], facts["verifier"])
         self._metrics.sign_ins.labels("completed").inc()
-        session = {"sub": person.id, "name": person.name, "role": person.role}
+        session = {
+            "sub": person.id,
+            "name": person.name,
+            "role": person.role,
+            "id": secrets.token_hex(16),
+            "began_at": time.time(),
+        }
         return person, _signed(session, self.session_s, self._session_key), facts["view"]
 
     async def _exchange(self, code: str, nonce: str, verifier: str) -> Person:
@@ -120,12 +129,20 @@ class SignIn:
 
     def person_of(self, cookies: str) -> Person | None:
         """Who has signed in at the browser with this ``Cookie`` header; None if nobody, or no
-        longer."""
+        longer. Raises `Unavailable` while nobody can know."""
+        session = self.session_of(cookies)
+        return None if session is None or self.endings.has_ended(session) else session.person
+
+    def session_of(self, cookies: str) -> Session | None:
+        """The session of the browser with this ``Cookie`` header, which may have been ended; None
+        if there is none, or it is too old."""
         session = cookie_parser(cookies).get(self.session_cookie, "")
         facts = _checked(session, self._session_key) if session else None
         if facts is None or facts["role"] not in self.access.roles:
             return None
-        return Person(facts["sub"], facts["name"], facts["role"])
+        person = Person(facts["sub"], facts["name"], facts["role"])
+        # The sessions of older gateways have no id, and count as old.
+        return Session(facts.get("id", ""), person, facts.get("began_at", 0.0))
 
     def has_session(self, cookies: str) -> bool:
         """Whether there is a session, which may have ended."""
@@ -133,7 +150,7 @@ class SignIn:
 
     def caller_of(self, method: str, headers: Mapping[str, str]) -> ApiKey:
         """What a browser with a session may do. Raises `InvalidApiKey` if the session has ended,
-        and `PermissionDenied` for what another site makes the browser send."""
+        `PermissionDenied` for what another site makes the browser send, and `Unavailable`."""
         person = self.person_of(headers["cookie"])
         if person is None:
             raise InvalidApiKey("Your session has ended. Sign in again.")
@@ -164,8 +181,8 @@ class SignIn:
         return self._key_of(person)
 
     def _key_of(self, person: Person) -> ApiKey:
-        """What stands for the API key of a person. Its id is no key's, so it cannot be revoked, but
-        usage is recorded for it, and its work can be stopped."""
+        """The substitute for an API key of a person. Its id is no key's id, so it cannot be
+        revoked, but usage is recorded for it, and its work can be stopped."""
         role = self.access.roles[person.role]
         limits = self._keys.limits_of(role.tenant)
         return ApiKey(

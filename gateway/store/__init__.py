@@ -1,6 +1,6 @@
 """The state that outlives gateways: files, batches, responses, conversations, webhooks and usage
 records in a database, and the bytes of files.
 
-`database` connects and migrates, and `schema` declares its tables. The other modules and packages
-are the operations on one kind of object each; `state` opens all of them.
+`database` connects and migrates, and `schema` declares its tables. Each of the other modules and
+packages has the operations on a kind of object; `state` opens all of them.
 """

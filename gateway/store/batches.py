@@ -6,9 +6,9 @@
         └──────────────┴──> cancelling ─────────> cancelled
 
 One gateway runs a batch at a time. It holds a lease, which it renews, and a fencing token, which
-grows with each claim: what a gateway writes under an older token is refused. Leases compare the
-clocks of gateways, fencing tokens do not: with wrong clocks, work is
-repeated, but no answer is written twice.
+grows with each claim: a write under an older token is refused. Leases compare the clocks of
+gateways, fencing tokens do not: with wrong clocks, work is repeated, but no answer is written
+twice.
 """
 
 import secrets
@@ -41,7 +41,7 @@ Status: TypeAlias = Literal[
 Ending: TypeAlias = Literal["completed", "expired", "cancelled"]
 
 MAX_UNENDED = 1000
-"""Batches of one tenant that have not ended."""
+"""Batches of a tenant that have not ended."""
 _PLACE_LOCK = 0x42415443
 BATCH_PREFIX = "batch_"
 """The prefix of the ids of batches; no id of a request has it."""
@@ -50,7 +50,8 @@ _MAX_CANDIDATES = 4
 """Batches of each tenant that a claim tries. Other gateways may claim some of them at the same
 time."""
 _MAX_FORGOTTEN = 10_000
-"""Answers that one transaction deletes. A statement over millions would exceed its time."""
+"""Answers that a single transaction deletes. A statement over millions of answers would exceed its
+time."""
 _EVENTS: Mapping[Ending, EventType] = {
     "completed": "batch.completed",
     "expired": "batch.expired",
@@ -92,9 +93,9 @@ class BatchRecord:
     fence: int
     lease_until: float
     key_id: str
-    """The API key of the order; empty without one."""
+    """The API key of the order; empty without a key."""
     key_limits: Mapping[str, Any] | None
-    """What the key was limited to at the order: `gateway.intake.keys.api_key.ApiKey.limits`."""
+    """The limits of the key at the order: `gateway.intake.keys.api_key.ApiKey.limits`."""
     num_input_tokens: int | None
     """The input tokens of its answers so far; None if they were not counted, as in the next
     fields."""
@@ -111,10 +112,10 @@ class BatchRecord:
 class TokensUsed(NamedTuple):
     num_input_tokens: int = 0
     num_cached_tokens: int = 0
-    """Those of the input that the prefix cache had."""
+    """Tokens of the input that the prefix cache had."""
     num_output_tokens: int = 0
     num_reasoning_tokens: int = 0
-    """Those of the output that are reasoning."""
+    """Tokens of the output that are reasoning."""
 
 
 class LineAnswer(NamedTuple):
@@ -128,7 +129,7 @@ class LineAnswer(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What a client orders."""
+    """The batch that a client orders."""
 
     endpoint: str
     input_file_id: str
@@ -147,7 +148,7 @@ class LeaseLost(Exception):
 
 
 class Batches:
-    """The batches of all tenants. Every method raises `Unavailable`; those that take a ``fence``
+    """The batches of all tenants. Every method raises `Unavailable`; methods that take a ``fence``
     raise `LeaseLost` if the batch was claimed since."""
 
     def __init__(self, database: Database) -> None:
@@ -155,7 +156,7 @@ class Batches:
 
     @uncancelled
     async def create(self, tenant: str, order: Order) -> BatchRecord:
-        """Create a batch, or return the one that the Idempotency-Key already has.
+        """Create a batch, or return the batch that the Idempotency-Key already has.
 
         Raises `NotFound` if there is no such file, `Overloaded` if the tenant has `MAX_UNENDED`,
         and `IdempotencyMismatch`.
@@ -214,7 +215,7 @@ class Batches:
     @uncancelled
     async def page(self, tenant: str | None, *, after: str | None, limit: int) -> list[BatchRecord]:
         """At most ``limit`` batches of a tenant, or of all tenants, newest first, from after the
-        one with the id ``after``. Raises `NotFound`."""
+        batch with the id ``after``. Raises `NotFound`."""
         position = tuple_(BATCHES.c.created_at, BATCHES.c.id)
         query = select(BATCHES).where(_is_of(tenant)).limit(limit)
         query = query.order_by(BATCHES.c.created_at.desc(), BATCHES.c.id.desc())
@@ -243,8 +244,8 @@ class Batches:
 
     @uncancelled
     async def cancel_all(self, *, tenant: str = "", key_id: str = "") -> int:
-        """Begin to cancel all batches that were ordered with an API key, or else those of a tenant;
-        returns their number."""
+        """Begin to cancel all batches that were ordered with an API key, or else all batches of a
+        tenant; returns their number."""
         is_meant = BATCHES.c.key_id == key_id if key_id else BATCHES.c.tenant == tenant
         is_running = and_(is_meant, BATCHES.c.status.in_(("validating", "in_progress")))
         values = {"status": "cancelling", "cancelling_at": int(time.time())}
@@ -265,9 +266,9 @@ class Batches:
     async def claim(
         self, running: Mapping[str, str], lease_s: float, *, is_full: bool = False
     ) -> BatchRecord | None:
-        """Claim a batch that no gateway runs, if there is one: the oldest one of the tenant that
-        has the fewest in ``running``, the tenants of the batches that the caller runs, by id.
-        ``is_full``: only one of a tenant that has none there."""
+        """Claim a batch that no gateway runs, if there is any: the oldest batch of the tenant that
+        has the fewest batches in ``running``, the tenants of the batches that the caller runs, by
+        id. ``is_full``: only a batch of a tenant that has no batch there."""
         is_free = and_(
             BATCHES.c.status.in_(UNENDED),
             BATCHES.c.lease_until < time.time(),
@@ -389,8 +390,7 @@ class Batches:
 
     @uncancelled
     async def record(self, batch_id: str, fence: int, answers: Sequence[LineAnswer]) -> None:
-        """Write answers to lines, and add up what they have used; a line that has an answer keeps
-        it."""
+        """Write answers to lines, and add up their usage; a line that has an answer keeps it."""
         async with self._database.begin() as connection:
             await _require_lease(connection, batch_id, fence)
             lines = [answer.line for answer in answers]
@@ -440,7 +440,7 @@ class Batches:
         self, batch_id: str, *, is_error: bool, after: int, limit: int, max_bytes: int
     ) -> list[LineAnswer]:
         """At most ``limit`` answers in the order of the input, from after the line ``after``, with
-        at most ``max_bytes`` together; one answer may have more."""
+        at most ``max_bytes`` together; a single answer may have more."""
         is_next = and_(
             ANSWERS.c.batch_id == batch_id,
             ANSWERS.c.is_error.is_(is_error),
@@ -508,7 +508,7 @@ class Batches:
         event: EventType | None = None,
         **values: Any,
     ) -> None:
-        """Change a batch and announce the event, if the batch has one of these statuses."""
+        """Change a batch and announce the event, if the batch has any of these statuses."""
         async with self._database.begin() as connection:
             tenant = await _require_lease(connection, batch_id, fence)
             is_due = and_(BATCHES.c.id == batch_id, BATCHES.c.status.in_(statuses))

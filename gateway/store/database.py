@@ -48,8 +48,8 @@ connection."""
 _MIGRATION_TIMEOUT_S = 3600.0
 """The same for a statement of a migration, which may index a large table."""
 _MAX_DELETED = 1000
-"""Rows that one transaction deletes. A statement over all, and what is deleted with them, would
-exceed its time."""
+"""Rows that a single transaction deletes. A statement over all rows, and over the rows that are
+deleted with them, would exceed its time."""
 _IS_READING = "is_reading"
 _LOCK_TIMEOUT_S = 20
 """Seconds to wait for another gateway's migration before retrying."""
@@ -94,7 +94,7 @@ def uncancelled(
 
 
 class Database:
-    """A pool of connections to one database."""
+    """A pool of connections to a database."""
 
     def __init__(self, engine: AsyncEngine, outage: StoreOutage) -> None:
         self._engine = engine
@@ -153,8 +153,8 @@ class Database:
             yield connection
 
     def read(self) -> AbstractAsyncContextManager[AsyncConnection]:
-        """A transaction that writes nothing. On SQLite it waits for no other one, and holds up
-        none. Raises like `begin`."""
+        """A transaction that writes nothing. On SQLite it neither waits for other transactions nor
+        holds them up. Raises the errors of `begin`."""
         return self._transaction(self._reading)
 
     async def delete(self, table: Table, condition: ColumnElement[bool]) -> int:
@@ -166,8 +166,8 @@ class Database:
         return num_deleted
 
     async def hold(self, connection: AsyncConnection, lock: int, name: str = "") -> None:
-        """Hold a lock until the end of the connection's transaction, once no other one holds it.
-        Not needed on SQLite, which has one writing transaction at a time."""
+        """Hold a lock until the end of the connection's transaction, once no other transaction
+        holds it. SQLite needs no lock, because it has one writing transaction at a time."""
         if not self.is_sqlite:
             await connection.execute(select(func.pg_advisory_xact_lock(lock, func.hashtext(name))))
 
@@ -192,7 +192,7 @@ class Database:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """The turn of one writer: on SQLite there is one at a time, and those that wait for it in
+        """The turn of a writer: on SQLite there is one writer at a time, and writers that wait in
         the database would take the connections of readers."""
         try:
             async with asyncio.timeout(_BUSY_TIMEOUT_S):
@@ -304,7 +304,8 @@ def _configure_sqlite(connection: Any, _: object) -> None:
 
 
 def _begin_on_sqlite(connection: Connection) -> None:
-    # A transaction that reads first and then writes would fail if another one wrote in between.
+    # A transaction that reads first and then writes would fail if another transaction wrote in
+    # between.
     is_reading = connection.get_execution_options().get(_IS_READING, False)
     connection.exec_driver_sql("BEGIN" if is_reading else "BEGIN IMMEDIATE")
 
@@ -349,7 +350,7 @@ def _sqlstate(error: DBAPIError) -> str | None:
 
 
 def reason_of(error: BaseException) -> str:
-    """What has failed, without the statement and its values, which are a user's."""
+    """The reason of a failure, without the statement and its values, which are a user's."""
     if _is_damaged(error):
         return (
             f"{SQLITE_FILE} is damaged, or is no SQLite database: restore it from a backup, or "

@@ -94,9 +94,9 @@ BATCHES = Table(
     # The fencing token: it grows with each claim, and a gateway writes only under its own.
     Column("fence", Integer, nullable=False),
     Column("lease_until", Float, nullable=False),
-    # The API key of the order; empty without one.
+    # The API key of the order; empty without a key.
     Column("key_id", String(64), nullable=False, server_default=""),
-    # What the key was limited to at the order, for when it is revoked.
+    # The limits of the key at the order, which hold after the key is revoked.
     Column("key_limits", JSON),
     # The sums over the answers; none of batches from before they were counted.
     Column("num_input_tokens", BigInteger),
@@ -121,7 +121,7 @@ USAGE = Table(
     Column("model", String(128), nullable=False),
     Column("job_class", String(16), nullable=False),
     Column("outcome", String(64), nullable=False),
-    # Of several records of a request, the one with the highest attempt is kept.
+    # Of several records of a request, the record with the highest attempt is kept.
     Column("attempt", Integer, nullable=False),
     Column("num_prompt_tokens", BigInteger, nullable=False),
     Column("num_cached_tokens", BigInteger, nullable=False),
@@ -176,7 +176,7 @@ DELIVERIES = Table(
     Column("created_at", BigInteger, nullable=False),
     # The fencing token: it grows with each claim, and a gateway writes only under its own.
     Column("num_tries", Integer, nullable=False),
-    # When the next try may begin; while one is under way, the end of its lease. None: dead.
+    # When the next try may begin; while a try is under way, the end of its lease. None: dead.
     Column("due_at", Float),
     Column("reason", String(256)),
     Index("webhook_deliveries_due", "due_at"),
@@ -235,7 +235,8 @@ CONVERSATION_ITEMS = Table(
         ForeignKey(CONVERSATIONS.c.id, ondelete="CASCADE"),
         primary_key=True,
     ),
-    # From 1, in the order of the conversation; those of deleted items are not used again.
+    # Positions count from 1, in the order of the conversation; the positions of deleted items are
+    # not used again.
     Column("position", Integer, primary_key=True, autoincrement=False),
     Column("id", String(64), nullable=False),
     # The item as JSON.
@@ -258,6 +259,17 @@ TENANTS = Table(
     # The fields of `gateway.intake.keys.tenant_limits.TenantLimits` that are not None.
     Column("limits", JSON, nullable=False),
     # Grows with each change.
+    Column("revision", BigInteger, nullable=False),
+)
+
+ENDED_SESSIONS = Table(
+    "ended_sessions",
+    METADATA,
+    # A session, a person, or everyone: see `gateway.sign_in.endings`.
+    Column("subject", String(80), primary_key=True),
+    # The sessions that began until then have ended.
+    Column("ended_at", Float, nullable=False),
+    # Grows with each change, so that gateways notice it.
     Column("revision", BigInteger, nullable=False),
 )
 

@@ -1,4 +1,4 @@
-"""The models that gateways have seen, so that one that starts can watch their queues."""
+"""The models that gateways have seen, so that a gateway that starts can watch their queues."""
 
 from collections.abc import Mapping
 
@@ -18,7 +18,7 @@ class SeenModels:
 
     @uncancelled
     async def write(self, seen: Mapping[str, float]) -> None:
-        """Write when models were seen. A time does not replace a later one."""
+        """Write when models were seen. A time does not replace a later time."""
         insert = sqlite.insert if self._database.is_sqlite else postgresql.insert
         statement = insert(MODELS)
         new = statement.excluded
@@ -27,7 +27,7 @@ class SeenModels:
             set_={"seen_at": new.seen_at},
             where=new.seen_at > MODELS.c.seen_at,
         )
-        # In one order at all gateways: PostgreSQL locks one row after the other.
+        # All gateways use the same order, because PostgreSQL locks one row after the other.
         rows = [{"name": name, "seen_at": seen[name]} for name in sorted(seen)]
         async with self._database.begin() as connection:
             await connection.execute(upsert, rows)

@@ -1,7 +1,7 @@
 """The state of a deployment, opened when it is first needed.
 
-A gateway that stores nothing creates no database. One that finds a database at its
-start opens it, because there may be batches to continue and responses to complete.
+A gateway that stores nothing creates no database. A gateway that finds a database at its start
+opens it, because there may be batches to continue and responses to complete.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Any
 
 from gateway.store.batches import Batches
 from gateway.store.database import SQLITE_FILE, Database
-from gateway.store.files.blobs import Blobs, credentials_in
+from gateway.store.files.blobs import Blobs, file_credentials
 from gateway.store.files.free_space import FreeSpace
 from gateway.store.files.records import Files
 from gateway.store.files.uploads import Uploads
@@ -26,17 +26,21 @@ from gateway.store.seen_models import SeenModels
 from gateway.store.tenants.erasure import Erasure
 from gateway.store.tenants.keys import StoredKeys
 from gateway.store.tenants.limits import StoredLimits
+from gateway.store.tenants.sessions import StoredEndings
 from gateway.store.usage import UsageRecords
 from gateway.store.webhooks import Webhooks
 from shared.errors import StartupError, Unavailable
-from shared.settings import GatewaySettings
+from shared.settings import DAY_S, GatewaySettings
 from shared.telemetry.store_outage import StoreOutage
 
 logger = logging.getLogger(__name__)
 
-_DAY_S = 24 * 3600
+_BYTES_PER_OBJECT = 64 << 10
+"""A tenant may have as many responses and conversations as fit its space with this size."""
 _LOOK_INTERVAL_S = 2.0
 _RETRY_PAUSE_S = 1.0
+_FIRST_READ_S = 5.0
+"""Seconds that the start of a gateway waits for the database."""
 _LAST_WRITES_S = 5.0
 _SETTLE_S = 15.0
 """Gateways ask the database every few seconds, so its outages end soon after this time."""
@@ -57,6 +61,7 @@ class StoredState:
     erasure: Erasure
     keys: StoredKeys
     limits: StoredLimits
+    sessions: StoredEndings
 
     @property
     def spaces(self) -> tuple[FreeSpace, FreeSpace]:
@@ -74,8 +79,8 @@ class Store:
     def __init__(self, settings: GatewaySettings, retry_pause_s: float = _RETRY_PAUSE_S) -> None:
         """Raises `StartupError` if the credentials of the storage of files cannot be read: a wrong
         path must not remain unnoticed until an upload."""
-        if settings.files_url is not None and settings.files_credentials_file is not None:
-            credentials_in(settings.files_credentials_file)
+        if settings.files_url is not None:
+            file_credentials(settings.files_url)
         self.outages = {
             "database": StoreOutage("database", _SETTLE_S),
             "files": StoreOutage("file storage"),
@@ -136,11 +141,30 @@ class Store:
             except Unavailable:
                 await asyncio.sleep(self._retry_pause_s)
 
+    async def read_first(self, read: Callable[[], Awaitable[None]], what: str) -> None:
+        """Call ``read``, which reads ``what`` of the state, before the first request comes, unless
+        nothing is stored yet or the database does not answer."""
+        if not self.is_in_use:
+            return
+        try:
+            async with asyncio.timeout(_FIRST_READ_S):
+                await read()
+        except (Unavailable, TimeoutError):
+            logger.warning("database not read at the start, retrying", extra={"what": what})
+
+    async def keep_read(self, read: Callable[[], Awaitable[None]], interval_s: float) -> None:
+        """Call ``read`` once the state is open, and again after each interval; never returns."""
+        await self.wait_open()
+        while True:
+            with suppress(Unavailable):  # which the outage of the database reports
+                await read()
+            await asyncio.sleep(interval_s)
+
     async def keep_swept(
         self, sweep: Callable[[StoredState], Awaitable[None]], interval_s: float
     ) -> None:
         """Call ``sweep`` once the state is open, and again after each interval, until cancelled.
-        The next call makes up for one that does not reach the database."""
+        The next call makes up for a call that does not reach the database."""
         while True:
             try:
                 await sweep(await self.wait_open())
@@ -157,8 +181,8 @@ class Store:
         await asyncio.wait([writing], timeout=max_wait_s)
 
     async def close(self) -> None:
-        """Close the database after what is being written, for which it does not wait long. It is
-        not opened afterwards."""
+        """Close the database after the current writes, but do not wait long for them. It is not
+        opened afterwards."""
         if self._writes:
             await asyncio.wait(self._writes, timeout=_LAST_WRITES_S)
         self._closed.set()
@@ -179,15 +203,15 @@ class Store:
             files = Files(
                 database,
                 blobs,
-                max_tenant_bytes=settings.max_tenant_file_bytes,
+                max_tenant_bytes=settings.max_tenant_bytes,
                 space=FreeSpace(blobs.directory, self.outages["files_disk"]),
             )
             uploads = Uploads(database, files, settings.max_file_bytes)
             batches, webhooks = Batches(database), Webhooks(database)
             limits = StoreLimits(
-                settings.response_retention_days * _DAY_S,
-                settings.max_tenant_responses,
-                settings.max_tenant_response_bytes,
+                settings.retention_days * DAY_S,
+                settings.max_tenant_bytes // _BYTES_PER_OBJECT,
+                settings.max_tenant_bytes,
             )
             space = FreeSpace(database.directory, self.outages["database_disk"])
             room = TenantRoom(database, limits, space)
@@ -204,6 +228,7 @@ class Store:
                 Erasure(database, files),
                 StoredKeys(database),
                 StoredLimits(database),
+                StoredEndings(database),
             )
             self._is_open.set()
         return self._state
@@ -212,7 +237,7 @@ class Store:
         settings, outage = self._settings, self.outages["files"]
         try:
             if settings.files_url is not None:
-                return Blobs.at(settings.files_url, settings.files_credentials_file, outage)
+                return Blobs.at(settings.files_url, outage)
             return Blobs.in_directory(self._data_dir() / "files", outage)
         except StartupError as error:
             outage.failed(error.message)

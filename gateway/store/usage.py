@@ -1,4 +1,4 @@
-"""What requests have used: one record for each, and the sums over them."""
+"""The usage of requests: a record for each request, and the sums over the records."""
 
 import asyncio
 import operator
@@ -26,7 +26,8 @@ _PAGE_LEN = 1000
 _MAX_COUNT = 2**31 - 1
 """The largest number that the database's 32-bit columns hold."""
 _WRITE_LOCK = 0x55534147
-"""Two gateways that write two executions of one request would take both for the first."""
+"""Without this lock, two gateways that write two executions of a request would both take theirs for
+the first."""
 _KEY = ("tenant", "request_id")
 _KEY_COLUMNS = tuple(USAGE.c[name] for name in _KEY)
 _COLUMNS: Mapping[Group, Column[str]] = {
@@ -38,7 +39,7 @@ _COLUMNS: Mapping[Group, Column[str]] = {
 
 
 class Used(NamedTuple):
-    """What several requests have used together."""
+    """The usage of several requests together."""
 
     num_requests: int
     num_completed: int
@@ -55,7 +56,7 @@ class Used(NamedTuple):
 
 class UsageSum(NamedTuple):
     of: Mapping[Group, str]
-    """What the requests have in common: the value of each group that was asked for."""
+    """The value of each group that was asked for, which the requests have in common."""
     used: Used
 
 
@@ -107,7 +108,7 @@ class UsageRecords:
         max_rows: int = MAX_ROWS,
     ) -> list[UsageSum]:
         """The sums over the requests that ended from ``start`` until before ``end``, Unix times, in
-        the order of their groups. ``tenants``: only those of these tenants.
+        the order of their groups. ``tenants``: only requests of these tenants.
 
         Raises `InvalidRequest` if there are more than ``max_rows``.
         """
@@ -208,7 +209,7 @@ def _set_aside(record: UsageRecord) -> Any:
 
 
 def _is_before(first: Any, second: Any) -> Any:
-    """Whether an execution had ended when the job of another one was created. A job that is
+    """Whether an execution had ended when the job of another execution was created. A job that is
     delivered again was created before. ``queue_s`` is 0 if the time of creation is unknown."""
     created_at = second.ended_at - second.queue_s - _run_s(second)
     return and_(first.ended_at < created_at, second.queue_s > 0)

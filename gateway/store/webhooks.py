@@ -1,9 +1,9 @@
 """Webhooks: the endpoints of tenants, and the deliveries to them that are due or dead.
 
-A delivery is written in the transaction of what it announces, and deleted once its endpoint has
-accepted it. One gateway tries it at a time: a claim counts the try and holds a lease, and what is
-written about an older try is ignored. A delivery that has failed too often is dead: it is kept, and
-can be retried by an operator.
+A delivery is written in the transaction of the change that it announces, and deleted once its
+endpoint has accepted it. One gateway tries it at a time: a claim counts the try and holds a lease,
+and results of an older try are ignored. A delivery that has failed too often is dead: it is kept,
+and can be retried by an operator.
 """
 
 import base64
@@ -55,11 +55,11 @@ class Webhook:
     secret: str = field(repr=False)
     """With the prefix ``whsec_``."""
     old_secret: str | None = field(repr=False)
-    """The secret before the current one, which is active until ``old_secret_until``."""
+    """The secret before the current secret. It is active until ``old_secret_until``."""
     old_secret_until: int | None
 
     def active_secrets(self, now: float) -> list[str]:
-        """The secrets that sign, the current one first."""
+        """The secrets that sign, the current secret first."""
         if self.old_secret is None or (self.old_secret_until or 0) <= now:
             return [self.secret]
         return [self.secret, self.old_secret]
@@ -67,14 +67,14 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebhookDelivery:
-    """An event on its way to one endpoint."""
+    """An event on its way to an endpoint."""
 
     id: str
     event_id: str
     """The same for all endpoints."""
     type: str
     object_id: str
-    """The id of what the event is about."""
+    """The id of the object that the event is about."""
     created_at: int
     """When the event occurred; Unix time in seconds."""
     num_tries: int
@@ -87,7 +87,7 @@ async def announce(
     connection: AsyncConnection, tenant: str, event_type: EventType, object_id: str
 ) -> None:
     """Write the deliveries of an event to the endpoints of its tenant, within the transaction of
-    what it announces."""
+    the change that the event announces."""
     # An endpoint must not be deleted before the transaction ends.
     query = (
         select(WEBHOOKS.c.id, WEBHOOKS.c.event_types)
@@ -144,7 +144,7 @@ class Webhooks:
 
     @uncancelled
     async def all(self, tenant: str | None = None) -> list[Webhook]:
-        """The endpoints of one tenant or of all, oldest first."""
+        """The endpoints of a tenant or of all tenants, oldest first."""
         query = select(WEBHOOKS).order_by(WEBHOOKS.c.created_at, WEBHOOKS.c.id)
         if tenant is not None:
             query = query.where(WEBHOOKS.c.tenant == tenant)
@@ -165,8 +165,8 @@ class Webhooks:
 
     @uncancelled
     async def rotate(self, webhook_id: str, *, overlap_s: int) -> Webhook:
-        """Replace the secret. The current one stays active for ``overlap_s`` seconds; an older one
-        does not. Raises `NotFound`."""
+        """Replace the secret. The current secret stays active for ``overlap_s`` seconds; an older
+        secret does not. Raises `NotFound`."""
         async with self._database.begin() as connection:
             current = await _webhook(connection, webhook_id, is_locked=True)
             return await _update(
@@ -187,7 +187,7 @@ class Webhooks:
 
     @uncancelled
     async def claim(self, busy: Collection[str], lease_s: float) -> WebhookDelivery | None:
-        """Claim the delivery that is due for longest, if there is one to an endpoint that is not
+        """Claim the delivery that is due for longest, if there is any to an endpoint that is not
         among ``busy``, and count the try."""
         now, skipped = time.time(), list(busy)
         async with self._database.begin() as connection:
@@ -217,7 +217,7 @@ class Webhooks:
     @uncancelled
     async def failed(self, delivery: WebhookDelivery, reason: str, retry_at: float | None) -> None:
         """The try that was claimed has failed. Without ``retry_at`` the delivery is dead, and old
-        dead ones of its endpoint are forgotten."""
+        dead deliveries of its endpoint are forgotten."""
         values = {"reason": reason[:_MAX_REASON_CHARS], "due_at": retry_at}
         async with self._database.begin() as connection:
             await connection.execute(update(DELIVERIES).where(_is_try(delivery)).values(values))
@@ -270,8 +270,8 @@ class Webhooks:
 
 
 def _due_first(skipped: Collection[str], now: float) -> Select[Any]:
-    """The endpoint whose delivery is due for longest. It takes one step in the index for each
-    endpoint, while a slow one may have a million deliveries that are due."""
+    """The endpoint whose delivery is due for longest. The query takes a single step in the index
+    for each endpoint, because a slow endpoint may have a million deliveries that are due."""
     due_at = (
         select(func.min(DELIVERIES.c.due_at))
         .where(DELIVERIES.c.webhook_id == WEBHOOKS.c.id)

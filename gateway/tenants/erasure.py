@@ -1,7 +1,7 @@
-"""Erases a tenant: its work, its logs and dead letters at the broker, and all that is stored of it.
+"""Erases a tenant: its work, its logs and dead letters at the broker, and all its stored data.
 
-Each step may be repeated, so an erasure that was interrupted is completed by the next one. Usage
-records are deleted last, because they name the requests whose logs the broker may still have.
+Each step may be repeated, so the next erasure completes an interrupted erasure. Usage records are
+deleted last, because they name the requests whose logs the broker may still have.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _OF_GATEWAY = re.compile(r"[a-z]{1,16}[-_][A-Za-z0-9_-]{1,110}")
 
 
 class ErasedData(NamedTuple):
-    """What an erasure has deleted."""
+    """The numbers of the objects that an erasure has deleted."""
 
     num_rows: dict[str, int]
     """By table."""
@@ -49,15 +49,18 @@ class TenantErasure:
         keys: Keys,
         settings: GatewaySettings,
         listing_letters: asyncio.Lock,
+        reply_retention_s: float,
     ) -> None:
-        """``listing_letters`` is held by those that look at the dead letters: one hides them from
-        the others."""
+        """``listing_letters`` is held by each reader of the dead letters, because a reader hides
+        them from the others. ``reply_retention_s``: how long the broker keeps logs without a
+        reader."""
         self._bus = bus
         self._store = store
         self._relays = relays
         self._stopper = stopper
         self._keys = keys
         self._settings = settings
+        self._reply_retention_s = reply_retention_s
         self._listing_letters = listing_letters
         self._turn = asyncio.Lock()
 
@@ -93,9 +96,9 @@ class TenantErasure:
 
     async def _delete_logs(self, tenant: str, state: StoredState) -> int:
         """Delete the logs that the broker keeps of requests that have ended; returns how many
-        requests might have had one."""
+        requests might have had a log."""
         settings = self._settings
-        kept_s = settings.request_timeout_s + max(settings.detach_ttl_s, settings.reply_retention_s)
+        kept_s = settings.request_timeout_s + max(settings.detach_ttl_s, self._reply_retention_s)
         num_logs = 0
         slots = asyncio.Semaphore(_MAX_DELETED_AT_ONCE)
 

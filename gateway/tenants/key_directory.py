@@ -2,7 +2,6 @@
 gateway has changed them, so that no request waits for the database, and changed for operators."""
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -16,26 +15,22 @@ from gateway.intake.keys.api_key import ApiKey, new_key, rotated
 from gateway.intake.keys.tenant_limits import TenantLimits
 from gateway.store.state import Store
 from gateway.store.tenants.keys import StoredKeys
-from gateway.store.tenants.revisions import TableVersion
+from gateway.store.tenants.revisions import LOOK_INTERVAL_S, TableVersion
 from shared.errors import Conflict, NotFound, Unavailable
-
-logger = logging.getLogger(__name__)
-
-_LOOK_INTERVAL_S = 2.0
-"""Seconds after which a gateway asks again whether another one has changed anything."""
-_FIRST_LOOK_S = 5.0
-"""Seconds that the start of a gateway waits for the database."""
 
 
 class KeyDirectory:
-    """Keeps the keys that a gateway accepts, and the limits of tenants, equal to those of the
-    database.
+    """Keeps the keys that a gateway accepts, and the limits of tenants, equal to the keys and
+    limits of the database.
 
     Operators begin with a key of the file, so a gateway without a file of keys, which requires no
-    key, has none of the database either.
+    key, has no keys of the database either.
     """
 
-    def __init__(self, store: Store, keys: Keys) -> None:
+    def __init__(
+        self, store: Store, keys: Keys, *, look_interval_s: float = LOOK_INTERVAL_S
+    ) -> None:
+        self._look_interval_s = look_interval_s
         self._store = store
         self._keys = keys
         self._version: tuple[TableVersion, TableVersion] | None = None
@@ -44,25 +39,15 @@ class KeyDirectory:
             keys.expect_stored()
 
     async def read_first(self) -> None:
-        """Read the keys before the first request comes, unless nothing is stored yet or the
-        database does not answer."""
-        if not (self._keys.are_needed and self._store.is_in_use):
-            return
-        try:
-            async with asyncio.timeout(_FIRST_LOOK_S):
-                await self.refresh()
-        except (Unavailable, TimeoutError):
-            logger.warning("API keys of the database not read, retrying")
+        """Read the keys before the first request comes, if the database answers."""
+        if self._keys.are_needed:
+            await self._store.read_first(self.refresh, "API keys")
 
     async def run(self) -> None:
         """Read the keys again whenever they have changed; never returns."""
         if not self._keys.are_needed:
             await asyncio.Event().wait()
-        await self._store.wait_open()
-        while True:
-            with suppress(Unavailable):  # which the outage of the database reports
-                await self.refresh()
-            await asyncio.sleep(_LOOK_INTERVAL_S)
+        await self._store.keep_read(self.refresh, self._look_interval_s)
 
     async def refresh(self) -> None:
         """Read keys and limits if any have changed. Raises `Unavailable`."""
@@ -91,8 +76,8 @@ class KeyDirectory:
         return key
 
     async def rotate(self, key_id: str, grace: timedelta) -> tuple[str, ApiKey]:
-        """Replace the secret of a key; the old one remains valid for ``grace``. Raises like
-        `change`."""
+        """Replace the secret of a key; the old secret remains valid for ``grace``. Raises the
+        errors of `change`."""
         secret = ""
 
         def rotate(old: ApiKey) -> ApiKey:
@@ -120,7 +105,7 @@ class KeyDirectory:
         return limits
 
     def _require_keys(self) -> None:
-        """Raises `Conflict` if what is stored of keys and tenants has no effect here."""
+        """Raises `Conflict` if the stored keys and tenants have no effect here."""
         if not self._keys.are_needed:
             raise Conflict(
                 "This gateway requires no API keys. Start it with WARREN_KEYS_FILE and a key of "
@@ -138,6 +123,6 @@ class KeyDirectory:
         return (await self._store.open()).keys
 
     async def _refresh_if_possible(self) -> None:
-        """What was changed takes effect here at once, and at the other gateways soon."""
+        """Let the change take effect here at once, and at the other gateways soon."""
         with suppress(Unavailable, NotFound):  # it is changed; `run` reads it later
             await self.refresh()

@@ -2,8 +2,8 @@
 their tenants.
 
 No gateway sees these jobs. Gateways therefore tell all workers which tenants have limits or
-budgets, and a worker that receives a new job of one of them asks a gateway before it runs the job.
-The gateway counts the job together with the requests over HTTP.
+budgets, and a worker that receives a new job of such a tenant asks a gateway before it runs the
+job. The gateway counts the job together with the requests over HTTP.
 """
 
 import asyncio
@@ -40,7 +40,8 @@ class PublisherAdmission:
         addresses: Callable[[], Iterable[str]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``keys`` know the limits of tenants. ``addresses`` are those of the live workers."""
+        """``keys`` know the limits of tenants. ``addresses`` are the addresses of the live
+        workers."""
         self._bus = bus
         self._keys = keys
         self._limits = limits
@@ -61,8 +62,8 @@ class PublisherAdmission:
 
     async def tell(self) -> None:
         """Tell a worker which tenants have limits or budgets if it is new, if this has changed, or
-        if it was told 5 s ago. If none has, workers are told once. What does not reach a worker is
-        repeated."""
+        if it was told 5 s ago. If no tenant has any, workers are told once. A message that does not
+        reach a worker is repeated."""
         tenants = self._limited()
         if tenants != self._told:
             self._told, self._told_at = tenants, {}

@@ -44,7 +44,7 @@ Piece: TypeAlias = Content | Reasoning | CallStart | CallArguments | CallInput
 
 
 class Parser(Protocol):
-    """Incrementally parses the text of one choice."""
+    """Incrementally parses the text of a choice."""
 
     @property
     def open_call(self) -> int | None:

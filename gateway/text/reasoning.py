@@ -16,7 +16,7 @@ class Thought(NamedTuple):
     is_open: bool = False
     """Whether the prompt has the opening tag."""
     label: str = ""
-    """What follows the opening tag."""
+    """The text that follows the opening tag."""
     label_end: str = ""
     """The tag that follows the label."""
     are_special: bool = False
@@ -26,7 +26,7 @@ class Thought(NamedTuple):
 THOUGHTS: Mapping[str, Thought] = {
     "deepseek_r1": Thought("<think>", "</think>", is_open=True),
     "gemma4": Thought("<|channel>", "<channel|>", label="thought", are_special=True),
-    # Harmony has a parser of its own: thoughts, calls and text are messages of one kind.
+    # Harmony has a parser of its own: thoughts, calls and text are messages of the same kind.
     HARMONY: Thought(
         "<|channel|>", "<|end|>", label="analysis", label_end="<|message|>", are_special=True
     ),
@@ -34,14 +34,15 @@ THOUGHTS: Mapping[str, Thought] = {
 }
 """The form of reasoning of each parser, by its name in workers' announcements."""
 CLOSED: Mapping[str, str] = {"deepseek_r1": "qwen3"}
-"""The parser for prompts that do not open a thought, of one for prompts that do."""
+"""The parser for prompts that do not open a thought, by the name of the parser for prompts that
+do."""
 
 
 class ReasoningSplit:
     """Treats the text before the closing tag as reasoning, without surrounding whitespace.
 
-    What follows is passed to ``rest``, from its first non-whitespace character on. If the prompt
-    already opens the reasoning, the text may omit the opening tag.
+    The text after the tag is passed to ``rest``, from its first non-whitespace character on. If the
+    prompt already opens the reasoning, the text may omit the opening tag.
     """
 
     def __init__(self, thought: Thought, rest: Parser) -> None:

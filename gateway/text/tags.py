@@ -9,10 +9,10 @@ class Until:
         self._spaces: list[str] = []
         """The whitespace that is held back, because a tag may follow."""
         self._begun = ""
-        """What follows it and may be the start of a tag."""
+        """The text after the whitespace that may be the start of a tag."""
 
     def read(self, text: str) -> tuple[str, str | None, str]:
-        """Returns the certain text, the tag with its whitespace if one was found, and the text
+        """Returns the certain text, the tag with its whitespace if a tag was found, and the text
         after it."""
         text = self._begun + text
         found = [(position, tag) for tag in self._tags if (position := text.find(tag)) >= 0]
@@ -51,8 +51,8 @@ class Until:
 
 
 class Opening:
-    """Decides whether a text starts with one of ``tags``, ignoring whitespace. None of them is the
-    beginning of another one."""
+    """Decides whether a text starts with one of ``tags``, ignoring whitespace. No tag is the
+    beginning of another tag."""
 
     def __init__(self, *tags: str) -> None:
         self._tags = tags

@@ -6,7 +6,6 @@ has ended, so that an event arrives at least once.
 
 import asyncio
 import logging
-import secrets
 import time
 from collections import Counter
 from contextlib import suppress
@@ -15,6 +14,7 @@ from gateway.metrics import Metrics
 from gateway.store.state import Store
 from gateway.store.webhooks import WebhookDelivery, Webhooks
 from gateway.webhooks.sending import TIMEOUT_S, NotSent, Sender, is_success
+from shared.backoff import Backoff
 from shared.errors import Unavailable
 from shared.telemetry import incidents
 
@@ -25,15 +25,15 @@ LEASE_S = 3 * TIMEOUT_S
 _MAX_PAUSE_S = 6 * 3600
 _MAX_WAIT_S = 3 * 24 * 3600
 _MIN_TRYING_S = 3600
-"""Seconds that a gateway tries what is due before it gives up what waits for too long: no gateway
-may have run for days."""
+"""Seconds that a gateway tries due deliveries before it gives up deliveries that have waited for
+too long, because no gateway may have run for days."""
 _MAX_AT_ONCE = 32
 _MAX_OF_ONE = 4
-"""Tries of one endpoint at once, so that a slow one does not hold up the others."""
+"""Tries of an endpoint at once, so that a slow endpoint does not hold up the others."""
 
 
 class Deliverer:
-    """Delivers events at one gateway."""
+    """Delivers events at a gateway."""
 
     def __init__(
         self,
@@ -44,7 +44,9 @@ class Deliverer:
         max_tries: int,
         first_pause_s: float,
         lease_s: float = LEASE_S,
+        look_interval_s: float = _LOOK_INTERVAL_S,
     ) -> None:
+        self._look_interval_s = look_interval_s
         self.sender = sender
         self._store = store
         self._metrics = metrics
@@ -57,14 +59,14 @@ class Deliverer:
         """Set when a try has ended."""
 
     async def run(self) -> None:
-        """Deliver until cancelled. Another gateway then tries again what was under way."""
+        """Deliver until cancelled. Another gateway then tries the current deliveries again."""
         expired_at = time.monotonic() + _MIN_TRYING_S
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._has_room.clear()
                 with suppress(Unavailable):
                     webhooks = (await self._store.wait_open()).webhooks
-                    if time.monotonic() - expired_at >= _LOOK_INTERVAL_S:
+                    if time.monotonic() - expired_at >= self._look_interval_s:
                         await self.expire(webhooks)
                         expired_at = time.monotonic()
                     await self.start_due(webhooks, tasks)
@@ -73,18 +75,18 @@ class Deliverer:
     async def _wait(self) -> None:
         """Wait for the next look, or until a try has ended."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(_LOOK_INTERVAL_S):
+            async with asyncio.timeout(self._look_interval_s):
                 await self._has_room.wait()
 
     async def expire(self, webhooks: Webhooks) -> None:
-        """Give up what has been due for too long: its endpoint is too slow for all of its events.
-        Raises `Unavailable`."""
+        """Give up deliveries that have been due for too long: their endpoint is too slow for all of
+        its events. Raises `Unavailable`."""
         if num_dead := await webhooks.expire(time.time() - _MAX_WAIT_S):
             self._metrics.webhooks.labels("dead").inc(num_dead)
             logger.warning("webhooks dead", extra={"deliveries": num_dead, "reason": "not in time"})
 
     async def start_due(self, webhooks: Webhooks, tasks: asyncio.TaskGroup) -> None:
-        """Begin to try what is due, as far as there is room. Raises `Unavailable`."""
+        """Begin to try due deliveries, as far as there is room. Raises `Unavailable`."""
         while self._running.total() < _MAX_AT_ONCE:
             busy = [one for one, number in self._running.items() if number >= _MAX_OF_ONE]
             delivery = await webhooks.claim(busy, self._lease_s)
@@ -134,9 +136,8 @@ class Deliverer:
 
 
 def pause_s(num_tries: int, first_pause_s: float) -> float:
-    """Seconds until the next try: exponential, with jitter."""
-    longest_s = min(first_pause_s * 2.0 ** (num_tries - 1), _MAX_PAUSE_S)
-    return longest_s * secrets.SystemRandom().uniform(0.5, 1.0)
+    """Seconds until the next try."""
+    return Backoff(first_pause_s, _MAX_PAUSE_S, num_failed=num_tries).drawn_pause_s
 
 
 def _fields(delivery: WebhookDelivery) -> dict[str, object]:

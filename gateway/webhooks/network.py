@@ -2,7 +2,7 @@
 through the gateway.
 
 A name is resolved once for each connection. All its addresses are checked, and the connection goes
-to one of them, so the name cannot change its address in between (DNS rebinding).
+to a checked address, so the name cannot change its address in between (DNS rebinding).
 """
 
 import asyncio
@@ -38,8 +38,8 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 
 def is_public(address: Address) -> bool:
-    """Whether the Internet routes the address. One that embeds an IPv4 address is public if that
-    one is."""
+    """Whether the Internet routes the address. An address that embeds an IPv4 address is public if
+    the IPv4 address is public."""
     if isinstance(address, IPv6Address) and (embedded := _embedded(address)) is not None:
         return is_public(embedded)
     is_unicast = address in _UNICAST if address.version == 6 else not address.is_multicast
@@ -48,7 +48,7 @@ def is_public(address: Address) -> bool:
 
 
 def _embedded(address: IPv6Address) -> IPv4Address | None:
-    """The address behind an IPv4-mapped, 6to4, Teredo or NAT64 one."""
+    """The address behind an IPv4-mapped, 6to4, Teredo or NAT64 address."""
     if address.teredo is not None:
         return address.teredo[1]
     if address in _NAT64:
@@ -57,8 +57,8 @@ def _embedded(address: IPv6Address) -> IPv4Address | None:
 
 
 class CheckedNetwork(httpcore.AsyncNetworkBackend):
-    """Connects to the addresses of ``networks``, and to public ones unless ``is_private``. The name
-    of the host stays that of ``Host`` and of TLS."""
+    """Connects to the addresses of ``networks``, and to public addresses unless ``is_private``.
+    ``Host`` and TLS keep the name of the host."""
 
     def __init__(
         self, networks: Collection[Network], resolve: Resolve, *, is_private: bool = False

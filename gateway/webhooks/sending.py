@@ -1,4 +1,4 @@
-"""Signs one event and sends it to its endpoint, as the Standard Webhooks specification says."""
+"""Signs an event and sends it to its endpoint, as the Standard Webhooks specification says."""
 
 import asyncio
 import re
@@ -27,7 +27,7 @@ class EventData(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="object", tag="event"):
-    """What an endpoint receives."""
+    """The body that an endpoint receives."""
 
     id: str
     type: str
@@ -40,7 +40,7 @@ class NotSent(Exception):
 
 
 def check_url(url: str, networks: Collection[Network]) -> None:
-    """Raises `InvalidRequest` for what cannot be the URL of an endpoint."""
+    """Raises `InvalidRequest` for a text that cannot be the URL of an endpoint."""
     try:
         parts = urlsplit(url)
         is_valid = bool(parts.hostname) and parts.port != 0 and _URL.fullmatch(url) is not None

@@ -16,8 +16,8 @@ BUILT = Path(__file__).with_name("built")
 """The location of precompiled libraries in images without a compiler."""
 _FLAGS = (
     *("-std=c++20", "-O3", "-ffp-contract=off", "-fPIC", "-shared", "-pthread"),
-    # Variants in one process would otherwise share the variables of inline functions, whose sizes
-    # differ.
+    # Variants in the same process would otherwise share the variables of inline functions, whose
+    # sizes differ.
     "-fvisibility=hidden",
 )
 _TIMEOUT_S = 600

@@ -1,9 +1,10 @@
-"""A whole step of a decoder in one call, with packed weights."""
+"""A whole step of a decoder in a single call, with packed weights."""
 
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER
+from ctypes import POINTER, Structure
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,26 +13,34 @@ from kernels.attention_spec import AttentionSpec
 from kernels.native.library import (
     PARTS,
     BatchView,
+    ExpertNormsView,
     ExpertsView,
+    LatentView,
+    LayerInputsView,
+    LayerInputView,
     LayerView,
     Library,
     MlpView,
     ModelView,
     NormView,
+    RuleView,
     StepView,
     WeightView,
     pointer,
 )
 from kernels.native.packed import PackedWeight
 from kernels.native.paged_attention import cache_view, rule_view
+from kernels.native.recurrences import PackedRecurrence
 from kernels.router import Router
 
 ACTIVATIONS = {
     name: number
-    for number, name in enumerate(("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"))
+    for number, name in enumerate(
+        ("silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu", "xielu")
+    )
 }
 """`Activation` of src/elementwise.hpp."""
-SCORES = {"softmax": 0, "sigmoid": 1, "softmax of chosen": 2}
+SCORES = {"softmax": 0, "sigmoid": 1, "softmax of chosen": 2, "sparse mixer": 3}
 """`Scores` of src/experts.hpp."""
 _NORMS = {"rms": 1, "layer": 2}
 
@@ -54,6 +63,9 @@ class PackedMlp:
     down: PackedWeight
     activation: str = "silu"
     is_gated: bool = True
+    constants: Sequence[float] = ()
+    """The constants of the activation, at most four."""
+    gate_multiplier: float = 1.0
 
     def view(self) -> MlpView:
         return MlpView(
@@ -61,12 +73,32 @@ class PackedMlp:
             down=self.down.view(),
             activation=ACTIVATIONS[self.activation],
             is_gated=self.is_gated,
+            constants=tuple(self.constants),
+            gate_multiplier=self.gate_multiplier,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedExpertNorms:
+    """See `own_norm` of `worker.model.spec.Experts`."""
+
+    router: PackedNorm
+    before: PackedNorm
+    after: PackedNorm
+    after_shared: PackedNorm
+
+    def view(self) -> ExpertNormsView:
+        return ExpertNormsView(
+            router=_norm_view(self.router),
+            before=_norm_view(self.before),
+            after=_norm_view(self.after),
+            after_shared=_norm_view(self.after_shared),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedExperts:
-    """A mixture of experts of one shape and format."""
+    """A mixture of experts of the same shape and format."""
 
     experts: Sequence[PackedMlp]
     router: PackedWeight
@@ -75,6 +107,9 @@ class PackedExperts:
     shared: PackedMlp | None
     shared_gate: PackedWeight | None
     rule: Router
+    factors: Tensor | None = None
+    """[count] float32."""
+    norms: PackedExpertNorms | None = None
 
     def __post_init__(self) -> None:
         formats = {(one.gate_up.format, one.down.format) for one in self.experts}
@@ -88,6 +123,8 @@ class PackedExperts:
             experts=views,
             shared=shared,
             correction=pointer(self.correction),
+            factors=pointer(self.factors),
+            norms=_pointer(self.norms, ExpertNormsView),
             router=self.router.view(),
             shared_gate=_view(self.shared_gate),
             count=len(self.experts),
@@ -98,27 +135,100 @@ class PackedExperts:
             num_chosen_groups=self.rule.num_chosen_groups,
             weighs_inputs=self.rule.weighs_inputs,
             scale=self.rule.scale,
+            spread=self.rule.spread,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedLatent:
+    """What attention over latent vectors has in addition; see `worker.model.spec.Latent`.
+
+    ``absorb`` is [num_heads * rank, key_dim], ``expand`` [num_heads * value_dim, rank]: the
+    matrices of one head after another, whose numbers of outputs are multiples of 16.
+    """
+
+    absorb: PackedWeight
+    expand: PackedWeight
+    query_up: PackedWeight | None
+    """None: queries are not compressed."""
+    query_norm: PackedNorm | None
+    key_dim: int
+    value_dim: int
+
+    def view(self) -> LatentView:
+        return LatentView(
+            query_norm=_norm_view(self.query_norm),
+            query_up=_view(self.query_up),
+            absorb=self.absorb.view(),
+            expand=self.expand.view(),
+            rank=self.expand.inputs,
+            key_dim=self.key_dim,
+            value_dim=self.value_dim,
+            query_rank=0 if self.query_up is None else self.query_up.inputs,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedLayerInput:
+    """How a layer uses its input."""
+
+    gate: PackedWeight
+    expansion: PackedWeight
+    norm: PackedNorm
+
+    def view(self) -> LayerInputView:
+        return LayerInputView(
+            gate=self.gate.view(), expansion=self.expansion.view(), norm=_norm_view(self.norm)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedLayerInputs:
+    """The inputs of all layers; see `worker.model.spec.LayerInputs`."""
+
+    table: PackedWeight
+    projection: PackedWeight
+    norm: PackedNorm
+    size: int
+    activation: str
+    table_scale: float
+
+    def view(self) -> LayerInputsView:
+        return LayerInputsView(
+            table=self.table.view(),
+            projection=self.projection.view(),
+            norm=_norm_view(self.norm),
+            size=self.size,
+            activation=ACTIVATIONS[self.activation],
+            table_scale=self.table_scale,
+            projection_scale=self.projection.inputs**-0.5,
+            scale=2**-0.5,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedLayer:
-    """One layer; see `worker.model.spec.Layer`."""
+    """A layer; see `worker.model.spec.Layer`. It has attention or a recurrence, or neither."""
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    attention: AttentionSpec
-    qkv: PackedWeight
-    attention_output: PackedWeight
-    feed_forward: PackedMlp | PackedExperts
-    rope_table: Tensor
-    """[max_positions, head_dim] float32; see `kernels.reference.rope`."""
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    attention: AttentionSpec | None = None
+    qkv: PackedWeight | None = None
+    attention_output: PackedWeight | None = None
+    recurrence: PackedRecurrence | None = None
+    beside: "PackedLayer | None" = None
+    """A layer without a feed-forward part, whose attention or recurrence has the same input."""
+    feed_forward: PackedMlp | PackedExperts | None = None
+    rope_table: Tensor | None = None
+    """[max_positions, head_dim] float32, or as many elements of a head as are rotated with latent
+    vectors; see `kernels.reference.rope`."""
+    latent: PackedLatent | None = None
     temperatures: Tensor | None = None
     """[max_positions] float32: the factors of queries."""
-    before_attention: PackedNorm | None
+    before_attention: PackedNorm | None = None
     after_attention: PackedNorm | None = None
-    before_feed_forward: PackedNorm | None
+    before_feed_forward: PackedNorm | None = None
     after_feed_forward: PackedNorm | None = None
     query_norm: PackedNorm | None = None
     key_norm: PackedNorm | None = None
@@ -127,12 +237,18 @@ class PackedLayer:
     """Whether queries and keys are normalized over all heads, rather than each head."""
     norms_after_rope: bool = False
     is_parallel: bool = False
+    has_gate: bool = False
+    """Whether the last outputs of ``qkv`` are gates of the results."""
     multiplier: float = 1.0
+    """The factor of the result of attention, or of the recurrence."""
+    feed_forward_multiplier: float = 1.0
+    input: PackedLayerInput | None = None
     scalar: float = 1.0
 
     def view(self) -> LayerView:
-        part = self.feed_forward
-        is_mixture = isinstance(part, PackedExperts)
+        part, recurrence = self.feed_forward, self.recurrence
+        mlp = part if isinstance(part, PackedMlp) else None
+        experts = part if isinstance(part, PackedExperts) else None
         return LayerView(
             before_attention=_norm_view(self.before_attention),
             after_attention=_norm_view(self.after_attention),
@@ -141,20 +257,28 @@ class PackedLayer:
             query_norm=_norm_view(self.query_norm),
             key_norm=_norm_view(self.key_norm),
             value_norm=_norm_view(self.value_norm),
-            qkv=self.qkv.view(),
-            attention_output=self.attention_output.view(),
+            qkv=_view(self.qkv if recurrence is None else recurrence.inputs),
+            attention_output=_view(
+                self.attention_output if recurrence is None else recurrence.output
+            ),
+            **({} if recurrence is None else recurrence.views()),
             rope_table=pointer(self.rope_table),
             temperatures=pointer(self.temperatures),
-            experts=ctypes.pointer(part.view()) if is_mixture else POINTER(ExpertsView)(),
-            rule=rule_view(self.attention),
-            mlp=MlpView() if is_mixture else part.view(),
+            experts=ctypes.pointer(experts.view()) if experts else POINTER(ExpertsView)(),
+            latent=ctypes.pointer(self.latent.view()) if self.latent else POINTER(LatentView)(),
+            input=_pointer(self.input, LayerInputView),
+            rule=RuleView() if self.attention is None else rule_view(self.attention),
+            beside=ctypes.pointer(self.beside.view()) if self.beside else POINTER(LayerView)(),
+            mlp=mlp.view() if mlp else MlpView(),
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
             norms_all_heads=self.norms_all_heads,
             norms_after_rope=self.norms_after_rope,
             is_parallel=self.is_parallel,
+            has_gate=self.has_gate,
             multiplier=self.multiplier,
+            feed_forward_multiplier=self.feed_forward_multiplier,
             scalar=self.scalar,
         )
 
@@ -170,6 +294,12 @@ class PackedModel:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    inputs: PackedLayerInputs | None = None
+
+
+def _pointer(part: Any, kind: type[Structure]) -> Any:
+    """A pointer to the view of a part, or null."""
+    return POINTER(kind)() if part is None else ctypes.pointer(part.view())
 
 
 def _view(weight: PackedWeight | None) -> WeightView:
@@ -203,6 +333,7 @@ class PackedDecoder:
             embedding=model.embedding.view(),
             norm=_norm_view(model.norm),
             lm_head=model.lm_head.view(),
+            inputs=_pointer(model.inputs, LayerInputsView),
             num_layers=len(model.layers),
             embedding_scale=model.embedding_scale,
             logit_scale=model.logit_scale,
@@ -228,15 +359,20 @@ class PackedDecoder:
         block_tables: Tensor,
         query_starts: Tensor,
         context_lens: Tensor,
+        states: Tensor | None = None,
+        num_state_blocks: int = 0,
     ) -> Tensor:
         """Return the logits of the sampled rows, [num_sampled, vocab_size] float32.
 
-        The index tensors are those of `kernels.reference.store_kv` and `paged_attention`, of which
-        each group of layers has its own ``slots`` and ``block_tables``. The caches are [num_places,
+        The index tensors are described in `kernels.reference.store_kv` and `paged_attention`; each
+        group of layers has its own ``slots`` and ``block_tables``. The caches are [num_places,
         num_blocks, block_size, num_kv_heads, head_dim], and ``places`` [num_layers, 2] int32 has
-        the group and the place of each layer. The result is overwritten by the next call. A row's
-        result is bit-identical whatever else is in the step. Raises `MemoryError` if the
-        activations cannot be allocated.
+        the group and the place of each layer. With recurrent layers, ``states``, [num_layers]
+        int32, has the first piece of each layer's state (see `CacheLayout` in
+        `worker.model.cache_layout`), and the last group's tables have the ``num_state_blocks``
+        blocks of the state that the step reads, then the blocks of the state that it writes. The
+        result is overwritten by the next call. A row's result is bit-identical whatever else is in
+        the step. Raises `MemoryError` if the activations cannot be allocated.
         """
         logits = self._room_for(len(sampled_rows))
         seconds = self._seconds  # kept during the call: `profile` may replace it
@@ -256,6 +392,10 @@ class PackedDecoder:
             ),
             slots.stride(0),
             pointer(places),
+            pointer(states),
+            len(block_tables) - 1,
+            num_state_blocks,
+            len(keys),
             len(token_ids),
             len(sampled_rows),
             pointer(seconds),
@@ -273,7 +413,7 @@ class PackedDecoder:
         return logits
 
     def _room_for(self, num_rows: int) -> Tensor:
-        # Megabytes that were freed after each step would be cleared again before the next one.
+        # Megabytes that were freed after each step would be cleared again before the next step.
         if num_rows > len(self._logits):
             self._logits = torch.empty(num_rows, self._model.lm_head.outputs)
         return self._logits[:num_rows]

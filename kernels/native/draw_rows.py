@@ -1,4 +1,4 @@
-"""Draws one token per row from its softmax, by inversion of its cumulative distribution."""
+"""Draws a token per row from its softmax, by inversion of its cumulative distribution."""
 
 import torch
 from torch import Tensor

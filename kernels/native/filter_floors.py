@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p as one cutoff per row, without sorting."""
+"""Top-k, top-p and min-p as a single cutoff per row, without sorting."""
 
 import torch
 from torch import Tensor

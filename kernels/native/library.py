@@ -61,6 +61,19 @@ class MlpView(Structure):
         ("down", WeightView),
         ("activation", c_int32),
         ("is_gated", c_int32),
+        ("constants", c_float * 4),
+        ("gate_multiplier", c_float),
+    )
+
+
+class ExpertNormsView(Structure):
+    """`ExpertNorms` of src/experts.hpp."""
+
+    _fields_ = (
+        ("router", NormView),
+        ("before", NormView),
+        ("after", NormView),
+        ("after_shared", NormView),
     )
 
 
@@ -71,6 +84,8 @@ class ExpertsView(Structure):
         ("experts", POINTER(MlpView)),
         ("shared", POINTER(MlpView)),
         ("correction", c_void_p),
+        ("factors", c_void_p),
+        ("norms", POINTER(ExpertNormsView)),
         ("router", WeightView),
         ("shared_gate", WeightView),
         ("count", c_int32),
@@ -81,36 +96,150 @@ class ExpertsView(Structure):
         ("num_chosen_groups", c_int32),
         ("weighs_inputs", c_int32),
         ("scale", c_float),
+        ("spread", c_float),
+    )
+
+
+class ConvolutionView(Structure):
+    """`Convolution` of src/convolution.hpp."""
+
+    _fields_ = (
+        ("taps", c_void_p),
+        ("bias", c_void_p),
+        ("size", c_int32),
+        ("num_taps", c_int32),
+    )
+
+
+class DeltaView(Structure):
+    """`Delta` of src/delta.hpp."""
+
+    _fields_ = (
+        ("rates", WeightView),
+        ("convolution", ConvolutionView),
+        ("decay", c_void_p),
+        ("decay_bias", c_void_p),
+        ("norm", NormView),
+        ("num_heads", c_int32),
+        ("num_key_heads", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+    )
+
+
+class StateSpaceView(Structure):
+    """`StateSpace` of src/state_space.hpp."""
+
+    _fields_ = (
+        ("convolution", ConvolutionView),
+        ("norm", NormView),
+        ("factors", c_void_p),
+        ("step_bias", c_void_p),
+        ("rates", c_void_p),
+        ("skips", c_void_p),
+        ("num_heads", c_int32),
+        ("head_dim", c_int32),
+        ("num_groups", c_int32),
+        ("state_dim", c_int32),
+        ("is_gated_last", c_int32),
+        ("least_step", c_float),
+        ("greatest_step", c_float),
+    )
+
+
+class SelectiveScanView(Structure):
+    """`SelectiveScan` of src/selective_scan.hpp."""
+
+    _fields_ = (
+        ("convolution", ConvolutionView),
+        ("parts", WeightView),
+        ("steps", WeightView),
+        ("norm_of_steps", NormView),
+        ("norm_of_writes", NormView),
+        ("norm_of_reads", NormView),
+        ("rates", c_void_p),
+        ("skips", c_void_p),
+        ("state_dim", c_int32),
+    )
+
+
+class LatentView(Structure):
+    """`Latent` of src/decoder.hpp."""
+
+    _fields_ = (
+        ("query_norm", NormView),
+        ("query_up", WeightView),
+        ("absorb", WeightView),
+        ("expand", WeightView),
+        ("rank", c_int32),
+        ("key_dim", c_int32),
+        ("value_dim", c_int32),
+        ("query_rank", c_int32),
+    )
+
+
+class LayerInputView(Structure):
+    """`LayerInput` of src/decoder.hpp."""
+
+    _fields_ = (
+        ("gate", WeightView),
+        ("expansion", WeightView),
+        ("norm", NormView),
+    )
+
+
+class LayerInputsView(Structure):
+    """`LayerInputs` of src/decoder.hpp."""
+
+    _fields_ = (
+        ("table", WeightView),
+        ("projection", WeightView),
+        ("norm", NormView),
+        ("size", c_int32),
+        ("activation", c_int32),
+        ("table_scale", c_float),
+        ("projection_scale", c_float),
+        ("scale", c_float),
     )
 
 
 class LayerView(Structure):
     """`Layer` of src/decoder.hpp."""
 
-    _fields_ = (
-        ("before_attention", NormView),
-        ("after_attention", NormView),
-        ("before_feed_forward", NormView),
-        ("after_feed_forward", NormView),
-        ("query_norm", NormView),
-        ("key_norm", NormView),
-        ("value_norm", NormView),
-        ("qkv", WeightView),
-        ("attention_output", WeightView),
-        ("rope_table", c_void_p),
-        ("temperatures", c_void_p),
-        ("experts", POINTER(ExpertsView)),
-        ("rule", RuleView),
-        ("mlp", MlpView),
-        ("num_heads", c_int32),
-        ("num_kv_heads", c_int32),
-        ("head_dim", c_int32),
-        ("norms_all_heads", c_int32),
-        ("norms_after_rope", c_int32),
-        ("is_parallel", c_int32),
-        ("multiplier", c_float),
-        ("scalar", c_float),
-    )
+
+LayerView._fields_ = (
+    ("before_attention", NormView),
+    ("after_attention", NormView),
+    ("before_feed_forward", NormView),
+    ("after_feed_forward", NormView),
+    ("query_norm", NormView),
+    ("key_norm", NormView),
+    ("value_norm", NormView),
+    ("qkv", WeightView),
+    ("attention_output", WeightView),
+    ("rope_table", c_void_p),
+    ("temperatures", c_void_p),
+    ("experts", POINTER(ExpertsView)),
+    ("convolution", POINTER(ConvolutionView)),
+    ("delta", POINTER(DeltaView)),
+    ("state_space", POINTER(StateSpaceView)),
+    ("selective_scan", POINTER(SelectiveScanView)),
+    ("latent", POINTER(LatentView)),
+    ("input", POINTER(LayerInputView)),
+    ("beside", POINTER(LayerView)),
+    ("rule", RuleView),
+    ("mlp", MlpView),
+    ("num_heads", c_int32),
+    ("num_kv_heads", c_int32),
+    ("head_dim", c_int32),
+    ("norms_all_heads", c_int32),
+    ("norms_after_rope", c_int32),
+    ("is_parallel", c_int32),
+    ("has_gate", c_int32),
+    ("multiplier", c_float),
+    ("feed_forward_multiplier", c_float),
+    ("scalar", c_float),
+)
 
 
 class ModelView(Structure):
@@ -121,6 +250,7 @@ class ModelView(Structure):
         ("embedding", WeightView),
         ("norm", NormView),
         ("lm_head", WeightView),
+        ("inputs", POINTER(LayerInputsView)),
         ("num_layers", c_int32),
         ("embedding_scale", c_float),
         ("logit_scale", c_float),
@@ -178,6 +308,10 @@ class StepView(Structure):
         ("batch", BatchView),
         ("slots_stride", c_int64),
         ("places", c_void_p),
+        ("states", c_void_p),
+        ("state_group", c_int32),
+        ("num_state_blocks", c_int32),
+        ("num_places", c_int32),
         ("num_tokens", c_int32),
         ("num_sampled", c_int32),
         ("seconds", c_void_p),
@@ -189,7 +323,15 @@ STRUCTURES: tuple[type[Structure], ...] = (
     RuleView,
     NormView,
     MlpView,
+    ExpertNormsView,
     ExpertsView,
+    ConvolutionView,
+    DeltaView,
+    StateSpaceView,
+    SelectiveScanView,
+    LatentView,
+    LayerInputView,
+    LayerInputsView,
     LayerView,
     ModelView,
     CacheView,
@@ -276,7 +418,7 @@ class Library:
 
     @property
     def has_bf16_dot(self) -> bool:
-        """Whether it can multiply bfloat16 numbers with one instruction."""
+        """Whether it can multiply bfloat16 numbers with a single instruction."""
         return bool(self.functions.warren_has_bf16_dot())
 
     def use_bf16_dot(self, *, is_used: bool) -> None:

@@ -19,7 +19,7 @@ from kernels.shapes import check_shape
 
 SPAN = 32
 HEAD_STEP = 16
-MAX_HEAD_DIM = 512
+MAX_HEAD_DIM = 576
 CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
@@ -37,7 +37,7 @@ def paged_attention(
 ) -> Tensor:
     """See `kernels.reference.paged_attention`.
 
-    Caches are float32 or bfloat16; head_dim is a multiple of 16, at most 512, and block_size
+    Caches are float32 or bfloat16; head_dim is a multiple of 16, at most 576, and block_size
     divides 32. Computed in float32. A token's result is bit-identical whatever else is in the
     batch.
     """
@@ -113,7 +113,7 @@ def rule_view(spec: AttentionSpec) -> RuleView:
 
 
 def cache_view(key_cache: Tensor, value_cache: Tensor) -> CacheView:
-    """One layer's cache, [num_blocks, block_size, num_kv_heads, head_dim].
+    """A layer's cache, [num_blocks, block_size, num_kv_heads, head_dim].
 
     Raises `ValueError` if the library does not support it.
     """

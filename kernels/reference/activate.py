@@ -1,6 +1,6 @@
 """The function between the two products of a feed-forward part."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -12,21 +12,24 @@ _LIMIT = 7.0
 _STEEPNESS = 1.702
 
 
-def activate(hidden: Tensor, activation: str, *, is_gated: bool) -> Tensor:
+def activate(
+    hidden: Tensor, activation: str, *, is_gated: bool, constants: Sequence[float] = ()
+) -> Tensor:
     """Return ``activation(hidden)``, or ``activation(gate) * up`` for the halves of ``hidden``.
 
     ``hidden`` is [num_tokens, width] or [num_tokens, 2 * width], gate first; the result is
-    [num_tokens, width]. ``activation`` is silu, gelu, gelu_tanh, relu, relu2, or clamped_swiglu,
-    which is gated and adds one to the other half. Raises `ValueError` if a gated length is odd.
+    [num_tokens, width]. ``activation`` is silu, gelu, gelu_tanh, relu, relu2, xielu, which has four
+    ``constants``, or clamped_swiglu, which is gated and adds 1 to the other half. Raises
+    `ValueError` if a gated length is odd.
     """
     if not is_gated:
-        return _ACTIVATIONS[activation](hidden)
+        return _ACTIVATIONS[activation](hidden, *constants)
     check_gate_up(hidden)
     gate, up = hidden.chunk(2, dim=-1)
     if activation == "clamped_swiglu":
         gate, up = gate.clamp(max=_LIMIT), up.clamp(-_LIMIT, _LIMIT)
         return (up + 1) * (gate * torch.sigmoid(gate * _STEEPNESS))
-    return _ACTIVATIONS[activation](gate) * up
+    return _ACTIVATIONS[activation](gate, *constants) * up
 
 
 def _gelu_tanh(hidden: Tensor) -> Tensor:
@@ -37,10 +40,20 @@ def _relu2(hidden: Tensor) -> Tensor:
     return functional.relu(hidden).square()
 
 
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+def _xielu(
+    hidden: Tensor, positive: float, negative: float, linear: float, nearest: float
+) -> Tensor:
+    """xIELU (Huang and Schlag, arXiv:2411.13010): squares above zero, exponentials below."""
+    below = torch.expm1(hidden.clamp(max=nearest)) - hidden
+    curved = torch.where(hidden > 0, positive * hidden * hidden, negative * below)
+    return curved + linear * hidden
+
+
+_ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "gelu_tanh": _gelu_tanh,
     "relu": functional.relu,
     "relu2": _relu2,
+    "xielu": _xielu,
 }

@@ -11,9 +11,9 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return ``(rms_norm(hidden + residual), hidden + residual)``.
 
-    ``hidden`` and ``residual`` are [num_tokens, width], ``weight`` is [width], all of one dtype. A
-    provider may overwrite ``hidden`` and ``residual``: use only the returned tensors. Raises
-    `ValueError` if shapes do not match.
+    ``hidden`` and ``residual`` are [num_tokens, width], ``weight`` is [width], all of the same
+    dtype. A provider may overwrite ``hidden`` and ``residual``: use only the returned tensors.
+    Raises `ValueError` if shapes do not match.
     """
     check_shape("residual", residual, hidden.shape)
     total = hidden + residual

@@ -6,7 +6,7 @@ from torch import Tensor
 from kernels.router import Router
 
 _LEAST = 1e-20
-"""Added to the sum of sigmoids, all of which may be zero."""
+"""This is added to the sum of sigmoids, because they may all be zero."""
 
 
 def choose_experts(
@@ -18,6 +18,8 @@ def choose_experts(
     ``logits`` is [num_tokens, num_experts], ``correction`` [num_experts].
     """
     scores = logits.float()
+    if router.scores == "sparse mixer":
+        return _mixed_sparsely(scores, router)
     if router.scores == "softmax":
         scores = scores.softmax(dim=-1)
     elif router.scores == "sigmoid":
@@ -33,6 +35,18 @@ def choose_experts(
         least = _LEAST if router.scores == "sigmoid" else 0.0
         weights = weights / (weights.sum(dim=-1, keepdim=True) + least)
     return chosen, weights * router.scale
+
+
+def _mixed_sparsely(scores: Tensor, router: Router) -> tuple[Tensor, Tensor]:
+    """The sparse mixer (Liu et al., arXiv:2409.12136)."""
+    left, chosen, weights = scores, [], []
+    for _ in range(router.top_k):
+        best, expert = left.max(dim=-1, keepdim=True)
+        is_far = (best - scores) / scores.abs().maximum(best) > router.spread
+        weights.append(left.masked_fill(is_far, -torch.inf).softmax(dim=-1).gather(1, expert))
+        chosen.append(expert)
+        left = left.scatter(1, expert, -torch.inf)
+    return torch.cat(chosen, dim=1), torch.cat(weights, dim=1)
 
 
 def _within_best_groups(ranks: Tensor, router: Router) -> Tensor:

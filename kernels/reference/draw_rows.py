@@ -1,4 +1,4 @@
-"""Draws one token per row from its softmax."""
+"""Draws a token per row from its softmax."""
 
 import torch
 from torch import Tensor

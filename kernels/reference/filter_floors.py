@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p as one cutoff per row: the lowest logit that may be drawn."""
+"""Top-k, top-p and min-p as a single cutoff per row: the lowest logit that may be drawn."""
 
 import numpy as np
 import torch
@@ -16,9 +16,9 @@ def filter_floors(
     float32, with positive temperatures; ``top_ks`` is [num_rows] int64, where 0 keeps all tokens.
     Top-k keeps the k highest logits; of these, top-p keeps the most likely tokens until their share
     of the probability, at the row's temperature, reaches p (Holtzman et al., arXiv:1904.09751).
-    Min-p keeps tokens at least min_p times as likely as the most likely one (Nguyen et al.,
-    arXiv:2407.01082). Tokens as likely as the last kept one are kept too, and the most likely one
-    always is. Raises `ValueError` if shapes do not match.
+    Min-p keeps tokens at least min_p times as likely as the most likely token (Nguyen et al.,
+    arXiv:2407.01082). Tokens as likely as the last kept token are kept too, and the most likely
+    token always is. Raises `ValueError` if shapes do not match.
     """
     check_filters(logits, temperatures, top_ks, top_ps, min_ps)
     vocab_size = logits.shape[1]

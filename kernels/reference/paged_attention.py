@@ -127,7 +127,7 @@ def _prefill(
     context_len: int,
     spec: AttentionSpec,
 ) -> Tensor:
-    """Attention of the last tokens of one sequence."""
+    """Attention of the last tokens of a sequence."""
     num_tokens = query.shape[0]
     start = context_len - num_tokens
     positions = torch.arange(spec.first_visible(start), context_len, device=query.device)

@@ -10,7 +10,7 @@ def projection(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return ``hidden @ weight.T + bias``: [num_tokens, outputs].
 
     ``hidden`` is [num_tokens, inputs], ``weight`` [outputs, inputs], ``bias`` [outputs] or None,
-    all of one dtype. Raises `ValueError` if shapes differ.
+    all of the same dtype. Raises `ValueError` if shapes differ.
     """
     check_shape("weight", weight, (None, hidden.shape[-1]))
     if bias is not None:

@@ -7,7 +7,7 @@ from kernels.shapes import check_shape
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale each row to a mean square of one, then by ``weight``.
+    """Scale each row to a mean square of 1, then by ``weight``.
 
     ``hidden`` is [..., width], ``weight`` is [width] of the same dtype. Computed in float32 and
     rounded once. Raises `ValueError` if the widths differ.

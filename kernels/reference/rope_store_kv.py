@@ -18,8 +18,8 @@ def rope_store_kv(
 ) -> Tensor:
     """Rotate, write token t's key and value to slot ``slots[t]``, and return the rotated query.
 
-    Tensors, dtypes and errors are those of `rope` and `store_kv`. A token with a negative slot is
-    not written, but its query is returned all the same.
+    See `rope` and `store_kv` for tensors, dtypes and errors. A token with a negative slot is not
+    written, but its query is returned all the same.
     """
     query, key = rope(query, key, positions, rope_table)
     store_kv(key, value, key_cache, value_cache, slots)

@@ -12,7 +12,7 @@ def store_kv(
 
     ``key`` and ``value`` are [num_tokens, num_kv_heads, head_dim], the caches are contiguous
     [num_blocks, block_size, num_kv_heads, head_dim] of the same dtype. ``slots`` is [num_tokens]
-    int64 without duplicates except negative ones; slot s is position s % block_size of block s //
+    int64 without duplicates except negative slots; slot s is position s % block_size of block s //
     block_size. Negative slots belong to tokens that only pad a batch to the size of a CUDA graph.
     Raises `ValueError` if shapes do not match.
 

@@ -1,9 +1,9 @@
-"""The operations on NVIDIA GPUs, in Triton; ops that it lacks are those of `kernels.reference`.
+"""The operations on NVIDIA GPUs, in Triton; `kernels.reference` has the ops that it lacks.
 
 Importing this package imports Triton. Attention, projections, AWQ products and logits choose
 splits, tiles and cuBLAS's algorithm by the batch for speed, so the last bits of a row depend on
-what else is in the batch. With ``is_batch_invariant`` they use one tile and one order of summation
-for every batch. The other ops sum a row in an order that depends only on its width.
+what else is in the batch. With ``is_batch_invariant`` they use the same tile and the same order of
+summation for every batch. The other ops sum a row in an order that depends only on its width.
 tests/kernels/triton compares rows alone and in batches bit by bit, compiled if there is a GPU,
 otherwise in Triton's interpreter.
 """

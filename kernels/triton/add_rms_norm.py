@@ -1,4 +1,4 @@
-"""The residual connection fused with the normalization that follows it, in one pass."""
+"""The residual connection fused with the normalization that follows it, in a single pass."""
 
 from functools import cache
 

@@ -13,7 +13,7 @@ _BLOCK = 128
 def adjust_logits(
     logits: Tensor, rows: Tensor, token_ids: Tensor, repetitions: Tensor, biases: Tensor
 ) -> Tensor:
-    """See `kernels.reference.adjust_logits`. Reads and writes one logit per entry."""
+    """See `kernels.reference.adjust_logits`. Reads and writes a logit for each entry."""
     check_entries(rows, token_ids, repetitions, biases)
     logits = logits.contiguous()
     num_entries = len(rows)

@@ -1,10 +1,10 @@
 """Divides the attention of sequences of any lengths into programs of about equal work.
 
-A program computes one tile of a sequence's rows over one split of its context, as in Flash-Decoding
+A program computes a tile of a sequence's rows over a split of its context, as in Flash-Decoding
 (Dao et al., 2023). The length of a split is chosen on the device from the lengths of all sequences,
-so that one long context among many short ones is shared among as many programs as the device runs,
-and a CUDA graph holds for any lengths. Each program finds its work by itself, in sums over the
-sequences, while the previous kernel still runs.
+so that a long context among many short contexts is shared among as many programs as the device
+runs, and a CUDA graph holds for any lengths. Each program finds its work by itself, in sums over
+the sequences, while the previous kernel still runs.
 """
 
 import triton
@@ -25,13 +25,12 @@ def work_of(
     BLOCK_S: tl.constexpr,
 ):
     """The work of program ``item``: (sequence, tile of rows, split, number of splits, their length,
-    the first token of the first one).
+    the first token of the first split).
 
     ``schedule`` is (num_seqs, num_wanted, split_len, window). Splits have ``split_len`` tokens; if
-    that is 0, at least MIN_SPLIT and as many as make ``num_wanted`` programs, and one more for each
-    tile. The sequence is at least ``num_seqs`` if there is no work for the program. The splits of
-    one tile are those of adjacent programs. The last tile has the longest context, so it starts
-    first.
+    that is 0, at least MIN_SPLIT and as many as make ``num_wanted`` programs, and another for each
+    tile. The sequence is at least ``num_seqs`` if there is no work for the program. Adjacent
+    programs have the splits of a tile. The last tile has the longest context, so it starts first.
     """
     num_tiles, num_splits, split_len = _all_shares(
         starts_ptr, lens_ptr, schedule, BLOCK_S, BLOCK_M, GROUP, HAS_WINDOW, ALIGNMENT, MIN_SPLIT
@@ -59,7 +58,7 @@ def tile_of(
     BLOCK_S: tl.constexpr,
 ):
     """Tile ``index`` of all sequences: (sequence, tile of rows, item of its first split, number of
-    splits, their length, the first token of the first one); see `work_of`."""
+    splits, their length, the first token of the first split); see `work_of`."""
     num_tiles, num_splits, split_len = _all_shares(
         starts_ptr, lens_ptr, schedule, BLOCK_S, BLOCK_M, GROUP, HAS_WINDOW, ALIGNMENT, MIN_SPLIT
     )
@@ -113,7 +112,7 @@ def _share_of(
     HAS_WINDOW: tl.constexpr,
     ALIGNMENT: tl.constexpr,
 ):
-    """The numbers of tiles and of splits of one sequence, and where its splits begin."""
+    """The numbers of tiles and of splits of a sequence, and where its splits begin."""
     num_seqs, _, _, window = schedule
     seq = tl.minimum(seq, num_seqs - 1)
     num_tokens = tl.load(starts_ptr + seq + 1) - tl.load(starts_ptr + seq)
@@ -147,8 +146,8 @@ def _first_split(
 
 @triton.jit
 def _sequence_at(place, counts, BLOCK_S: tl.constexpr):
-    """The sequence that has number ``place`` if each has as many as ``counts`` [BLOCK_S] says, and
-    how many all those before it have."""
+    """The sequence of item ``place`` if each sequence has as many items as ``counts`` [BLOCK_S]
+    says, and the number of items of all sequences before it."""
     seq = tl.sum((tl.cumsum(counts) <= place).to(tl.int32))
     return seq, tl.sum(tl.where(tl.arange(0, BLOCK_S) < seq, counts, 0))
 

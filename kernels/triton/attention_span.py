@@ -1,9 +1,9 @@
-"""The core of decode and prefill attention: rows of queries attend to a span of one context.
+"""The core of decode and prefill attention: rows of queries attend to a span of a context.
 
 The softmax is computed online, tile by tile, as in FlashAttention (Dao et al., arXiv:2205.14135 and
 2307.08691); the tokens of a tile are located through the block table (PagedAttention, Kwon et al.,
-arXiv:2309.06180). A row is one query head of one token. Heads that share keys are in one tile of
-rows, so that each key is read once for all of them.
+arXiv:2309.06180). A row is a query head of a token. Heads that share keys are in one tile of rows,
+so that each key is read once for all of them.
 """
 
 import math
@@ -26,6 +26,7 @@ def layer_of(
     table_stride,
     scale,
     window,
+    softcap,
     HEAD_DIM: tl.constexpr,
 ):
     """Keys and values of the program's key head at slot 0, the sequence's blocks, and the other
@@ -38,6 +39,7 @@ def layer_of(
         slot_stride,
         scale,
         window,
+        softcap,
     )
 
 
@@ -51,6 +53,7 @@ def attend_span(
     HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
 ):
     """Attend to the tokens ``begin`` .. ``end - 1``; ``begin`` is a multiple of BLOCK_N.
 
@@ -66,7 +69,7 @@ def attend_span(
     highest = tl.full([query.shape[0]], float("-inf"), tl.float32)
     total = tl.zeros([query.shape[0]], tl.float32)
     weighted = tl.zeros([query.shape[0], query.shape[1]], tl.float32)
-    # Without a window, every row attends to all of the tiles before this one.
+    # Without a window, every row attends to all of the tiles before this tile.
     masked_begin = tl.maximum(begin, tl.minimum(end, first_position + 1) // BLOCK_N * BLOCK_N)
     highest, total, weighted = _attend_tiles(
         highest,
@@ -80,6 +83,7 @@ def attend_span(
         HEAD_DIM,
         BLOCK_N,
         HAS_WINDOW,
+        HAS_CAP,
         HAS_WINDOW,
     )
     return _attend_tiles(
@@ -94,6 +98,7 @@ def attend_span(
         HEAD_DIM,
         BLOCK_N,
         HAS_WINDOW,
+        HAS_CAP,
         True,
     )
 
@@ -111,10 +116,11 @@ def _attend_tiles(
     HEAD_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
     query, positions, _ = rows
-    key_ptr, value_ptr, table_ptr, slot_stride, scale, window = layer
+    key_ptr, value_ptr, table_ptr, slot_stride, scale, window, softcap = layer
     columns = tl.arange(0, query.shape[1])
     for start in tl.range(begin, end, BLOCK_N):
         tokens = start + tl.arange(0, BLOCK_N)
@@ -126,14 +132,18 @@ def _attend_tiles(
         HAS_GAPS: tl.constexpr = IS_MASKED or query.shape[1] != HEAD_DIM
         keys = _load(key_ptr + places, is_read, HAS_GAPS)
         scores = tl.dot(query, keys.T, input_precision="tf32x3")
+        factor = scale
+        if HAS_CAP:
+            scores = softcap * _tanh(scores * (scale / softcap))
+            factor = 1.0
         if IS_MASKED:
             is_visible = (tokens[None, :] <= positions[:, None]) & is_token[None, :]
             if HAS_WINDOW:
                 is_visible &= tokens[None, :] > positions[:, None] - window
             scores = tl.where(is_visible, scores, float("-inf"))
-        new_highest = tl.maximum(highest, tl.max(scores, 1) * scale)
+        new_highest = tl.maximum(highest, tl.max(scores, 1) * factor)
         shift = _finite(new_highest)
-        weights = tl.exp2(scores * scale - shift[:, None])
+        weights = tl.exp2(scores * factor - shift[:, None])
         decay = tl.exp2(highest - shift)
         total = total * decay + tl.sum(weights, 1)
         values = _load(value_ptr + places, is_read, HAS_GAPS)
@@ -142,6 +152,12 @@ def _attend_tiles(
         )
         highest = new_highest
     return highest, total, weighted
+
+
+@triton.jit
+def _tanh(x):
+    """1 and -1 for numbers whose powers are infinite and zero."""
+    return 1.0 - 2.0 / (tl.exp2(x * 2.8853900817779268) + 1.0)
 
 
 @triton.jit
@@ -175,6 +191,10 @@ def _finite(highest):
 
 
 @triton.jit
-def normalised(total, weighted):
-    """The attention of each row; zero for a row without visible tokens."""
+def normalised(highest, total, weighted, sinks_ptr, heads, HAS_SINKS: tl.constexpr):
+    """The attention of each row; zero for a row without visible tokens. A head's sink, a score of
+    no token, takes part in the softmax."""
+    if HAS_SINKS:
+        sinks = tl.load(sinks_ptr + heads) * 1.4426950408889634
+        total += tl.exp2(sinks - _finite(highest))
     return weighted / tl.where(total == 0.0, 1.0, total)[:, None]

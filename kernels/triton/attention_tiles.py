@@ -7,6 +7,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.attention_spec import AttentionSpec
 from kernels.triton.configurations import POINTER_TYPES, has_pdl, pdl_targets, tile_target
 
 MIN_ROWS = 16
@@ -20,16 +21,18 @@ class AttentionKind:
     dtype: torch.dtype
     head_dim: int
     group: int
-    """The number of query heads that share one key head."""
+    """The number of query heads that share a key head."""
     block_size: int
     has_window: bool
     target: int
     """The entry of `kernels.triton.configurations.TARGETS` whose tiles suit the device."""
     has_pdl: bool
     """See `kernels.triton.configurations.has_pdl`."""
+    has_cap: bool = False
+    has_sinks: bool = False
 
     @classmethod
-    def of(cls, query: Tensor, key_cache: Tensor, sliding_window: int | None) -> "AttentionKind":
+    def of(cls, query: Tensor, key_cache: Tensor, spec: AttentionSpec) -> "AttentionKind":
         _, num_heads, head_dim = query.shape
         _, block_size, num_kv_heads, _ = key_cache.shape
         group = num_heads // num_kv_heads
@@ -38,9 +41,11 @@ class AttentionKind:
             head_dim,
             group,
             block_size,
-            has_window=sliding_window is not None,
+            has_window=spec.window is not None,
             target=tile_target(query.device),
             has_pdl=has_pdl(query.device),
+            has_cap=spec.softcap is not None,
+            has_sinks=spec.sinks is not None,
         )
 
     @property
@@ -69,12 +74,13 @@ class AttentionKind:
             "table_stride": "i32",
             "scale": "fp32",
             "window": "i32",
+            "softcap": "fp32",
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """``rows`` of queries (one head of one token each) by ``keys`` tokens of context."""
+    """``rows`` of queries (each a head of a token) by ``keys`` tokens of context."""
 
     rows: int
     keys: int
@@ -85,7 +91,7 @@ class Tile:
 
 @cache
 def decode_tile(kind: AttentionKind, *, is_batch_invariant: bool) -> Tile:
-    """One group of heads. Memory bandwidth is the limit. With two stages more programs fit on a
+    """A group of heads. Memory bandwidth is the limit. With two stages more programs fit on a
     multiprocessor, which was faster on an H100 than to load further ahead, and so do two warps, for
     whose registers float32 and batch-invariant sums are too large."""
     rows = max(MIN_ROWS, int(triton.next_power_of_2(kind.group)))
@@ -97,7 +103,7 @@ def decode_tile(kind: AttentionKind, *, is_batch_invariant: bool) -> Tile:
 
 @cache
 def prefill_tile(kind: AttentionKind) -> Tile:
-    """Tokens times the heads of one group. Arithmetic is the limit, so tiles fill the registers."""
+    """Tokens times the heads of a group. Arithmetic is the limit, so tiles fill the registers."""
     if kind.dtype == torch.float32:
         # Three products instead of one; a width of 256 just exceeds the registers.
         return Tile(16, 32, num_warps=8, num_stages=2)
@@ -112,7 +118,7 @@ _PREFILL_TILES = {
 """The tiles by target and width. They do not spill and, on 90 and 100, fill the wide instructions.
 
 The tile of width 128 on 90 does spill, but was the fastest of ten on an H100: two programs run at a
-time, one of which computes the softmax while the other multiplies.
+time, and one computes the softmax while the other multiplies.
 """
 
 

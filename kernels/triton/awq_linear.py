@@ -4,8 +4,8 @@ The product is computed transposed, so that the weight is the operand that a mat
 takes from registers: the words are stored such that each thread unpacks exactly the values that the
 instruction expects from it (`kernels.awq_layout`), and unpacked values are never exchanged between
 threads. Two nibbles at a time become floats without a conversion: they are inserted into the
-mantissas of 2**7 (bfloat16) or 2**10 (float16), from which one subtraction, which is exact, removes
-the offset and the zero point.
+mantissas of 2**7 (bfloat16) or 2**10 (float16), from which a single subtraction, which is exact,
+removes the offset and the zero point.
 
 For few tokens the limit is reading the weight. Inputs are split over programs until there are
 enough of them, and the last program of a tile to finish adds up the parts, in order. For many
@@ -36,7 +36,7 @@ from kernels.triton.configurations import (
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """What one program computes."""
+    """The part of the product that a program computes."""
 
     tokens: int
     outputs: int
@@ -46,7 +46,7 @@ class _Tile:
     """Inputs are split until there are about this many programs; a constant, so that every GPU sums
     in the same order."""
     has_unrolled_sum: bool
-    """Whether all parts of a tile are loaded at once; otherwise one after the other."""
+    """Whether all parts of a tile are loaded at once, rather than in turn."""
     scales_weights: bool = False
     """Whether weights are scaled, and rounded, before they are multiplied, instead of the sums of
     each group. It costs less if there are many tokens."""
@@ -97,9 +97,9 @@ def awq_linear(
 ) -> Tensor:
     """See `kernels.reference.awq_linear`.
 
-    With ``is_batch_invariant`` a row's result is bit-identical whatever else is in the batch: one
-    tile and one order of summation are used for any number of tokens. All calls on a device share
-    counters, so they must be on one stream.
+    With ``is_batch_invariant`` a row's result is bit-identical whatever else is in the batch: the
+    same tile and order of summation are used for any number of tokens. All calls on a device share
+    counters, so they must be on the same stream.
     """
     check_awq(hidden, qweight, scales, zeros, bias, group_size)
     weight = (qweight.contiguous(), scales.contiguous(), zeros.contiguous())
@@ -181,12 +181,12 @@ def _num_splits(num_chunks: int, num_tiles: int, num_programs: int) -> int:
 
 @cache
 def _counters(device: torch.device) -> Tensor:
-    """One for each tile: how many of its splits are done. The last one sets it to 0 again."""
+    """The number of finished splits of each tile. The last split sets it to 0 again."""
     return torch.zeros(_NUM_COUNTERS, dtype=torch.int32, device=device)
 
 
 def _base_pair(dtype: torch.dtype) -> int:
-    """Twice the base's bits: an argument, because one instruction masks and merges only one
+    """Twice the base's bits: an argument, because an instruction masks and merges only one
     constant."""
     return _BASE_BITS[dtype] * 0x10001
 
@@ -291,12 +291,12 @@ def awq_linear_kernel(
     HAS_BIAS: tl.constexpr,
     HAS_PDL: tl.constexpr,
 ):
-    """One split of a tile of outputs and of tokens; the last split to finish adds up the parts.
+    """A split of a tile of outputs and of tokens; the last split to finish adds up the parts.
 
     A load gives 8 adjacent rows to each of the warps in turn, WARP_ROWS to all; a matrix
     instruction takes 16 adjacent rows from a warp. Rows are therefore loaded in memory's order and
     renumbered. NUM_SPLITS is 0 if it is only known at run time. The order of the statements is the
-    one that was measured; the machine code depends on it.
+    order that was measured; the machine code depends on it.
     """
     token_tile = tl.program_id(0)
     out_tile = tl.program_id(1)
@@ -307,7 +307,7 @@ def awq_linear_kernel(
     # Arithmetic, so that the compiler sees that 8 of them are adjacent.
     eights = rows // 8 % 2 * WARP_ROWS + rows % (2 * WARP_ROWS) // 16 * 8
     outs = first_out + rows // (2 * WARP_ROWS) * (2 * WARP_ROWS) + eights + rows % 8
-    # Outputs beyond the last one repeat it; their results are not stored.
+    # Outputs beyond the last output repeat it; their results are not stored.
     loaded_outs = tl.minimum(outs, outputs - 1)
     tokens = token_tile * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
     is_token = tokens < num_tokens
@@ -329,7 +329,7 @@ def awq_linear_kernel(
     scales = _load_groups(scales_ptrs, outputs, first, GROUP_SIZE, CHUNK_INPUTS)
     for chunk in tl.range(first, last):
         # Values of 1 and 2 bytes cannot be copied to shared memory in advance, so they are loaded
-        # one iteration early.
+        # an iteration early.
         next_chunk = tl.minimum(chunk + 1, num_chunks - 1)
         next_zeros = _load_groups(zeros_ptrs, outputs, next_chunk, GROUP_SIZE, CHUNK_INPUTS)
         next_scales = _load_groups(scales_ptrs, outputs, next_chunk, GROUP_SIZE, CHUNK_INPUTS)
@@ -355,7 +355,7 @@ def awq_linear_kernel(
     else:
         size = num_tokens.to(tl.int64) * outputs
         tl.store(parts_ptr + split * size + places, total, mask=is_there)
-        # All threads' stores have to precede the one thread's release.
+        # All threads' stores have to precede the release by one thread.
         tl.debug_barrier()
         counter_ptr = counters_ptr + token_tile * tl.num_programs(1) + out_tile
         if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == num_splits - 1:
@@ -395,7 +395,7 @@ def awq_dequantize_kernel(
     CHUNK_WORDS: tl.constexpr,
     BLOCK_OUTPUTS: tl.constexpr,
 ):
-    """Unpack one chunk of a tile of outputs."""
+    """Unpack a chunk of a tile of outputs."""
     chunk = tl.program_id(0)
     dtype: tl.constexpr = weight_ptr.dtype.element_ty
     outs = tl.program_id(1) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
@@ -426,7 +426,7 @@ def _configuration(
     uses_pdl: bool,
     target: int,
 ) -> Configuration:
-    """What has programmatic dependent launch has instructions for pairs of bfloat16, too."""
+    """Devices with programmatic dependent launch have instructions for pairs of bfloat16, too."""
     return Configuration(
         kernel=awq_linear_kernel,
         signature={
@@ -454,7 +454,7 @@ def _configuration(
             "HAS_PDL": uses_pdl and tile.has_pdl,
         },
         num_warps=tile.num_warps,
-        # Devices like those of compute capability 8.0 have less shared memory.
+        # Devices such as those of compute capability 8.0 have less shared memory.
         num_stages=2 if tile.tokens == 128 and target == TARGETS[0] else tile.num_stages,
         targets=pdl_targets(uses_pdl),
     )

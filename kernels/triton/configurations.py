@@ -21,7 +21,7 @@ COMPILED_DTYPES = (torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One specialization of a kernel; each module lists all that it launches as CONFIGURATIONS."""
+    """A specialization of a kernel; each module lists all that it launches as CONFIGURATIONS."""
 
     kernel: Any
     """A function decorated with `triton.jit`; its name ends with ``_kernel``."""
@@ -31,7 +31,7 @@ class Configuration:
     listed in the kernel's ``do_not_specialize``, because Triton would specialize on the value 1 and
     compile again."""
     constexprs: Mapping[str, Constexpr]
-    """If HAS_PDL is among them and true, the kernel is launched before the previous one of the
+    """If HAS_PDL is among them and true, the kernel is launched before the previous kernel of the
     stream ends; see `has_pdl`."""
     num_warps: int = 4
     num_stages: int = 3
@@ -43,10 +43,10 @@ class Configuration:
 def has_pdl(device: torch.device) -> bool:
     """Whether the device has programmatic dependent launch: compute capability 9.0 or higher.
 
-    A kernel with HAS_PDL lets the next one start as soon as all its programs run, and each of its
-    programs waits for the end of the previous kernel. Before that it may read only what no kernel
-    of the same step writes, such as weights. No program may omit to wait, because the next kernel
-    takes the end of this one for the end of all before it.
+    A kernel with HAS_PDL lets the next kernel start as soon as all its programs run, and each of
+    its programs waits for the end of the previous kernel. Before that it may read only what no
+    kernel of the same step writes, such as weights. No program may omit to wait, because the next
+    kernel takes the end of this kernel for the end of all before it.
     """
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
@@ -69,8 +69,7 @@ def pdl_targets(is_used: bool) -> tuple[int, ...]:
 
 
 def launch(configuration: Configuration, grid: tuple[int, ...], *arguments: Any) -> None:
-    """Run ``configuration``'s kernel, so that the kernels that run are those compiled ahead of
-    time."""
+    """Run ``configuration``'s kernel, so that only kernels run that were compiled ahead of time."""
     # Triton's interpreter does not know the option.
     options = {"launch_pdl": True} if configuration.constexprs.get("HAS_PDL") else {}
     configuration.kernel[grid](

@@ -1,4 +1,4 @@
-"""Draws one token per row from its softmax, by inversion of its cumulative distribution."""
+"""Draws a token per row from its softmax, by inversion of its cumulative distribution."""
 
 from functools import cache
 
@@ -20,7 +20,7 @@ _MAX_VOCAB_SIZE = 262144
 def draw_rows(logits: Tensor, temperatures: Tensor, floors: Tensor, uniforms: Tensor) -> Tensor:
     """See `kernels.reference.draw_rows`, with which it agrees up to rounding.
 
-    Reads a greedy row once, other rows twice and one block of them a third time.
+    Reads a greedy row once, other rows twice and a block of them a third time.
     """
     check_draws(logits, temperatures, floors, uniforms)
     logits = logits.float().contiguous()

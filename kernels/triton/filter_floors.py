@@ -2,8 +2,8 @@
 
 Whether a filter keeps a logit depends on the number of higher logits and on their total weight.
 Both are sums over the row, which are much cheaper than sorting it (as in FlashInfer's sampling
-kernels, arXiv:2501.01005). One program searches a row by bisection. It narrows the interval to
-existing logits, so that it ends exactly at one of them. Each pass reads the row once, from the
+kernels, arXiv:2501.01005). A program searches a row by bisection. It narrows the interval to
+existing logits, so that it ends exactly at such a logit. Each pass reads the row once, from the
 cache if it fits; between 10 and 20 passes are needed to separate adjacent values.
 """
 
@@ -58,7 +58,7 @@ def filter_floors_kernel(
         floor, num_above, mass_above = _search(
             row_ptr, vocab_size, scale, least, most, top_k, _MAX_FLOAT, 0.0, BLOCK
         )
-        # Of tokens as likely as the k-th, only those within k count.
+        # Of tokens as likely as the k-th, only the tokens within k count.
         mass = mass_above + (top_k - num_above) * tl.exp2((floor - most) * scale)
     if (top_p < 1) | (min_p > 0):
         max_mass = tl.where(top_p < 1, top_p * mass, _MAX_FLOAT)
@@ -128,7 +128,7 @@ def _search(
             masses += tl.where(is_above, tl.exp2((logits - most) * scale), 0.0)
             belows = tl.maximum(belows, tl.where(is_above, float("-inf"), logits))
             aboves = tl.minimum(aboves, tl.where(is_above, logits, float("inf")))
-        # No logit is between `below` and `middle`: the same ones are above both.
+        # No logit is between `below` and `middle`: the same logits are above both.
         below = tl.max(belows)
         count = tl.sum(counts).to(tl.int64)
         mass = tl.sum(masses)

@@ -11,7 +11,7 @@ from kernels.triton.vector_projection import can_project_vector, project_vector
 def logits(hidden: Tensor, weight: Tensor, *, is_batch_invariant: bool = False) -> Tensor:
     """See `kernels.reference.logits`; no logit is rounded to a lower precision.
 
-    cuBLAS computes them, except those of a single row; with batch invariance see
+    cuBLAS computes them, except for a single row; with batch invariance see
     `kernels.triton.projection`.
     """
     check_shape("weight", weight, (None, hidden.shape[-1]))

@@ -28,18 +28,17 @@ def paged_attention(
 ) -> Tensor:
     """See `kernels.reference.paged_attention`; the result is contiguous.
 
-    Chunks, soft caps, sinks and longer heads are left to the reference. Otherwise: bfloat16,
-    float16 or float32; head_dim is a multiple of 16 and at most 256. The scale is positive.
-    ``query`` may be a slice of a fused projection: its tokens may be strided, but not a token's
-    heads. Sums are float32. Lengths stay on the device, and launch parameters depend only
-    on shapes and keywords, so a CUDA graph of a batch of decodes is valid for all contexts that fit
-    its block table.
+    Chunks and longer heads are left to the reference. Otherwise: bfloat16, float16 or float32;
+    head_dim is a multiple of 16 and at most 256. The scale is positive. ``query`` may be a slice of
+    a fused projection: its tokens may be strided, but not a token's heads. Sums are float32.
+    Lengths stay on the device, and launch parameters depend only on shapes and keywords, so a CUDA
+    graph of a batch of decodes is valid for all contexts that fit its block table.
 
     With ``is_batch_invariant`` a token's result is bit-identical whatever else is in the batch and
     however its prompt was chunked. Contexts are then split every 512 tokens and chunks use the
     tiles of decodes, which is slower.
     """
-    if not spec.is_plain or query.shape[2] > MAX_HEAD_DIM:
+    if spec.chunk is not None or query.shape[2] > MAX_HEAD_DIM:
         return reference_attention(
             query,
             key_cache,
@@ -69,8 +68,7 @@ def paged_attention(
                 query_starts,
                 context_lens,
                 sequences,
-                scale=spec.scale,
-                sliding_window=spec.window,
+                spec=spec,
                 is_batch_invariant=is_batch_invariant,
             )
     return out

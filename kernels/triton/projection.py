@@ -1,9 +1,9 @@
-"""A projection: cuBLAS, a kernel for a single token, or one with fixed tiles if batch invariance is
-required.
+"""A projection: cuBLAS, a kernel for a single token, or a kernel with fixed tiles if batch
+invariance is required.
 
 cuBLAS chooses its tiles, and whether it splits the sum over the inputs, by the number of tokens, so
-a token's last bits depend on the size of the batch. The kernel with fixed tiles uses one tile size
-and one order of summation: slower, especially for few tokens.
+a token's last bits depend on the size of the batch. The kernel with fixed tiles always uses the
+same tile size and order of summation: slower, especially for few tokens.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from kernels.triton.vector_projection import can_project_vector, project_vector
 _BLOCK_TOKENS = 64
 _BLOCK_OUTPUTS = 64
 _BLOCK_BYTES = 256
-"""Bytes of one row of a tile of inputs."""
+"""Bytes of a row of a tile of inputs."""
 _GROUP = 8
 """Tiles of tokens that use the same weights in succession, while these are in the cache."""
 
@@ -82,7 +82,7 @@ def projection_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One tile [BLOCK_M tokens, BLOCK_N outputs] per program."""
+    """A tile [BLOCK_M tokens, BLOCK_N outputs] per program."""
     program = tl.program_id(0)
     num_m, num_n = tl.cdiv(num_tokens, BLOCK_M), tl.cdiv(outputs, BLOCK_N)
     first_m = program // (GROUP * num_n) * GROUP
@@ -92,7 +92,7 @@ def projection_kernel(
     rows = m * BLOCK_M + tl.arange(0, BLOCK_M)
     columns = n * BLOCK_N + tl.arange(0, BLOCK_N)
     ks = tl.arange(0, BLOCK_K)
-    # Rows beyond the last one repeat it instead of masking; their results are not stored.
+    # Rows beyond the last row repeat it instead of masking; their results are not stored.
     hidden = hidden_ptr + tl.minimum(rows, num_tokens - 1).to(tl.int64)[:, None] * inputs
     weight = weight_ptr + tl.minimum(columns, outputs - 1).to(tl.int64)[None, :] * inputs
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)

@@ -32,7 +32,7 @@ def rope_store_kv(
 ) -> Tensor:
     """See `kernels.reference.rope_store_kv`; tokens may be strided, and the result is a new tensor.
 
-    One launch reads and writes each element of query, key and value once, and reads a row of the
+    A launch reads and writes each element of query, key and value once, and reads a row of the
     table for each key head. Slots stay on the device.
     """
     check_rotation(query, key, positions, rope_table)

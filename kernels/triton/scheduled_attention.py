@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.attention_spec import AttentionSpec
 from kernels.triton.attention_schedule import tile_of, tile_span, work_of
 from kernels.triton.attention_span import (
     LOG2_E,
@@ -56,6 +57,7 @@ def attention_kernel(
     weighted_ptr,
     highest_ptr,
     total_ptr,
+    sinks_ptr,
     query_ptr,
     key_ptr,
     value_ptr,
@@ -72,10 +74,13 @@ def attention_kernel(
     table_stride,
     scale,
     window,
+    softcap,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_CAP: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     SPAN_LEN: tl.constexpr,
     ALIGNMENT: tl.constexpr,
@@ -133,12 +138,21 @@ def attention_kernel(
     is_place = is_row[:, None] & is_column[None, :]
     query = tl.load(query_ptr + (tokens * query_stride)[:, None] + places, mask=is_place, other=0.0)
     layer = layer_of(
-        seq, key_ptr, value_ptr, tables_ptr, slot_stride, table_stride, scale, window, HEAD_DIM
+        seq,
+        key_ptr,
+        value_ptr,
+        tables_ptr,
+        slot_stride,
+        table_stride,
+        scale,
+        window,
+        softcap,
+        HEAD_DIM,
     )
     query_rows = (query, context_len - num_tokens + rows // GROUP, first_position)
     if SPAN_LEN == 0:
         highest, total, weighted = attend_span(
-            query_rows, layer, begin, end, BLOCK_SIZE, HEAD_DIM, BLOCK_N, HAS_WINDOW
+            query_rows, layer, begin, end, BLOCK_SIZE, HEAD_DIM, BLOCK_N, HAS_WINDOW, HAS_CAP
         )
     else:
         highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -154,12 +168,14 @@ def attention_kernel(
                 HEAD_DIM,
                 BLOCK_N,
                 HAS_WINDOW,
+                HAS_CAP,
             )
             highest, total, weighted = merge_spans(
                 highest, total, weighted, span_highest, span_total, span_weighted
             )
     if IS_WHOLE or num_splits == 1:
-        out = normalised(total, weighted).to(out_ptr.dtype.element_ty)
+        out = normalised(highest, total, weighted, sinks_ptr, heads, HAS_SINKS)
+        out = out.to(out_ptr.dtype.element_ty)
         tl.store(out_ptr + (tokens * out_stride)[:, None] + places, out, mask=is_place)
     else:
         stored = tl.arange(0, BLOCK_M)
@@ -188,6 +204,7 @@ def merge_splits_kernel(
     weighted_ptr,
     highest_ptr,
     total_ptr,
+    sinks_ptr,
     starts_ptr,
     lens_ptr,
     first_seq,
@@ -201,6 +218,7 @@ def merge_splits_kernel(
     HEAD_DIM: tl.constexpr,
     GROUP: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
     STORED_ROWS: tl.constexpr,
@@ -269,15 +287,17 @@ def merge_splits_kernel(
             highest, total, weighted = merge_spans(
                 highest, total, weighted, *_merged(split_highest, split_total, split_weighted)
             )
-        out = normalised(total, weighted).to(out_ptr.dtype.element_ty)
-        place = (start + row // GROUP).to(tl.int64) * out_stride
-        place += (kv_head * GROUP + row % GROUP) * HEAD_DIM
+        head = kv_head * GROUP + row % GROUP
+        out = normalised(highest, total, weighted, sinks_ptr, head, HAS_SINKS)
+        out = out.to(out_ptr.dtype.element_ty)
+        place = (start + row // GROUP).to(tl.int64) * out_stride + head * HEAD_DIM
         tl.store(out_ptr + place + columns, out, mask=is_row & is_column)
 
 
 @triton.jit
 def _merged(highest, total, weighted):
-    """Merge several splits of one row, [splits] and [splits, columns]; of one, its very bits."""
+    """Merge the splits of a row, [splits] and [splits, columns]; a single split keeps its very
+    bits."""
     most = tl.max(highest, 0, keep_dims=True)
     shares = tl.exp2(highest - tl.where(most == float("-inf"), 0.0, most))
     return (
@@ -303,7 +323,7 @@ class Sequences:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """What the kernels are compiled for, beside the kind of layer."""
+    """The facts for which the kernels are compiled, beside the kind of layer."""
 
     tile: Tile
     is_decode: bool
@@ -360,8 +380,8 @@ def schedule_of(
     num_tiles = len(sequences)
     if not is_decode:
         num_tiles += sequences.num_tokens * kind.group // tile.rows
-    # Chunks of an invariant batch merge their spans in one program, and many chunks fill the device
-    # without splits, whose results would take much memory.
+    # Chunks of an invariant batch merge their spans in a single program, and many chunks fill the
+    # device without splits, whose results would take much memory.
     is_whole = not is_decode and (is_batch_invariant or num_tiles >= num_wanted)
     variant = Variant(tile, is_decode, is_whole, is_batch_invariant)
     if is_whole:
@@ -385,8 +405,7 @@ def attend(
     context_lens: Tensor,
     sequences: Sequences,
     *,
-    scale: float,
-    sliding_window: int | None,
+    spec: AttentionSpec,
     is_batch_invariant: bool,
 ) -> None:
     """Write the attention of some sequences to their rows of ``out``, which is contiguous.
@@ -394,7 +413,7 @@ def attend(
     Otherwise as in `kernels.reference.paged_attention`.
     """
     num_kv_heads, head_dim = key_cache.shape[2:]
-    kind = AttentionKind.of(query, key_cache, sliding_window)
+    kind, sliding_window = AttentionKind.of(query, key_cache, spec), spec.window
     schedule = schedule_of(
         kind,
         sequences,
@@ -410,6 +429,7 @@ def attend(
     highest = query.new_empty(num_parts, dtype=torch.float32)
     total = torch.empty_like(highest)
     weighted = query.new_empty(num_parts, head_dim, dtype=torch.float32)
+    sinks = highest if spec.sinks is None else spec.sinks  # an argument that is not read
     work = (sequences.first, len(sequences), schedule.num_wanted, schedule.split_len)
     block_seqs = _block_seqs(len(sequences))
     launch(
@@ -419,6 +439,7 @@ def attend(
         weighted,
         highest,
         total,
+        sinks,
         query,
         key_cache,
         value_cache,
@@ -430,8 +451,9 @@ def attend(
         out.stride(0),
         num_kv_heads * head_dim,
         block_tables.stride(0),
-        scale * LOG2_E,
+        spec.scale * LOG2_E,
         sliding_window or 0,
+        (spec.softcap or 0.0) * LOG2_E,
     )
     if not variant.is_whole:
         num_rows = num_kv_heads * stored_rows
@@ -444,6 +466,7 @@ def attend(
             weighted,
             highest,
             total,
+            sinks,
             query_starts,
             context_lens,
             *work,
@@ -468,6 +491,7 @@ def attend_configuration(kind: AttentionKind, variant: Variant, block_seqs: int)
         signature={**_splits_signature(kind), **kind.signature},
         constexprs={
             **_schedule_constexprs(kind, variant, block_seqs),
+            "HAS_CAP": kind.has_cap,
             "BLOCK_SIZE": kind.block_size,
             "IS_WHOLE": variant.is_whole,
             "SPAN_LEN": variant.span_len,
@@ -489,7 +513,7 @@ def merge_configuration(kind: AttentionKind, variant: Variant, block_seqs: int) 
         },
         constexprs={
             **_schedule_constexprs(kind, variant, block_seqs),
-            # Those of chunks are merged one after the other.
+            # The spans of chunks are merged one after the other, so the splits of decodes are, too.
             "BLOCK_K": 1 if variant.is_batch_invariant else _MERGED_SPLITS,
         },
         targets=kind.targets,
@@ -500,7 +524,7 @@ def _splits_signature(kind: AttentionKind) -> dict[str, str]:
     """The types of the arguments that both kernels have and other kernels lack."""
     return {
         "out_ptr": kind.pointer,
-        **dict.fromkeys(("weighted_ptr", "highest_ptr", "total_ptr"), "*fp32:16"),
+        **dict.fromkeys(("weighted_ptr", "highest_ptr", "total_ptr", "sinks_ptr"), "*fp32:16"),
         "starts_ptr": "*i32:16",
         **dict.fromkeys(("first_seq", "num_seqs", "num_wanted", "split_len"), "i32"),
         "out_stride": "i32:16",
@@ -514,6 +538,7 @@ def _schedule_constexprs(
         "HEAD_DIM": kind.head_dim,
         "GROUP": kind.group,
         "HAS_WINDOW": kind.has_window,
+        "HAS_SINKS": kind.has_sinks,
         "ALIGNMENT": variant.alignment,
         "MIN_SPLIT": _MIN_SPLIT_LEN,
         "STORED_ROWS": variant.stored_rows(kind),
@@ -537,6 +562,13 @@ def _configurations() -> Iterator[Configuration]:
             for variant in (chunks, decodes) if target < TARGETS[-1] else (chunks,):
                 yield attend_configuration(kind, variant, BLOCK_SEQS[-1])
                 yield merge_configuration(kind, variant, BLOCK_SEQS[-1])
+    sinks = AttentionKind(torch.bfloat16, 64, 8, 16, True, 90, has_pdl=True, has_sinks=True)
+    decodes = Variant(decode_tile(sinks, is_batch_invariant=False), True, False, False)
+    yield attend_configuration(sinks, decodes, BLOCK_SEQS[-1])
+    yield merge_configuration(sinks, decodes, BLOCK_SEQS[-1])
+    cap = AttentionKind(torch.bfloat16, 256, 2, 16, True, 90, has_pdl=True, has_cap=True)
+    chunk = Variant(prefill_tile(cap), False, True, False)
+    yield attend_configuration(cap, chunk, BLOCK_SEQS[-1])
     single = AttentionKind(torch.float32, 128, 1, 32, False, 90, has_pdl=True)
     chunk = Variant(prefill_tile(single), False, True, False)
     yield attend_configuration(single, chunk, BLOCK_SEQS[-1])

@@ -1,4 +1,4 @@
-"""The gate of a gated linear unit with SiLU activation, in one pass."""
+"""The gate of a gated linear unit with SiLU activation, in a single pass."""
 
 from functools import cache
 

@@ -49,7 +49,7 @@ def store_kv_kernel(
     value_stride,
     HEAD_DIM: tl.constexpr,
 ):
-    """Program (token, key head): copy one key and one value."""
+    """Program (token, key head): copy a key and a value."""
     token, kv_head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots_ptr + token)
     if slot < 0:

@@ -1,6 +1,6 @@
 """A projection of a single token, as fast as the weight can be read.
 
-Each program reads a few rows of the weight, up to 4096 inputs at a time: the first ones before it
+Each program reads a few rows of the weight, up to 4096 inputs at a time: the first inputs before it
 waits for the kernel that computes the token, so that memory is busy between the kernels too.
 """
 
@@ -41,7 +41,8 @@ an H100."""
 
 
 def can_project_vector(hidden: Tensor, weight: Tensor) -> bool:
-    """Whether `project_vector` is faster than cuBLAS: for one token, if all loads are aligned."""
+    """Whether `project_vector` is faster than cuBLAS: for a single token, if all loads are
+    aligned."""
     is_aligned = weight.is_contiguous() and weight.shape[-1] % 16 == 0
     return hidden.device.type == "cuda" and hidden.shape[0] == 1 and is_aligned
 
@@ -53,7 +54,7 @@ def project_vector(
     rounded once, to ``dtype``.
 
     ``weight`` must be contiguous, and not be written by any kernel that may still run, because it
-    is read before those end; see `kernels.triton.configurations.has_pdl`.
+    is read before those kernels end; see `kernels.triton.configurations.has_pdl`.
     """
     check_shape("hidden", hidden, (1, None))
     check_shape("weight", weight, (None, hidden.shape[1]))
@@ -83,7 +84,7 @@ def _block(inputs: int) -> _Block:
 
 @triton.jit
 def _sums(weights, hidden, ROWS: tl.constexpr, BLOCK: tl.constexpr, VECTOR: tl.constexpr):
-    """Products [ROWS, BLOCK] summed over the VECTOR neighbours that one thread has loaded."""
+    """Products [ROWS, BLOCK] summed over the VECTOR neighbours that a thread has loaded."""
     products = weights.to(tl.float32) * hidden.to(tl.float32)[None, :]
     return tl.sum(tl.reshape(products, (ROWS, BLOCK // VECTOR, VECTOR)), axis=2)
 
@@ -107,7 +108,7 @@ def vector_projection_kernel(
     if HAS_PDL:
         tl.extra.cuda.gdc_launch_dependents()
     outs = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
-    # Rows beyond the last one repeat it instead of masking; their results are not stored.
+    # Rows beyond the last row repeat it instead of masking; their results are not stored.
     rows = tl.minimum(outs, outputs - 1)
     ks = tl.arange(0, BLOCK_INPUTS)
     is_input = ks < inputs
@@ -159,7 +160,7 @@ def _configuration(
             "BLOCK_OUTPUTS": block.outputs,
             "BLOCK_INPUTS": block.inputs,
         },
-        # More stages would copy weights to shared memory, of which there is less than registers.
+        # More stages would copy weights to shared memory, which is smaller than the registers.
         num_stages=1,
         targets=pdl_targets(uses_pdl),
     )

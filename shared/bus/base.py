@@ -1,6 +1,6 @@
 """What all buses have in common: the protocols that they implement, and the inbox of a consumer.
 
-One test suite runs against all implementations.
+The same test suite runs against all implementations.
 
 Delivery is at least once. A delivery that is still unacknowledged when its consumer closes, or when
 the connection is lost, is delivered again in its original position at the head of the queue.
@@ -26,7 +26,7 @@ MAX_PREFETCH = 65_535
 
 DEATH_REASON_HEADER = "x-first-death-reason"
 """Header of dead letters: ``rejected``, ``delivery_limit``, or ``expired``, after the time to live
-of the queue, or of the message if its publisher gave it one, which Warren never does."""
+of the queue or of the message. Warren never gives a message a time to live."""
 DEATH_QUEUE_HEADER = "x-first-death-queue"
 """Header of dead letters: the name of the queue they came from."""
 _Item = TypeVar("_Item")
@@ -105,7 +105,7 @@ class Message(msgspec.Struct, frozen=True):
 @dataclass(frozen=True, slots=True)
 class QueueState:
     num_ready: int
-    """Messages ready for delivery; unacknowledged ones are not counted."""
+    """Messages ready for delivery; unacknowledged messages are not counted."""
     num_consumers: int
 
 
@@ -234,7 +234,7 @@ class Bus(Protocol):
 
         Raises `Unroutable` (no queue is bound), `PublishRefused` (queue full), `MessageTooLarge`,
         `BusUnavailable` or `PublishUnconfirmed`; after either of the last two the message may have
-        arrived. Sequential publishes of one caller arrive in order.
+        arrived. Sequential publishes of a caller arrive in order.
         """
         ...
 

@@ -126,8 +126,8 @@ class MemoryBroker:
     def publish(self, binding: Binding, message: Message) -> None:
         """Store a message in every queue bound to its key.
 
-        Raises `Unroutable` if there is none, and `PublishRefused` if one is full; the other queues
-        have stored the message even then.
+        Raises `Unroutable` without such a queue, and `PublishRefused` if a queue is full; the other
+        queues have stored the message even then.
         """
         exchange = self._exchanges.get(binding.exchange.name)
         queues = exchange.route(binding.routing_key) if exchange is not None else []
@@ -177,7 +177,7 @@ def _refusal(queue: MemoryQueue, message: Message) -> PublishRefused | None:
 
 
 class MemoryBus:
-    """A connection to a `MemoryBroker`, by default to a new one."""
+    """A connection to a `MemoryBroker`, by default to a new broker."""
 
     is_blocked = False
     """Nothing blocks the publishers of this bus."""

@@ -54,7 +54,7 @@ class MemoryDelivery:
 
 
 class MemoryConsumer:
-    """A `Consumer` of one queue, with its unsettled deliveries."""
+    """A `Consumer` of a queue, with its unsettled deliveries."""
 
     def __init__(self, queue: "MemoryQueue", *, prefetch: int, is_exclusive: bool) -> None:
         self.is_exclusive = is_exclusive
@@ -163,7 +163,8 @@ class MemoryQueue:
         self.dispatch()
 
     def attach(self, *, prefetch: int, is_exclusive: bool) -> MemoryConsumer:
-        """Add a consumer. Raises `QueueBusy` if it, or one already there, is exclusive."""
+        """Add a consumer. Raises `QueueBusy` if the queue has a consumer and either is
+        exclusive."""
         if self._consumers and (is_exclusive or self._consumers[0].is_exclusive):
             raise QueueBusy(f"another consumer holds queue {self.declared.name}")
         consumer = MemoryConsumer(self, prefetch=prefetch, is_exclusive=is_exclusive)
@@ -177,7 +178,7 @@ class MemoryQueue:
             self.touch()
 
     def give_back(self, returned: list[StoredMessage]) -> None:
-        """Return deliveries to their positions; dead-letter those that exceed the delivery
+        """Return deliveries to their positions; dead-letter deliveries that exceed the delivery
         limit."""
         if self._is_deleted:
             return

@@ -12,12 +12,12 @@ _REMIND_S = 10.0
 
 
 class Outage:
-    """The outages of one connection, each of which begins with `lost` or `failed`."""
+    """The outages of a connection, each of which begins with `lost` or `failed`."""
 
     def __init__(
         self, fields: Mapping[str, object], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """``fields`` are those of each line; ``clock`` returns the time in seconds."""
+        """Each line has ``fields``; ``clock`` returns the time in seconds."""
         self._fields = fields
         self._clock = clock
         self._since: float | None = None
@@ -43,7 +43,7 @@ class Outage:
             logger.debug(problem, extra=facts)
 
     def ended(self) -> None:
-        """Report that the connection is open again; no effect for the first one."""
+        """Report that the connection is open. The first connection ends no outage."""
         if self._since is not None:
             logger.info("broker connected again", extra={**self._fields, "lost_s": self._lost_s})
             metrics.reconnects.inc()

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Self
 
+from shared.backoff import Backoff
 from shared.bus.base import Bus, Consumer, Delivery, Exchange, Message, Queue
 from shared.errors import BusUnavailable, QueueBusy, QueueNotFound, UndecodableMessage
 from shared.telemetry import floods, incidents
@@ -15,7 +16,6 @@ from shared.telemetry import floods, incidents
 logger = logging.getLogger(__name__)
 
 _RETRY_PAUSE_S = 0.05
-_STEADY_S = 5.0
 _MAX_FACTOR = 16
 
 
@@ -38,28 +38,14 @@ class Lost:
     error: BusUnavailable | QueueNotFound | QueueBusy
 
 
-class Backoff:
-    """Lengthens the pauses between attempts of which one after the other soon fails.
-
-    Whatever ends a consumer returns all its deliveries, and the broker gives up a message that is
-    returned too often.
-    """
-
-    def __init__(self) -> None:
-        self._num_brief = 0
-
-    @property
-    def pause_s(self) -> float:
-        """Doubled for each attempt in a row that failed soon, except the first."""
-        return _RETRY_PAUSE_S * min(1 << max(0, self._num_brief - 1), _MAX_FACTOR)
-
-    def lasted(self, seconds: float) -> None:
-        """Record how long an attempt lasted."""
-        self._num_brief = self._num_brief + 1 if seconds < _STEADY_S else 0
+def attaching() -> Backoff:
+    """The pauses between attempts to attach to a queue. A consumer that ends returns all its
+    deliveries, and the broker gives up a message that is returned too often."""
+    return Backoff(_RETRY_PAUSE_S, _MAX_FACTOR * _RETRY_PAUSE_S)
 
 
 class Subscription(AbstractAsyncContextManager["Subscription"]):
-    """Consumes one queue until stopped, across reconnects. ``async with`` closes it.
+    """Consumes a queue until stopped, across reconnects. ``async with`` closes it.
 
     Iteration yields `Attached`, then deliveries in queue order; if the connection or the queue is
     lost it yields `Lost`, then `Attached` again once the queue is consumed again, and so on. Any
@@ -90,7 +76,7 @@ class Subscription(AbstractAsyncContextManager["Subscription"]):
         self._lost: Lost | None = None
         """The last failure, until attached again."""
         self._attached_at = 0.0
-        self._backoff = Backoff()
+        self._backoff = attaching()
         self._is_stopped = False
         self._attaching: asyncio.Timeout | None = None
         self._consuming: AbstractAsyncContextManager[Consumer] | None = None

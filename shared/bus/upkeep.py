@@ -31,7 +31,7 @@ _losses.labels("unbound")
 
 
 def report_unbound(exchange: str, routing_key: str, **facts: object) -> None:
-    """Log and count a message that found no queue although one should be bound."""
+    """Log and count a message that found no queue although a queue should be bound."""
     _losses.labels("unbound").inc()
     facts = {"exchange": exchange, "routing_key": routing_key, **facts}
     logger.warning("binding lost", extra=facts)
@@ -53,7 +53,7 @@ class Upkeep:
         self._reasons: dict[str, str] = {}
         """Why resources could not be declared, by name."""
         self._seen: set[str] = set()
-        """The names of resources that the broker had. What it never had is not lost."""
+        """The names of resources that the broker had. Only these can be lost."""
 
     def ask(self) -> None:
         """Declare everything soon, because something seems to be missing."""

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from shared import topology
 from shared.bus.base import Bus, Message
-from shared.bus.subscribe import Backoff
+from shared.bus.subscribe import attaching
 from shared.client.prompts import (
     Conversations,
     PromptLike,
@@ -59,7 +59,7 @@ Event: TypeAlias = TokenDelta | Finished
 AsyncGenerator: TypeAlias = _Generator[_Item, None]
 
 _WINDOW = 256
-"""Jobs of one call that are in the queue of their model at once."""
+"""Jobs of a call that are in the queue of their model at once."""
 _DEFAULT = SamplingParams()
 _EXPIRES_S = 600.0
 _CONNECT_S = 15.0
@@ -142,7 +142,7 @@ class AsyncClient:
         sampling: SamplingParams = _DEFAULT,
         **options: Unpack[ChatOptions],
     ) -> list[Completed]:
-        """Answer one conversation or several, as `generate` continues prompts."""
+        """Answer a conversation or several, as `generate` continues prompts."""
         return await self._answers(_chats(conversations, options), sampling, options)
 
     def batch(
@@ -295,7 +295,7 @@ def _chats(conversations: Conversations, options: ChatOptions) -> list[Prompt]:
 
 
 class _ClientLog:
-    """The log of one request, which is never acknowledged: another reader finds all of it."""
+    """The log of a request, which is never acknowledged: another reader finds all of it."""
 
     def __init__(self, bus: Bus, request_id: str, num_choices: int) -> None:
         self._bus = bus
@@ -315,7 +315,7 @@ class _ClientLog:
     async def events(self, num_seen: int = 0) -> AsyncGenerator[Event]:
         """The events that count, across lost connections and workers."""
         busy_since: float | None = None
-        backoff = Backoff()
+        backoff = attaching()
         while not self._reader.is_ended:
             began = time.monotonic()
             try:
@@ -391,7 +391,7 @@ class _ClientLog:
 
 
 class _Batch:
-    """Jobs whose answers arrive in one queue."""
+    """Jobs whose answers arrive in a common queue."""
 
     def __init__(self, bus: Bus, jobs: Sequence[GenerationJob], job_class: JobClass) -> None:
         self._bus = bus
@@ -483,7 +483,7 @@ async def _publish(
     too many jobs wait for the model. Raises `ModelNotFound`, `Overloaded` and
     `DeadlineExceeded`."""
     message = Message(encode(job), correlation_id=job.request_id, reply_to=reply_to)
-    backoff = Backoff()
+    backoff = attaching()
     while True:
         try:
             return await bus.publish(topology.jobs_binding(job.model, job_class), message)

@@ -27,13 +27,13 @@ MessageLike: TypeAlias = Mapping[str, Any] | ChatMessage
 ToolLike: TypeAlias = Mapping[str, Any] | Tool
 """A tool, as OpenAI's chat completions describe it, or only its ``function``."""
 Conversations: TypeAlias = Sequence[MessageLike] | Sequence[Sequence[MessageLike]]
-"""One conversation or several."""
+"""A conversation or several."""
 
 _Part = TypeVar("_Part", bound=Struct)
 
 
 def prompts_of(given: PromptLike | Sequence[PromptLike]) -> list[Prompt]:
-    """The prompts that a program gives as one prompt or as a sequence of prompts. Raises
+    """The prompts that a program gives as a prompt or as a sequence of prompts. Raises
     `InvalidRequest`."""
     if not isinstance(given, Struct) and not given:
         raise InvalidRequest("There is no prompt.", param="prompt")
@@ -47,7 +47,7 @@ def chat_prompts(
     tools: Sequence[ToolLike] = (),
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[Prompt]:
-    """The prompts of one conversation or of several. Raises `InvalidRequest`."""
+    """The prompts of a conversation or of several. Raises `InvalidRequest`."""
     if not given:
         raise InvalidRequest("There is no message.", param="messages")
     is_one = isinstance(given[0], Mapping | ChatMessage)
@@ -97,7 +97,7 @@ def _message(given: MessageLike) -> ChatMessage:
 
 
 def _flat(given: Any) -> Any:
-    """OpenAI's form of a tool or of a call, whose fields are those of its ``function``."""
+    """A tool or call in OpenAI's form, with the fields of its ``function`` moved up to it."""
     if not isinstance(given, Mapping) or "function" not in given:
         return given
     outer = {name: value for name, value in given.items() if name not in ("function", "type")}

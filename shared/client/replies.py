@@ -15,7 +15,7 @@ _BUSY_TIMEOUT_S = 30.0
 
 
 class Replies:
-    """Answers to all jobs of a run, including those that an earlier run left in the queue.
+    """Answers to all jobs of a run, including answers that an earlier run left in the queue.
 
     An answer that was taken but not acknowledged is delivered again, in this run or the next.
     """

@@ -127,7 +127,7 @@ class _Parser:
         self._skip_lines()
 
     def _append(self, sequence: list[Node]) -> None:
-        """Add a node to a sequence, or repeat its last one."""
+        """Add a node to a sequence, or repeat its last node."""
         value = self._value
         match self._kind:
             case "name":
@@ -213,7 +213,7 @@ class _Parser:
 
 
 def _lexemes(text: str) -> Iterator[tuple[str, str, int]]:
-    """Kind, text and position of each lexeme; the last one is ``end``. Raises `ValueError`."""
+    """Kind, text and position of each lexeme; the last lexeme is ``end``. Raises `ValueError`."""
     position = 0
     while True:
         match = _LEXEME.match(text, position)

@@ -1,8 +1,8 @@
 """Writes rules of GBNF as a grammar in llguidance's dialect of Lark.
 
 llguidance reads a text as lexemes, each of which is as long as possible, whereas GBNF has no
-lexemes: ``[a-z]+ "ing"`` matches ``going``. A rule that does not refer to itself is therefore one
-terminal, and so is each part of another rule between two rules that refer to themselves.
+lexemes: ``[a-z]+ "ing"`` matches ``going``. A rule that does not refer to itself is therefore a
+single terminal, and so is each part of another rule between two rules that refer to themselves.
 """
 
 import re
@@ -45,7 +45,7 @@ Node: TypeAlias = Literal | TokenReference | RuleReference | Alternatives | Repe
 
 
 class Translation:
-    """The rules that ``root`` needs, of which there is one of that name."""
+    """The rules that the rule ``root`` needs."""
 
     def __init__(self, rules: Mapping[str, Alternatives]) -> None:
         self._rules = rules
@@ -136,7 +136,7 @@ class Translation:
         return " ".join([*written, *self._joined(together)])
 
     def _joined(self, nodes: list[Node]) -> list[str]:
-        """One terminal for several."""
+        """A single terminal for several."""
         match nodes:
             case []:
                 return []

@@ -80,7 +80,8 @@ _WARM_UP = (
     Task(kind="regex", source="(unclosed"),
     Task(kind="gbnf", source='root ::= "a"'),
 )
-"""What is imported when it is first needed is imported before the process is confined."""
+"""Compiled before the process is confined, because modules that are imported on first use cannot be
+imported later."""
 
 
 def main() -> None:

@@ -43,8 +43,8 @@ LIMITS = LLParserLimits(
     verbose_errors=False,
 )
 ENTRY_RULE = "entry_"
-"""What the names of a grammar's rules begin with that stand for a token, if the vocabulary has one
-of their text: only the worker knows its id. Special tokens, as tags of calls often are, match no
+"""The beginning of the names of rules that stand for a token, if the vocabulary has a token with
+their text. Only the worker knows its id. Special tokens, as tags of calls often are, match no
 text."""
 CALL_CAPTURE = "tool_call"
 """The capture in a grammar whose text is a tool call."""
@@ -102,7 +102,7 @@ _Process: TypeAlias = subprocess.Popen[bytes]
 
 
 class Trials:
-    """Checks whether constraints can be compiled, one of a tenant at a time. Thread-safe.
+    """Checks whether constraints can be compiled, for each tenant in sequence. Thread-safe.
 
     Verdicts are remembered for their tenant only: the time of an answer would tell other tenants
     what has been asked for.
@@ -117,8 +117,8 @@ class Trials:
         self._threads = weakref.WeakKeyDictionary()
 
     async def problem(self, constraint: Constraint, tenant: str = "") -> str:
-        """The problem with a constraint, or an empty string. Tenants take turns, and one whose
-        trials take long waits for those of others. Raises `Overloaded`."""
+        """The problem with a constraint, or an empty string. Tenants take turns, and a tenant whose
+        trials take long waits for the trials of others. Raises `Overloaded`."""
         return (await self._verdict(_task(constraint), tenant)).problem
 
     def problem_now(self, constraint: Constraint, tenant: str = "") -> str:

@@ -52,7 +52,7 @@ def extend_hash(prefix_hash: int, token_ids: Iterable[int]) -> int:
 
 @dataclass(slots=True)
 class TokenChain:
-    """The token ids of one choice and their hash."""
+    """The token ids of a choice and their hash."""
 
     token_ids: list[int] = field(default_factory=list)
     prefix_hash: int = EMPTY_HASH
@@ -62,8 +62,8 @@ class TokenChain:
 
     @classmethod
     def of(cls, num_choices: int, execution: int) -> "list[TokenChain]":
-        """One chain for each choice. Hashes begin with the execution of the log, if it has one, so
-        that no event of an earlier execution stands anywhere in it."""
+        """A chain for each choice. Hashes begin with the number of the log's execution, unless it
+        is 0, so that no event of an earlier execution has a position in the log."""
         return [cls(prefix_hash=execution or EMPTY_HASH) for _ in range(num_choices)]
 
     def extend(self, token_ids: Sequence[int]) -> None:
@@ -121,7 +121,7 @@ def is_acceptance(event: Accepted) -> bool:
 
 
 class LogReader:
-    """Reads the log of one request with ``num_choices`` choices in all, event by event."""
+    """Reads the log of a request with ``num_choices`` choices in all, event by event."""
 
     def __init__(
         self,
@@ -132,12 +132,12 @@ class LogReader:
         is_renewed: bool = False,
     ) -> None:
         """``cut_off`` are the tickets of runs that lost the broker together with the log's reader.
-        When another run replaces one of them, it is not counted as a crash.
+        When another run replaces such a run, it is not counted as a crash.
 
         ``is_renewed``: the log was recreated, so that nothing counts before its `Restored`."""
         self.request_id = request_id
         self.execution = 0
-        """The number of the log's execution; 0 if it has none."""
+        """The number of the log's execution; 0 if the request's id is used once."""
         self.chains = TokenChain.of(num_choices, self.execution)
         self.num_scored: dict[int, int] = {}
         """The number of accepted scores for each prompt."""
@@ -146,10 +146,11 @@ class LogReader:
         self.worker: str | None = None
         self.ticket: str | None = None
         self.replaced: Replaced | None = None
-        """The run before the current one."""
+        """The run before the current run."""
         self.body_hash: str | None = None
         self._num_accepted = 0
-        """The `Accepted` events so far; each gateway that wrote one may have published the job."""
+        """The `Accepted` events so far. Each gateway that wrote an `Accepted` may have published
+        the job."""
         self.is_ended = False
         self.is_waiting = is_renewed
         """Whether nothing counts yet."""
@@ -273,11 +274,12 @@ class LogReader:
         return [*start, *fence]
 
     def _why_replaced(self, ticket: str, run: Run) -> str:
-        """Why ``run`` replaces the one with ``ticket``, as far as the log shows it."""
+        """Why ``run`` replaces the run with ``ticket``, as far as the log shows it."""
         if ticket in self._cut_off:
             return "connection lost"
         if self._contenders & (self._handed_over - self._cut_off):
-            # Maybe another run of the same delivery than the current one: that one's job came back.
+            # The run that was handed over may be a rival of the current run in the same delivery,
+            # whose job has come back.
             return "handed over"
         if run.publication == self._run.publication:
             return "worker lost"
@@ -368,7 +370,7 @@ class LogReader:
 
 
 class LogCopy:
-    """The events of one log from which another reader comes to the same position. A `Failed` is not
+    """The events of a log from which another reader comes to the same position. A `Failed` is not
     kept."""
 
     def __init__(self) -> None:
@@ -415,7 +417,7 @@ def _is_short(event: Kept) -> bool:
 
 
 def _joined(events: list[TokenDelta]) -> TokenDelta:
-    """One event for consecutive ones of a choice and an attempt."""
+    """A single event for consecutive events of a choice and an attempt."""
     if len(events) == 1:
         return events[0]
     counts: list[int] = []

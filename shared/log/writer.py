@@ -1,4 +1,4 @@
-"""The writer's side of the log protocol: what happens to one delivery of a job, and the position of
+"""The writer's side of the log protocol: what happens to a delivery of a job, and the position of
 each event that it writes.
 
 * A job that was neither delivered nor published before starts at once, as attempt 1.
@@ -29,8 +29,7 @@ from shared.messages import (
 )
 
 MAX_CRASHES = 2
-"""Crashes outside quarantine before a job is quarantined; one more crash in quarantine is its
-last."""
+"""Crashes outside quarantine before a job is quarantined. A crash in quarantine is its last."""
 NUM_INQUIRIES = 4
 """How often an attempt asks again, a second apart, before it acts on a crash count that would
 quarantine or dead-letter the job. A run that was only disconnected, as all runs are when the broker
@@ -39,7 +38,7 @@ upon."""
 
 
 class LogWriter:
-    """Writes the events of one attempt, each with its position in the log."""
+    """Writes the events of an attempt, each with its position in the log."""
 
     def __init__(self, attempt: int, num_choices: int, execution: int = 0) -> None:
         """``execution``: that of the job."""
@@ -158,8 +157,7 @@ class Verdict(Enum):
 
 
 class Attempt:
-    """One delivery of a job with ``num_choices`` choices in all. ``ticket`` is its fencing
-    token."""
+    """A delivery of a job with ``num_choices`` choices in all. ``ticket`` is its fencing token."""
 
     def __init__(
         self,
@@ -178,7 +176,10 @@ class Attempt:
         self.log = LogWriter(1, num_choices, execution) if self.is_first else None
         """None while the attempt waits for `Continue`."""
         self.replaced: Replaced | None = None
-        """The run before this one, if its reader has named it."""
+        """The run before this run, if its reader has named it."""
+        self.is_continued = False
+        """Whether another run has been there. A job that waited in vain for its worker is delivered
+        for the second time, and runs for the first time."""
         self.numerics = ""
         """The numerics of the tokens before this run; empty if there are none, or if they are not
         known."""
@@ -216,6 +217,8 @@ class Attempt:
                 return None
         self.log = LogWriter.resume(command, self._execution)
         self.replaced = command.replaced
+        has_tokens = any(choice.token_ids for choice in command.choices)
+        self.is_continued = has_tokens or command.replaced is not None
         self.numerics = command.numerics
         return verdict
 

@@ -55,7 +55,7 @@ def _without_value(error: Exception) -> str:
 
 
 class _Codec(Generic[_T]):
-    """The two reusable decoders, MessagePack and JSON, of one family of messages."""
+    """The two reusable decoders, MessagePack and JSON, of a family of messages."""
 
     def __init__(self, family: Any) -> None:
         self._msgpack: msgspec.msgpack.Decoder[_T] = msgspec.msgpack.Decoder(family)
@@ -152,8 +152,8 @@ def decode_record(body: bytes) -> UsageRecord:
 
 
 def _check_before(body: bytes, content_type: str) -> None:
-    """What has to be known of a job before it is decoded, which may take a hundred times the
-    memory of its body."""
+    """Check the version and the open values of a job before it is decoded, because decoding may
+    take a hundred times the memory of its body."""
     version = _VERSION.decode(body, content_type).version
     if version != WIRE_VERSION:
         raise UndecodableMessage(f"wire version {version}, expected {WIRE_VERSION}")

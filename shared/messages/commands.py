@@ -32,7 +32,7 @@ class Cancel(Wire, frozen=True, kw_only=True):
 
 
 class Progress(Struct, frozen=True, kw_only=True):
-    """The tokens of one choice that a reader has accepted."""
+    """The tokens of a choice that a reader has accepted."""
 
     token_ids: TokenIds = ()
     is_finished: bool = False
@@ -41,7 +41,7 @@ class Progress(Struct, frozen=True, kw_only=True):
 
 
 class Replaced(Struct, frozen=True, kw_only=True):
-    """The run that another one replaces, for logs and traces."""
+    """The run that another run replaces, for logs and traces."""
 
     worker: str
     """The address of its worker."""
@@ -70,15 +70,15 @@ class Continue(Wire, frozen=True, kw_only=True):
     """The numerics of the run that generated the last of these tokens; empty if there are none, or
     if they are not known."""
     num_moves: Count = 0
-    """The ``num_moves`` of the `Started` that is answered: an answer to an earlier one has no
+    """The ``num_moves`` of the `Started` that is answered: an answer to an earlier `Started` has no
     effect."""
     num_crashes: Count = 0
-    """Earlier attempts whose worker was lost, except for the first six of those that had generated
-    something that counts."""
+    """Earlier attempts whose worker was lost. The first six such attempts that generated accepted
+    output are not counted."""
     num_crashes_alone: Count = 0
-    """Those of them that ran this publication of the job in quarantine."""
+    """The attempts among ``num_crashes`` that ran this publication of the job in quarantine."""
     replaced: Replaced | None = None
-    """The run before this one, if there was one."""
+    """The run that this run replaces; None if it replaces no run."""
 
 
 class Release(Wire, frozen=True, kw_only=True):
@@ -107,7 +107,7 @@ class Withheld(Wire, frozen=True, kw_only=True):
 
 
 class Drain(Wire, frozen=True, kw_only=True):
-    """To one worker, from an operator: take no more jobs, and exit once there are none left.
+    """To one worker, from an operator: take no more jobs, and exit once no job is left.
 
     Jobs may finish within the worker's grace period; then they are handed over.
     """
@@ -130,14 +130,14 @@ class StopWork(Wire, frozen=True, kw_only=True):
 
 
 class Declare(Wire, frozen=True, kw_only=True):
-    """To one worker, from a gateway: declare and bind your queues again, because a message for one
-    of them found no queue."""
+    """To one worker, from a gateway: declare and bind your queues again, because a message for them
+    found no queue."""
 
 
 class LimitedTenants(Wire, frozen=True, kw_only=True):
-    """To one worker, from a gateway: these tenants have limits or budgets, and no others. Before
-    the worker runs a new job that one of them has published itself, it sends the gateway an
-    `AdmissionRequest`."""
+    """To one worker, from a gateway: these tenants have limits or budgets, and no other tenants
+    have. Before the worker runs a new job that such a tenant has published itself, it sends the
+    gateway an `AdmissionRequest`."""
 
     gateway: Annotated[str, Meta(max_length=64)]
     """The name of the gateway."""
@@ -156,7 +156,7 @@ class AdmissionAnswer(Wire, frozen=True, kw_only=True):
     message: str = ""
     """The message of the error."""
     param: str | None = None
-    """The parameter of the request that is at fault, if one is."""
+    """The parameter of the request that is at fault; None if no parameter is."""
     is_counted: bool = False
     """The job counts against the limits of its tenant until the worker reports its end: `Ended`."""
     max_total_tokens: Count | None = None
@@ -182,9 +182,9 @@ class ReasoningSwitch(Struct, frozen=True, kw_only=True):
     variable: str
     """The name of the variable."""
     value: bool
-    """The value with which the format is another one."""
+    """The value with which the format is ``parser``."""
     parser: str
-    """The format with this value."""
+    """The format of the reasoning with this value."""
 
 
 class Announcement(Wire, frozen=True, kw_only=True):
@@ -197,7 +197,7 @@ class Announcement(Wire, frozen=True, kw_only=True):
     max_seq_len: Count
     """The model's context length in tokens."""
     fingerprint: str
-    """A digest of weights and tokenizer, equal for all workers of one model name."""
+    """A digest of weights and tokenizer, equal for all workers of a model name."""
     numerics: str = ""
     """Names the worker's arithmetic: device, instruction set, data type and kernels. Workers with
     equal numerics generate the same tokens. A request that has tokens prefers workers with the
@@ -207,7 +207,7 @@ class Announcement(Wire, frozen=True, kw_only=True):
     num_running: Count = 0
     """Sequences that run."""
     num_running_batch: Count = 0
-    """Those of them that belong to batch jobs."""
+    """Running sequences that belong to batch jobs."""
     batch_reserve: Count = 0
     """Slots that batch jobs leave free."""
     num_waiting: Count = 0

@@ -28,7 +28,7 @@ class Logprob(Struct, frozen=True, array_like=True):
 
 
 class TokenLogprobs(Struct, frozen=True, array_like=True):
-    """The log probability of a generated or given token, and those of the most likely ones, best
+    """The log probability of a generated or given token, and of the most likely tokens, best
     first."""
 
     chosen: Logprob
@@ -39,8 +39,8 @@ class TokenLogprobs(Struct, frozen=True, array_like=True):
 
 
 class Accepted(Wire, frozen=True, kw_only=True):
-    """A gateway has accepted a request that may outlive its reader. Only the first one in a log
-    counts."""
+    """A gateway has accepted a request that may outlive its reader. Only the first `Accepted` in a
+    log counts."""
 
     body_hash: Annotated[str, Meta(max_length=128)]
     """The hash of the body of a request with an Idempotency-Key or of a line of a batch; empty
@@ -108,7 +108,7 @@ class PromptScores(Wire, frozen=True, kw_only=True):
 
 
 class TokenDelta(Wire, frozen=True, kw_only=True, omit_defaults=True):
-    """New tokens of one choice."""
+    """New tokens of a choice."""
 
     choice: Count
     """The number of the choice, from 0."""
@@ -118,23 +118,23 @@ class TokenDelta(Wire, frozen=True, kw_only=True, omit_defaults=True):
     """The number of the choice's tokens before these."""
     prefix_hash: PrefixHash
     """The hash of the choice's tokens before these (`shared.log.extend_hash`), and of the job's
-    execution, if it has one."""
+    execution, unless it is 0."""
     token_ids: TokenIds
     text: str
     """The text that these tokens complete. It depends only on the token ids sent so far, not on how
     they were divided into events."""
     num_chars: tuple[Count, ...] = ()
-    """The number of characters of ``text`` that each token but the last completes; the last one
+    """The number of characters of ``text`` that each token but the last completes; the last token
     completes the remainder."""
     logprobs: tuple[TokenLogprobs, ...] = ()
-    """One for each of ``token_ids``, if the job requests them."""
+    """An entry for each of ``token_ids``, if the job requests logprobs."""
     has_end_token: bool = False
     """The same as in `Finished`. Only a gateway sets it, in the tokens that it splits off a
     `Finished`."""
 
 
 class Finished(Wire, frozen=True, kw_only=True):
-    """The last tokens of one choice. The request ends with the `Finished` of its last choice."""
+    """The last tokens of a choice. The request ends with the `Finished` of its last choice."""
 
     choice: Count
     attempt: Count
@@ -156,11 +156,11 @@ class Finished(Wire, frozen=True, kw_only=True):
     logprobs: tuple[TokenLogprobs, ...] = ()
     has_end_token: bool = False
     """The last of ``token_ids`` ended the choice, and is not part of the text: an end-of-sequence
-    token, or one of ``stop_token_ids``."""
+    token, or a token of ``stop_token_ids``."""
 
 
 class Failed(Wire, frozen=True, kw_only=True):
-    """The request ends here with an error; ``code`` is one of `shared.errors`.
+    """The request ends here with an error; ``code`` is a code of `shared.errors`.
 
     With attempt 0 it rejects a job before any `Started`, or, with a ticket, ends a run at any
     position. Otherwise the position is that of ``choice``.
@@ -170,27 +170,27 @@ class Failed(Wire, frozen=True, kw_only=True):
     """The stable code of the error."""
     message: str
     param: str | None = None
-    """The parameter of the request that is at fault, if one is."""
+    """The parameter of the request that is at fault; None if no parameter is."""
     choice: Count = 0
     attempt: Count = 0
     index: Count = 0
     prefix_hash: PrefixHash = 0
     ticket: Annotated[str, Meta(max_length=64)] | None = None
-    """The ticket of a run that waits for `Continue`, or one of whose events the broker refused."""
+    """The ticket of a run that waits for `Continue`, or whose event the broker refused."""
     execution: Execution = 0
     """The job's number, as in `Started`."""
 
 
 class Restored(Wire, frozen=True, kw_only=True):
-    """The events that counted in a log whose node of the broker died, in their order; adjacent ones
-    of a choice may be joined. A log that is recreated starts with it: nothing before it
+    """The events that counted in a log whose node of the broker died, in their order. Adjacent
+    events of a choice may be joined. A log that is recreated starts with it: nothing before it
     counts."""
 
     events: tuple[Accepted | Started | HandedOver | PromptScores | TokenDelta | Finished, ...]
 
 
 class Choice(Struct, frozen=True, kw_only=True):
-    """One choice of a `Completed`. The fields have the meaning that they have in `Finished`."""
+    """A choice of a `Completed`. The fields have the meaning that they have in `Finished`."""
 
     token_ids: TokenIds
     text: str
@@ -242,7 +242,7 @@ class Embedded(Wire, frozen=True, kw_only=True):
 
     request_id: RequestId
     vectors: tuple[tuple[float, ...], ...]
-    """One vector of length 1 for each prompt."""
+    """A vector of length 1 for each prompt."""
     num_prompt_tokens: tuple[Count, ...]
 
 

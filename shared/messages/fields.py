@@ -41,7 +41,7 @@ Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 53)]
 """Exact as a number of JSON; the sum of as many as a message may have can still be encoded."""
 PrefixHash: TypeAlias = Annotated[int, Meta(ge=0)]
 Execution: TypeAlias = Count
-"""A random number that distinguishes executions of one request id, or 0 if the id is used once."""
+"""A random number that distinguishes executions of a request id, or 0 if the id is used once."""
 Probability: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
 Penalty: TypeAlias = Annotated[float, Meta(ge=-2.0, le=2.0)]
 UnixTime: TypeAlias = Annotated[float, Meta(ge=0.0)]

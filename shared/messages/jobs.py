@@ -46,7 +46,7 @@ class GenerationJob(Wire, frozen=True, kw_only=True):
     created_at: UnixTime = 0.0
     """Unix time in seconds at the publisher; 0 if unknown."""
     tenant: Tenant = ""
-    """Whom the job is for. Prefix caches are shared only between jobs of one tenant."""
+    """Whom the job is for. Prefix caches are not shared between tenants."""
     key_id: KeyId = ""
     """The id of the API key of the request, for its usage record; empty without one."""
     is_detached: bool = False
@@ -68,7 +68,7 @@ class GenerationJob(Wire, frozen=True, kw_only=True):
     """Request in `Started` what the answer is computed from, for its receipt."""
     publication: Count = 0
     """How often this request was published before. Runs of an older publication are superseded once
-    a newer one has started."""
+    a run of a newer publication has started."""
     execution: Execution = 0
     """The number of the execution that the job belongs to; 0 if the request's id is used only once.
     A log may be deleted while its job still waits, and another request may have the same id because
@@ -78,7 +78,7 @@ class GenerationJob(Wire, frozen=True, kw_only=True):
     trace: TraceContext = field(default_factory=dict)
     """The W3C trace context of the publisher."""
     version: int = WIRE_VERSION
-    """The version of the messages. A newer one than the reader's is refused."""
+    """The version of the messages. A reader refuses a version that is newer than its own."""
 
     @property
     def total_choices(self) -> int:
@@ -142,5 +142,5 @@ QuickJob: TypeAlias = TokenizeJob | DetokenizeJob | EmbeddingJob
 
 
 def seconds_left(job: GenerationJob | QuickJob) -> float | None:
-    """Seconds until the job's deadline, if it has one; never 0."""
+    """Seconds until the job's deadline, never 0; None without a deadline."""
     return None if job.deadline is None else max(0.001, job.deadline - time.time())

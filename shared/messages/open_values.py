@@ -9,7 +9,7 @@ MAX_VALUES = 1 << 19
 MAX_CONTAINERS = 1 << 15
 
 # By the first byte of a MessagePack value (https://github.com/msgpack/msgpack, spec.md): the bytes
-# of its length, if it has one, and the bytes that follow besides.
+# of its length field, if it has a length field, and the bytes that follow besides.
 _LENGTHS = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
 _FLOATS = {0xCA: 4, 0xCB: 8}
 _INTEGERS = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
@@ -25,7 +25,7 @@ def check_open_values(parts: Iterable[bytes], *, is_json: bool) -> None:
     num_values = num_containers = 0
     for part in parts:
         if is_json:
-            # Those in strings are counted, too.
+            # Brackets, commas and colons in strings are counted, too.
             num_containers += part.count(b"[") + part.count(b"{")
             num_values += part.count(b",") + part.count(b":") + num_containers
         else:

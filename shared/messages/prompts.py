@@ -49,7 +49,7 @@ class ChatMessage(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The assistant's reasoning before the content."""
     part_chars: Annotated[tuple[Count, ...], Meta(max_length=MAX_MESSAGES)] = ()
     """The lengths of the client's parts, which ``content`` joins with line feeds. Some chat
-    templates join them differently. Empty: ``content`` is one text."""
+    templates join them differently. Empty: ``content`` is a single text."""
 
 
 class ChatPrompt(Wire, frozen=True, kw_only=True, tag="chat", omit_defaults=True):

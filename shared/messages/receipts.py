@@ -18,7 +18,7 @@ RECEIPT_VERSION = 1
 
 
 class PromptFacts(Struct, frozen=True, kw_only=True):
-    """One prompt of an answer."""
+    """A prompt of an answer."""
 
     num_tokens: Count
     sha256: str
@@ -44,7 +44,7 @@ class Provenance(Struct, frozen=True, kw_only=True):
 
 
 class Execution(Struct, frozen=True, kw_only=True):
-    """One run of the job: the first one, or one that took it over."""
+    """A run of the job: the first run, or a run that took the job over."""
 
     worker: str
     attempt: Count

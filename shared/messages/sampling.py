@@ -35,8 +35,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     Logits processing is in this order: ``logit_bias``, penalties, bans (``min_tokens``,
     ``bad_words``, ``allowed_token_ids``, the constraint), temperature, ``top_k``, ``top_p``.
     ``top_p`` counts only the probabilities of the tokens that ``top_k`` leaves. ``min_p`` depends
-    on neither of them: it compares each token with the most likely one. Logprobs are computed from
-    the logits before processing.
+    on neither of them: it compares each token with the most likely token. Logprobs are computed
+    from the logits before processing.
     """
 
     max_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] | None = None
@@ -69,8 +69,8 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = {}
     """Added to the logits of tokens, by token id."""
     min_tokens: Annotated[int, Meta(ge=0, lt=1 << 31)] = 0
-    """The number of tokens before which neither an end token nor one of ``stop_token_ids`` is
-    drawn, and of those within which no stop string ends the text."""
+    """Before this number of tokens, neither an end token nor a token of ``stop_token_ids`` is
+    drawn, and no stop string ends the text within them."""
     stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKENS)] = ()
     """Tokens that end the text."""
     bad_words: Annotated[tuple[StopString, ...], Meta(max_length=MAX_BAD_WORDS)] = ()
@@ -79,7 +79,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """None: all tokens."""
     constraint: Constraint | None = None
     logprobs: NumTopLogprobs | None = None
-    """Return each token's logprob and those of this many most likely tokens; None: no logprobs."""
+    """Return the logprobs of each token and of this many most likely tokens; None: no logprobs."""
     prompt_logprobs: NumTopLogprobs | None = None
     """The same for the prompt's tokens."""
     include_stop_in_output: bool = False

@@ -12,8 +12,8 @@ from shared.messages.prompts import ChatMessage, ChatPrompt, Prompt, TextPrompt,
 _ANSWER_TOKENS = 1024
 """The tokens of an answer without ``max_tokens``, until it has ended."""
 _BYTES_PER_TOKEN = 4
-"""Of a text, and of a conversation as it is encoded: the names of its fields take about as much as
-a chat template adds."""
+"""The ratio for a text, and for an encoded conversation, because the names of its fields take about
+as much as a chat template adds."""
 _EMPTY_BYTES = len(encode(ChatPrompt(messages=(ChatMessage(role="user", content="."),)))) - 1
 
 

@@ -21,7 +21,7 @@ Duration: TypeAlias = Annotated[float, Meta(ge=0.0)]
 
 
 class KeyUsage(Struct, frozen=True, array_like=True):
-    """The use of one API key, or of one tenant, at one gateway."""
+    """The use of an API key, or of a tenant, at a single gateway."""
 
     seconds: dict[int, tuple[Count, Count]] = field(default_factory=dict)
     """The requests and tokens of each second of the last minute, by Unix time."""
@@ -50,16 +50,16 @@ class LeftJob(Struct, frozen=True, array_like=True):
 
 
 class UsageReport(Wire, frozen=True, kw_only=True):
-    """To all gateways: what one gateway has admitted, and is about to admit.
+    """To all gateways: the requests that a gateway has admitted, and is about to admit.
 
-    The use of a key or tenant replaces that in the gateway's earlier reports. Each gateway sends a
-    report before it admits a request, and counts what it has received when its own report has come
-    back.
+    The use of a key or tenant replaces its use in the gateway's earlier reports. Each gateway sends
+    a report before it admits a request, and counts the reports that it has received when its own
+    report has come back.
     """
 
     gateway: Annotated[str, Meta(max_length=64)]
     number: Count
-    """The number of the message among those of the gateway."""
+    """The number of the message among the gateway's messages."""
     keys: dict[str, KeyUsage] = field(default_factory=dict)
     """The use of each key, by key id, and of each tenant with limits, by ``tenant:`` and its name.
     Keys and tenants whose use has not changed are left out."""
@@ -102,10 +102,10 @@ class AdmissionRequest(Wire, frozen=True, kw_only=True):
 
 
 class UsageRecord(Wire, frozen=True, kw_only=True):
-    """What one request has used, recorded when it ends. It contains neither prompt nor answer.
+    """The use of a request, recorded when it ends. It contains neither prompt nor answer.
 
-    A request may be recorded several times. The record with the highest ``attempt`` counts, and of
-    those the latest; of records with attempt 0 the first.
+    A request may be recorded several times. The latest record with the highest ``attempt`` counts,
+    or the first record if all have attempt 0.
     """
 
     request_id: RequestId

@@ -1,8 +1,8 @@
 """The audit log: refused logins and administrative acts, each with its tenant and key id, or with
 the person who has signed in.
 
-Records go to the logger ``warren.audit``, and to a file of JSON lines if there is one. They never
-contain keys, prompts or answers.
+Records go to the logger ``warren.audit``, and to a file of JSON lines if the settings name a file.
+They never contain keys, prompts or answers.
 """
 
 import json
@@ -24,6 +24,7 @@ logger.setLevel(logging.INFO)
 Act: TypeAlias = Literal[
     "signed in",
     "signed out",
+    "sessions ended",
     "login refused",
     "access refused",
     "refusals left out",
@@ -53,8 +54,8 @@ def record(
 class Refusals:
     """Records refusals, so that a flood of them neither fills the disk nor hides other refusals.
 
-    Refusals that name a known key have a budget for each key, and all anonymous ones share another
-    budget. A record at the end of a flood says how many refusals were left out.
+    Refusals that name a known key have a budget for each key, and all anonymous refusals share
+    another budget. A record at the end of a flood says how many refusals were left out.
     """
 
     def __init__(self, limiter: floods.Limiter | None = None) -> None:

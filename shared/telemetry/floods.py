@@ -39,7 +39,7 @@ MAX_LINES = 30
 """Lines of a party about an event in a window. A line has about 400 bytes, so that all strangers
 together cause at most 100 MB a day for each event."""
 _MAX_PARTIES = 1000
-"""Parties that have a budget of their own in a window; all others share one."""
+"""Parties that have a budget of their own in a window; all others share a budget."""
 _MAX_LISTED = 5
 _OTHERS = "others"
 

@@ -1,7 +1,7 @@
-"""Unexpected failures that the process survives: each one is logged and counted.
+"""Unexpected failures that the process survives: each failure is logged and counted.
 
-An incident is a bug in the handling of one job or request, or a channel or connection that was
-lost. The affected work is retried, requeued or answered with an error, and the process continues.
+An incident is a bug in the handling of a job or request, or a channel or connection that was lost.
+The affected work is retried, requeued or answered with an error, and the process continues.
 Gateways and workers expose the counter with their own metrics.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal, TypeAlias, get_args
 
+from shared.backoff import Backoff
 from shared.telemetry import floods
 from shared.telemetry.metrics import PROCESS
 
@@ -78,7 +79,7 @@ async def keep_running(
 ) -> None:
     """Run ``work`` until it returns. Whenever it fails, report ``event`` and restart it, after a
     pause that doubles as long as it keeps failing."""
-    pause_s = 0.0
+    backoff, pause_s = Backoff(_MIN_RESTART_PAUSE_S, _MAX_RESTART_PAUSE_S), 0.0
     while True:
         began_at = time.monotonic()
         try:
@@ -88,5 +89,5 @@ async def keep_running(
             return await work()
         except Exception as error:  # noqa: BLE001 (any error is reported)
             report("task", event, error, task=getattr(work, "__qualname__", repr(work)))
-        is_brief = pause_s and time.monotonic() - began_at <= _MAX_RESTART_PAUSE_S
-        pause_s = min(2 * pause_s, _MAX_RESTART_PAUSE_S) if is_brief else _MIN_RESTART_PAUSE_S
+        backoff.lasted(time.monotonic() - began_at)
+        pause_s = backoff.pause_s

@@ -27,7 +27,7 @@ prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
-"""Values with those of their labels."""
+"""Values, each with the values of its labels."""
 
 FIRST_TOKEN_S = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640,
@@ -50,7 +50,7 @@ class Description:
 
 
 class Catalog:
-    """The metrics of one part of a process, with their descriptions."""
+    """The metrics of a part of a process, with their descriptions."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -87,7 +87,7 @@ class Catalog:
         *,
         vllm: str = "",
     ) -> None:
-        """A metric whose values are read at each scrape, so that they are kept in one place."""
+        """A metric whose values are read at each scrape, so that the metric keeps no copy."""
         description = self.describe(name, kind, meaning, labels, vllm)
         self._read_at_scrape.append((description, read))
 
@@ -134,8 +134,8 @@ class StepHistogram(Collector):
         bounds: Sequence[float],
         counts: Callable[[], tuple[Sequence[int], float]],
     ) -> None:
-        """``counts`` returns the number of values in each bucket, the last one without a bound, and
-        their sum."""
+        """``counts`` returns the number of values in each bucket, and their sum. The last bucket
+        has no bound."""
         self._description = description
         self._labels = labels
         self._bounds = [*map(str, bounds), "+Inf"]

@@ -1,9 +1,9 @@
 """Log lines, spans and tenant labels of single requests and jobs.
 
-There is one line for each step of a life, with the same fields everywhere. A gateway writes about
+There is a line for each step of a life, with the same fields everywhere. A gateway writes about
 requests, a worker about jobs; ``request_id`` and ``trace_id`` connect them. No line contains a
 prompt or an answer. `shared.telemetry.setup.configure` sets the level of these lines from
-``WARREN_JOB_LOG_LEVEL``.
+``WARREN_LOG_LEVEL``.
 
 The spans of gateway, queue, prefill and decode form one trace on any bus.
 """
@@ -47,12 +47,11 @@ tracer = trace.get_tracer("warren")
 ANONYMOUS, OTHER = "anonymous", "other"
 """The labels of requests without a tenant, and of the tenants that have no label."""
 _REMEMBERED = 10_000
-"""Requests after which the counts of tenants are halved, so that recent ones weigh more."""
+"""Requests after which the counts of tenants are halved, so that recent requests weigh more."""
 _MAX_OTHERS = 16
 _TRACE_PARENT = "traceparent"
 """The key of W3C trace context that identifies the parent span."""
 _logger = logging.getLogger(LOGGER)
-_OFF = logging.CRITICAL + 1
 _LIMITED: Mapping[Step, floods.Event] = {
     "request refused": "request refused",
     "fields ignored": "fields ignored",
@@ -60,13 +59,11 @@ _LIMITED: Mapping[Step, floods.Event] = {
     "job dead-lettered": "job dead-lettered",
 }
 """The steps that cost a client or publisher nothing, so that their lines are limited."""
-_LEVELS = {"info": logging.INFO, "warning": logging.WARNING, "off": _OFF}
 
 
-def set_level(name: str, least: str = "info") -> None:
-    """Write only lines from the level ``name`` on, info, warning or off, and from the level
-    ``least`` of all logs."""
-    _logger.setLevel(max(_LEVELS[name], logging.getLevelNamesMapping()[least.upper()]))
+def set_level(name: str) -> None:
+    """Write only lines from the level ``name`` on."""
+    _logger.setLevel(name.upper())
 
 
 def write_line(
@@ -76,9 +73,9 @@ def write_line(
     *,
     is_warning: bool = False,
 ) -> None:
-    """Write the line of one step. ``facts`` follow the fields of the job; those that are None are
-    left out. `floods` limits the lines about what is refused, for each tenant, or for each user of
-    the broker if there is no tenant."""
+    """Write the line of a step. ``facts`` follow the fields of the job; facts that are None are
+    left out. `floods` limits the lines about refused work, for each tenant, or for each user of the
+    broker if there is no tenant."""
     level = logging.WARNING if is_warning else logging.INFO
     if not _logger.isEnabledFor(level):
         return
@@ -103,8 +100,8 @@ def request_span(
     *,
     is_exported: bool = True,
 ) -> Iterator[Span]:
-    """The span of a request, which is current in this context; its parent is that of ``carrier``,
-    if it has one.
+    """The span of a request, which is current in this context. Its parent is the span that
+    ``carrier`` names, if it names a span.
 
     A span that is not exported has a trace context too, so that the log lines of all processes have
     the id of a trace.
@@ -140,10 +137,10 @@ def trace_id_of(carrier: Mapping[str, str]) -> str | None:
 
 
 class TenantLabels:
-    """The label of each tenant: its name if it is among those with the most recent requests.
+    """The label of each tenant: its name, if it is among the tenants with the most recent requests.
 
-    Series cannot move from one label to another, so a tenant that is displaced loses its series,
-    and its further requests are counted as `OTHER`.
+    Series cannot move between labels, so a tenant that is displaced loses its series, and its
+    further requests are counted as `OTHER`.
     """
 
     def __init__(self, size: int, forget: Callable[[str], object]) -> None:

@@ -6,6 +6,7 @@ answers are never logged.
 
 import json
 import logging
+import os
 import sys
 from collections.abc import MutableMapping
 from datetime import UTC, datetime
@@ -24,27 +25,30 @@ from shared.telemetry import audit, floods, incidents, requests
 from shared.version import VERSION
 
 _OWN_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message"}
-"""The attributes of every record, and one that uvicorn adds to its own; all others are fields."""
+"""The attributes of every record, and the attribute that uvicorn adds to its records. All other
+attributes are fields."""
 
 _CAUSED_BY_CLIENTS = ("asyncio", "uvicorn.error")
 """Loggers of libraries that write lines about single connections and requests."""
+_LEVELS = {"notice": ("info", "warning")}
+"""The levels of all lines and of the lines about single requests, where they differ."""
 _QUIET = ("aio_pika", "aiormq", "uvicorn.access", "httpx", "httpcore")
 
 
 def configure(settings: CommonSettings, service: str) -> None:
-    """Set up logging and, if endpoints are set, the export of spans and metrics. Call once per
+    """Set up logging and, if an endpoint is set, the export of spans and metrics. Call once per
     process. Raises `StartupError` if the audit log cannot be written."""
     _configure_logging(settings)
     if settings.audit_file is not None:
         audit.write_to(settings.audit_file)
-    if settings.otlp_endpoint is not None:
+    if settings.otlp_endpoint is not None and _is_exported("TRACES"):
         _configure_tracing(settings.otlp_endpoint, service)
-    if settings.otlp_metrics_endpoint is not None:
-        _configure_metrics(settings.otlp_metrics_endpoint, service)
+    if settings.otlp_endpoint is not None and _is_exported("METRICS"):
+        _configure_metrics(settings.otlp_endpoint, service)
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line.
+    """A JSON object in each line.
 
     Every request has several lines, so they are encoded by msgspec, in a fifth of the time that
     structlog's renderer takes.
@@ -117,8 +121,9 @@ def _configure_logging(settings: CommonSettings) -> None:
     )
     handler = logging.StreamHandler()
     handler.setFormatter(console_formatter() if as_console else JsonFormatter())
-    logging.basicConfig(handlers=[handler], level=settings.log_level.upper(), force=True)
-    requests.set_level(settings.job_log_level, settings.log_level)
+    level, level_of_requests = _LEVELS.get(settings.log_level, (settings.log_level,) * 2)
+    logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    requests.set_level(level_of_requests)
     logging.getLogger("uvicorn.error").addFilter(_named_uvicorn)
     incidents.logger.addFilter(incidents.shorten_loss)
     for name in _CAUSED_BY_CLIENTS:
@@ -132,6 +137,12 @@ def _named_uvicorn(record: logging.LogRecord) -> bool:
     """Rename a record of uvicorn, which uses the logger ``uvicorn.error`` for all of its events."""
     record.name = "uvicorn"
     return True
+
+
+def _is_exported(signal: str) -> bool:
+    """Whether OpenTelemetry's own variable leaves the export of a signal on."""
+    exporter = os.environ.get(f"OTEL_{signal}_EXPORTER", "")  # noqa: TID251 (of OpenTelemetry)
+    return exporter.lower() != "none"
 
 
 def _configure_tracing(endpoint: str, service: str) -> None:

@@ -10,10 +10,11 @@ _REMIND_S = 60.0
 
 
 class StoreOutage:
-    """The outages of one store. The first failure begins one.
+    """The outages of a store. A failure begins an outage, if the store is up.
 
-    On a full disk reading works, and so does a transaction that changes nothing. So what has read
-    does not end an outage of writing, and nothing ends one within ``settle_s`` after a failure.
+    On a full disk reading works, and so does a transaction that changes nothing. Success in reading
+    therefore does not end an outage of writing, and no outage ends within ``settle_s`` after a
+    failure.
     """
 
     def __init__(
@@ -33,7 +34,8 @@ class StoreOutage:
         return self._since is None
 
     def failed(self, reason: str, *, is_writing: bool = True) -> None:
-        """Report a failure: the first one of an outage, then one each minute."""
+        """Report a failure. The first failure of an outage is logged, and then a failure each
+        minute."""
         now = self._failed_at = self._clock()
         self._is_of_writes = is_writing or (self._is_of_writes and not self.is_up())
         facts = {"reason": reason}
@@ -46,7 +48,7 @@ class StoreOutage:
             logger.error("%s still unavailable", self._store, extra={**facts, "lost_s": lost_s})
 
     def worked(self, *, is_writing: bool = True) -> None:
-        """Report that the store has done what it was asked for."""
+        """Report that the store has done its work."""
         if self._since is None or (self._is_of_writes and not is_writing):
             return
         now = self._clock()

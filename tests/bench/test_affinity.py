@@ -15,7 +15,7 @@ def run_of(
     prompt_tokens: tuple[float, ...],
     answers: tuple[str, ...] = ANSWERS,
 ) -> Run:
-    """One conversation of two turns, of which the first found nothing."""
+    """A conversation of two turns, of which the first found nothing."""
     conversation = Conversation(0)
     for answer in answers:
         conversation.ask("Why?", max_tokens=1)
@@ -36,9 +36,9 @@ def run_of(
 def test_later_turns_are_compared_with_one_worker_and_with_the_shared_queue() -> None:
     whole = run_of("whole", num_cached=160, ttft_s=0.1, prompt_tokens=(300,))
     shared = run_of("shared", num_cached=40, ttft_s=0.4, prompt_tokens=(150, 150))
-    favourites = run_of("favourites", num_cached=150, ttft_s=0.1, prompt_tokens=(100, 200))
+    targets = run_of("affinity targets", num_cached=150, ttft_s=0.1, prompt_tokens=(100, 200))
 
-    row = summary([whole, shared, favourites])[-1]
+    row = summary([whole, shared, targets])[-1]
 
     assert row["hit_rate"] == 0.75
     assert row["hits_ratio_to_one_worker"] == 0.9375

@@ -14,7 +14,7 @@ PROMPT = [(7 * i + i // 3) % VOCAB_SIZE for i in range(100)]
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose weights bfloat16 represents exactly, like those of SmolLM2."""
+    """A model whose weights bfloat16 represents exactly, like SmolLM2's weights."""
     directory = tmp_path_factory.mktemp("tiny")
     write_tiny_model(
         directory, "llama", hidden_size=64, intermediate_size=96, num_attention_heads=4

@@ -14,7 +14,7 @@ WEIGHTED = "two tenants"
 MAX_P95_RATIO = 1.3
 MIN_THROUGHPUT_RATIO = 0.97
 WEIGHTS = (3 * 0.95, 3 * 1.05)
-"""The bounds of the tokens of a weight of three to those of a weight of one."""
+"""The bounds of the ratio of tokens between tenants with the weights three and one."""
 MAX_ADDED_GAP_MS = 500.0
 PUBLISHED: list[dict[str, Any]] = json.loads((RESULTS / "fairness.json").read_text())["rows"]
 

@@ -13,7 +13,7 @@ from bench.load import Load, Stream
 STEADY = Stream(sent_at=10.0, chunk_times=[10.5, 10.6, 10.7, 10.8], num_tokens=4)
 """0.5 s to its first token, 0.1 s to each of three more."""
 COALESCED = Stream(sent_at=20.0, chunk_times=[21.0, 21.4], num_tokens=5)
-"""Four tokens arrived in one chunk."""
+"""Four tokens arrived in a single chunk."""
 
 
 def test_a_stream_gives_the_times_that_were_put_in() -> None:

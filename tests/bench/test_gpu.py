@@ -69,7 +69,7 @@ def test_a_peer_that_fails_says_so_and_leaves_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "PEERS", (Peer("gone", "json", "bench.gpu.gone", 1),))
-    (gone,) = peers.run_all(TINY, [], CPU, torch.float32, timeout_s=60, logs=tmp_path)
+    (gone,) = peers.run_all(TINY, [], CPU, torch.float32, timeout_s=250, logs=tmp_path)
     assert "No module named bench.gpu.gone" in gone.reason
     assert gone.run is None
     assert gone.reason in (tmp_path / "peer-json.log").read_text()
@@ -85,7 +85,7 @@ def test_a_peer_that_hangs_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_nothing_remains_of_a_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     left = Peer("left", "json", "tests.bench.leaving_peer", 1)
     monkeypatch.setattr(peers, "PEERS", (left,))
-    (outcome,) = peers.run_all(TINY, [], CPU, torch.float32, timeout_s=60, logs=tmp_path)
+    (outcome,) = peers.run_all(TINY, [], CPU, torch.float32, timeout_s=250, logs=tmp_path)
     assert outcome.run is None
     while is_running(int((tmp_path / "peer-json.log").read_text())):
         time.sleep(0.01)

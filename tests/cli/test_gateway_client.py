@@ -1,6 +1,7 @@
 """What commands say when a gateway refuses them."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +70,19 @@ def test_a_missing_scope_asks_for_another_key(api_key: str | None) -> None:
     assert "--api-key-file" in shown
 
 
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_each_command_reads_its_key_from_a_file(tmp_path: Path, command: list[str]) -> None:
-    keys = KeyFile(tmp_path / "keys")
-    scopes = ("generate", "cancel", "operator")
-    (tmp_path / "key").write_text(f"{keys.add('ops', scopes=scopes)}\n")
+@pytest.fixture(scope="module")
+def access(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[str]]:
+    """The options for a gateway that requires a key, which is in a file."""
+    directory = tmp_path_factory.mktemp("keys")
+    keys, key = KeyFile(directory / "keys"), directory / "key"
+    key.write_text(f"{keys.add('ops', scopes=('generate', 'cancel', 'operator'))}\n")
     with served(keys_file=str(keys.path)) as url:
-        options = ["--url", url, "--api-key-file", str(tmp_path / "key")]
-        done = CliRunner().invoke(app, [*command, *options], catch_exceptions=False)
+        yield ["--url", url, "--api-key-file", str(key)]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_each_command_reads_its_key_from_a_file(access: list[str], command: list[str]) -> None:
+    done = CliRunner().invoke(app, [*command, *access], catch_exceptions=False)
 
     assert done.exit_code == 0, done.output
 

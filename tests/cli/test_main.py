@@ -27,6 +27,7 @@ GROUPS = {
     "dead": ["list"],
     "keys": ["add", "list", "rotate", "revoke"],
     "models": ["list", "remove"],
+    "sessions": ["end"],
     "streams": ["list", "cancel"],
     "tenants": ["erase"],
     "usage": ["erase"],
@@ -41,7 +42,6 @@ def process(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         text=True,
         capture_output=True,
-        timeout=60,
         env={**os.environ, "COLUMNS": "120", "TERM": "dumb", **env},
     )
 
@@ -161,8 +161,7 @@ def test_help_shows_the_main_options_first() -> None:
     shown = warren("serve", "--help").stdout
 
     options = re.findall(r"^  (--[a-z-]+)", shown, re.MULTILINE)
-    assert options[:5] == ["--ask", "--once", "--model", "--host", "--port"]
-    assert options.index("--log-level") < options.index("--broker")
+    assert options[:6] == ["--ask", "--once", "--model", "--host", "--port", "--broker"]
 
 
 def test_help_loads_neither_side() -> None:
@@ -183,7 +182,7 @@ def test_help_loads_neither_side() -> None:
         (["batch", "in.jsonl", "out.jsonl"], "no broker"),
         (["worker", "--broker=http://x"], "amqp"),
         (["gateway", BROKER, "--port=many"], "--port"),
-        (["worker", BROKER, "--block-size=7"], "--block-size"),
+        (["worker", BROKER, "--kernels=fast"], "--kernels"),
         (["serve", "--once"], "--once needs --ask"),
         (["serve", "--model=no-such-model"], "unknown model no-such-model"),
         (["serve", "--model=./no/such/directory"], "no directory"),
@@ -197,10 +196,12 @@ def test_help_loads_neither_side() -> None:
             "error: --device is an option of warren worker and warren serve",
         ),
         (["dead", "list", "--log-level=info"], "warren gateway, warren worker and warren serve"),
-        (["chat", "--no-affinity"], "is an option of warren gateway and warren serve"),
+        (["chat", "--no-open-metrics"], "is an option of warren gateway and warren serve"),
+        (["gateway", "--ping-interval-s=5"], "--ping-interval-s was removed: it is always 15"),
         (["gatewy"], "did you mean 'gateway'?"),
         (["gateway", "--allow-anonymous=true"], "'--allow-anonymous' does not take a value"),
-        (["gateway", "--broker-file=/no/such/file"], "--broker-file: /no/such/file cannot be read"),
+        (["gateway", "--broker=file:/no/such/file"], "--broker: /no/such/file cannot be read"),
+        (["gateway", "--broker-file=url"], "--broker-file was removed: set broker=file:PATH"),
     ],
 )
 def test_what_cannot_work_stops_the_start_with_one_line(args: list[str], reason: str) -> None:

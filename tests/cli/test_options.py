@@ -14,7 +14,7 @@ from shared.settings import CommonSettings, GatewaySettings, WorkerSettings
 
 
 def run(*args: str, env: dict[str, str] | None = None) -> str:
-    """The arguments of a command with the gateway's settings and one option of its own."""
+    """The arguments of a command with the gateway's settings and an option of its own."""
     app = typer.Typer()
 
     @app.command()
@@ -70,11 +70,11 @@ def test_a_command_has_only_the_options_that_it_uses() -> None:
     app = typer.Typer()
 
     @app.command()
-    @takes_settings(CommonSettings, only=("broker_file", "log_level"))
+    @takes_settings(CommonSettings, only=("broker", "log_level"))
     def command(**options: str) -> None:
         print(*options)
 
-    assert CliRunner().invoke(app, []).stdout.split() == ["broker_file", "log_level"]
+    assert CliRunner().invoke(app, []).stdout.split() == ["broker", "log_level"]
     assert CliRunner().invoke(app, ["--log-format=json"]).exit_code == 2
 
 

@@ -26,7 +26,7 @@ def test_a_signal_ends_a_process_that_still_loads_its_model() -> None:
         """
     )
 
-    ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", program], check=False)
 
     assert ended.returncode == INTERRUPTED
 
@@ -53,23 +53,22 @@ def test_old_garbage_is_collected_in_time() -> None:
         """
     )
 
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_garbage_is_collected_as_often_on_a_busy_machine() -> None:
-    """The second collection would come after more than a minute if the first had used as much CPU
-    time as it took."""
+    """The third collection would come after more than ten minutes if the second had used as much
+    CPU time as it took."""
     program = textwrap.dedent(
         """
         import asyncio, gc, time
         from cli import runtime
 
-        collect, num_collections = gc.collect, 0
+        num_collections = 0
 
         def collect_on_a_busy_machine():
             global num_collections
-            collect()
-            time.sleep(0.7)
+            time.sleep(0.1)
             num_collections += 1
 
         async def wait():
@@ -77,12 +76,12 @@ def test_garbage_is_collected_as_often_on_a_busy_machine() -> None:
                 await asyncio.sleep(0.01)
 
         gc.collect = collect_on_a_busy_machine
-        runtime._GC_INTERVAL_S = 0.1
+        runtime._GC_INTERVAL_S, runtime._GC_SHARE = 0.1, 1e-4
         runtime.run(wait())
         """
     )
 
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_opening_streams_does_not_stop_a_service_again_and_again() -> None:

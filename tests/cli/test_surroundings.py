@@ -19,6 +19,8 @@ from tests.support.gateway.serving import served
 from tests.support.workers.scripted_worker import MODEL
 
 ROOT = Path(__file__).parents[2]
+SECRETS = ("broker", "secret", "database_url", "engine_key")
+"""The settings that ``file:PATH`` sets to the text of a file."""
 SERVICES: dict[str, type[CommonSettings]] = {"gateway": GatewaySettings, "worker": WorkerSettings}
 REQUEST = """{"custom_id": "a", "method": "POST", "url": "/v1/completions",
  "body": {"model": "MODEL", "prompt": "a"}}""".replace("\n", "").replace("MODEL", MODEL)
@@ -51,8 +53,8 @@ def with_arguments(names: tuple[str, ...], tmp_path: Path) -> list[str]:
             line.append(str(tmp_path / name) if names == ("batch",) else "x")
         elif parameter.required:
             line += [max(parameter.opts, key=len), "https://hook.invalid" if name == "to" else "x"]
-        elif name == "yes":
-            line.append("--yes")
+        elif name in ("yes", "everyone"):
+            line.append(max(parameter.opts, key=len))
     return line
 
 
@@ -112,7 +114,7 @@ def test_a_key_file_that_has_no_key_is_named(damage: str, tmp_path: Path) -> Non
         (service, name)
         for service, settings in SERVICES.items()
         for name in settings.model_fields
-        if name.endswith("_file") and name != "audit_file"
+        if name in SECRETS or (name.endswith("_file") and name != "audit_file")
     ],
 )
 @pytest.mark.parametrize("damage", ["missing", "folder", "bytes", "lines"])
@@ -120,18 +122,16 @@ def test_a_damaged_file_of_a_service_is_named(
     service: str, name: str, damage: str, tmp_path: Path
 ) -> None:
     path = damaged(tmp_path / "the.file", damage)
-    line = [service, option(name), str(path)]
+    line = [service, option(name), f"file:{path}" if name in SECRETS else str(path)]
     line += ["--port", "0"] if service != "worker" else []
-    if name != "broker_file" and service != "serve":
+    if name != "broker" and service != "serve":
         line += ["--broker", "amqp://nobody@127.0.0.1:1/warren"]
     if service != "gateway":
         line += ["--model", str(tmp_path)]
-    if name == "files_credentials_file":
-        line += ["--files-url", "s3://bucket/files"]
 
     shown = refused(*line, WARREN_DATA_DIR=str(tmp_path / "data"))
 
-    named = ("the.file", option(name), f"the URL of the {name.removesuffix('_url_file')}")
+    named = ("the.file", option(name), f"the URL of the {name.removesuffix('_url')}")
     assert any(name in shown for name in named)
 
 
@@ -171,7 +171,6 @@ def process(*line: str, shell: str = "", typed: bytes = b"", **env: str) -> Ende
         cwd=ROOT,
         input=typed,
         capture_output=True,
-        timeout=100,
         env={**os.environ, "COLUMNS": "120", "TERM": "dumb", **env},
     )
     return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())

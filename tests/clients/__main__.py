@@ -6,8 +6,8 @@ Each client is installed into an environment of its own under ``--directory`` th
 pip or npm; lm-eval and guidellm also install torch). Logs are written there, too. Node, npm and
 Chromium must be installed; vLLM is the command in ``PATH`` or of ``--vllm``, and llama-server that
 of ``--llama-server`` (see bench/README.md). Without ``--deployment``, serve and rabbitmq are used.
-RabbitMQ is a node that ends with the run, or the one of ``WARREN_TEST_AMQP_URL``. If it is not
-installed, use ``infra/rabbitmq/with_rabbitmq.sh python -m tests.clients``.
+RabbitMQ is a node that ends with the run, or the node of ``WARREN_TEST_AMQP_URL``. If RabbitMQ is
+not installed, use ``infra/rabbitmq/with_rabbitmq.sh python -m tests.clients``.
 
 Prints a line for each check. The exit code is 0 if every client ran and all its checks passed.
 ``--write`` stores the results of the clients that were run, and writes docs/clients.md.

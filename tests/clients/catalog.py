@@ -13,7 +13,8 @@ _HERE = Path(__file__).parent
 ROOT = _HERE.parents[1]
 _VERSION = "import sys, importlib.metadata as m; print(m.version(sys.argv[1]))"
 _TORCH = "torch==2.13.0"
-"""Installed before packages that require any version of torch and would install the newest one."""
+"""Installed before packages that require any version of torch, because they would install the
+newest version."""
 
 
 class Missing(Exception):
@@ -92,7 +93,7 @@ CLIENTS: Mapping[str, Callable[[Path], Program]] = {
     "vllm-bench": _vllm,
     "chromium": _chromium,
 }
-"""Each one installs itself into a directory unless it is installed there. Raises `Missing`."""
+"""Each program installs itself into a directory unless it is installed there. Raises `Missing`."""
 
 
 def _npm(packages: tuple[str, ...], directory: Path) -> str:

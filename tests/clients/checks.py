@@ -1,4 +1,4 @@
-"""The checks of a client's program, with one line of output for each.
+"""The checks of a client's program, with a line of output for each.
 
 Programs run in environments that contain their client but not Warren.
 """
@@ -77,7 +77,7 @@ def batch_lines(model: str, content: str, **more: object) -> bytes:
 
 
 def printed_lines(command: Sequence[object], cwd: Path, env: Mapping[str, str]) -> list[Any]:
-    """The JSON objects that a command prints, one a line. Raises if it fails."""
+    """The JSON objects that a command prints in its lines. Raises if it fails."""
     printed = subprocess.run(
         [str(argument) for argument in command],
         cwd=cwd,

@@ -1,7 +1,7 @@
 """Claude Code: ``claude --print`` with its base URL in the environment, over /v1/messages.
 
-Its instructions are replaced by short ones, and it is offered few tools, because the context of the
-model that is served has 8192 tokens.
+Its instructions are replaced by short instructions, and it is offered few tools, because the
+context of the served model has 8192 tokens.
 """
 
 import os
@@ -19,7 +19,7 @@ STREAM = ("--output-format=stream-json", "--verbose", "--include-partial-message
 
 
 def lines(*options: str) -> list[Any]:
-    """What Claude Code prints, one object a line."""
+    """The objects that Claude Code prints in its lines."""
     command = [CLAUDE, "--bare", "--print", CAPITAL, "--system-prompt=Be brief.", *options]
     with TemporaryDirectory() as home:
         variables = {
@@ -52,7 +52,7 @@ def check_stream() -> None:
 
 
 def check_tools() -> None:
-    """A model of this size does not reliably call one and end its turn."""
+    """A model of this size does not reliably call a tool and end its turn."""
     *_, result = lines("--tools=Read", "--output-format=json")
 
     equal(result["is_error"], False)

@@ -1,8 +1,8 @@
 """Codex CLI: ``codex exec`` with a provider of its configuration, over /v1/responses.
 
-Its instructions are replaced by short ones, and the tools that can be switched off are, because
-the context of the model that is served has 8192 tokens. No command is asked for: after so long a
-prompt, a model of this size does not reliably write one and end its turn.
+Its instructions are replaced by short instructions, and the tools that can be switched off are,
+because the context of the served model has 8192 tokens. No command is asked for: after so long a
+prompt, a model of this size does not reliably write a command and end its turn.
 """
 
 import os
@@ -38,7 +38,7 @@ stream_max_retries = 0
 
 
 def events(home: Path, prompt: str) -> list[Any]:
-    """What Codex prints, one event a line."""
+    """The events that Codex prints in its lines."""
     (home / "config.toml").write_text(CONFIG)
     (home / "instructions.md").write_text("Be brief.")
     (home / "work").mkdir()

@@ -1,4 +1,4 @@
-"""Deployments of Warren, each with an API key and one allowed origin."""
+"""Deployments of Warren, each with an API key and an allowed origin."""
 
 import json
 import os
@@ -28,7 +28,7 @@ _POOLING = {
 
 @contextmanager
 def serve(directory: Path) -> Iterator[Target]:
-    """Everything in one process over the in-memory bus."""
+    """Everything in a single process over the in-memory bus."""
     with ExitStack() as stack:
         key, port, options = _gateway(directory)
         process = processes.serve(directory / "serve.log", *_worker(directory), *options)

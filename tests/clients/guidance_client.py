@@ -1,4 +1,4 @@
-"""guidance: its model for OpenAI's API, and the one for vLLM, which sends whole grammars."""
+"""guidance: its model for OpenAI's API, and its model for vLLM, which sends whole grammars."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""guidellm: a benchmark with chats and one with completions."""
+"""guidellm: a benchmark with chats and a benchmark with completions."""
 
 import json
 import os

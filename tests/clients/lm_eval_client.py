@@ -61,7 +61,7 @@ def same_scores(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> Non
 
 
 def scores(sample: dict[str, Any]) -> Iterator[list[str]]:
-    """The sum of log probabilities of each continuation, and whether it is the greedy one."""
+    """The sum of log probabilities of each continuation, and whether it is greedy."""
     for (response,) in sample["resps"]:
         yield response if isinstance(response, list) else [response]
 

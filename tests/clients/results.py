@@ -13,7 +13,7 @@ Verdicts = Mapping[str, str]
 
 
 def store_run(client: str, version: str, deployment: str, verdicts: Verdicts) -> None:
-    """Replace the client's results in this deployment, and forget those of other versions."""
+    """Replace the client's results in this deployment, and forget results of other versions."""
     stored = _stored()
     before = stored.get(client, {})
     kept = before if before.get("version") == version else {}

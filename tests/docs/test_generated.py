@@ -47,7 +47,16 @@ def test_every_parameter_of_every_operation_is_in_its_table() -> None:
 
 def test_every_operation_is_listed() -> None:
     own: tuple[str, ...] = ("/health", "/live", "/metrics")
-    names = ("batches", "dead-letters", "history", "keys", "models", "status", "streams", "tenants")
+    names: tuple[str, ...] = (
+        "batches",
+        "dead-letters",
+        "history",
+        "keys",
+        "models",
+        "sessions",
+        "status",
+    )
+    names += ("streams", "tenants")
     own += tuple(f"/admin/v1/{name}" for name in names)
     paths = {name: name.split()[1] for name in operations()}
     public = {

@@ -1,4 +1,4 @@
-"""The example that submits many jobs over AMQP writes one line for each, whatever workers do."""
+"""The example that submits many jobs over AMQP writes a line for each, whatever workers do."""
 
 import asyncio
 import json

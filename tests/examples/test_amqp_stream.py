@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 QUESTION = "Write a long story about a fox."
 OPTIONS = ("--step-ms=30",)
 _READ_BEFORE_THE_KILL = 10
-_TIMEOUT_S = 60
+_TIMEOUT_S = 240
 
 
 def python(url: str, _: Path) -> list[str]:

@@ -15,7 +15,6 @@ def test_the_example_writes_the_answer() -> None:
             check=True,
             text=True,
             capture_output=True,
-            timeout=30,
         )
 
     assert done.stdout == "What is the capital of France?\n"

@@ -16,7 +16,7 @@ from tests.support.network.tcp_proxy import TcpProxy
 from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-_TIMEOUT_S = 30
+_TIMEOUT_S = 240
 
 
 @asynccontextmanager

@@ -1,6 +1,6 @@
 """A live gateway, a scripted worker, and the broker in memory between them.
 
-A module chooses other ones with fixtures of its own: `worker_script`, `parsers`, `gateway_options`.
+A module changes them with fixtures of its own: `worker_script`, `parsers`, `gateway_options`.
 """
 
 import asyncio
@@ -45,7 +45,7 @@ def worker_script() -> Script:
 
 @pytest.fixture
 def parsers() -> Mapping[str, str]:
-    """Those that the worker announces. If there are any, the gateway has heard of them."""
+    """The parsers that the worker announces. If there are any, the gateway has heard of them."""
     return {}
 
 

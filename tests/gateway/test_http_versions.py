@@ -1,4 +1,4 @@
-"""Clients that offer a newer protocol than HTTP/1.1, or speak an older one."""
+"""Clients that offer a newer protocol than HTTP/1.1, or speak an older protocol."""
 
 import asyncio
 import json
@@ -71,16 +71,15 @@ async def answers(gateway: LiveGateway, pieces: Sequence[bytes], num_answers: in
     url = httpx.URL(gateway.url)
     reader, writer = await asyncio.open_connection(url.host, url.port)
     found: list[bytes] = []
-    async with asyncio.timeout(60):
-        for piece in pieces:
-            writer.write(piece)
-            await writer.drain()
-            # The gateway has read a piece once another client, which came later, is answered.
-            await gateway.http.get("/live")
-        for _ in range(num_answers):
-            top = await reader.readuntil(b"\r\n\r\n")
-            length = next(line for line in top.lower().split(b"\r\n") if b"content-length" in line)
-            found.append(top + await reader.readexactly(int(length.partition(b":")[2])))
+    for piece in pieces:
+        writer.write(piece)
+        await writer.drain()
+        # The gateway has read a piece once another client, which came later, is answered.
+        await gateway.http.get("/live")
+    for _ in range(num_answers):
+        top = await reader.readuntil(b"\r\n\r\n")
+        length = next(line for line in top.lower().split(b"\r\n") if b"content-length" in line)
+        found.append(top + await reader.readexactly(int(length.partition(b":")[2])))
     writer.close()
     await writer.wait_closed()
     return found
@@ -185,8 +184,7 @@ async def test_a_stream_to_an_older_client_ends_with_its_connection(
         % (path.encode(), len(body), body)
     )
 
-    async with asyncio.timeout(60):
-        top, _, sent = (await reader.read()).partition(b"\r\n\r\n")
+    top, _, sent = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
 
     fields = top.lower().split(b"\r\n")
@@ -208,7 +206,6 @@ async def run(*command: str) -> str:
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
-    async with asyncio.timeout(120):
-        output, errors = await process.communicate()
+    output, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
     return output.decode()

@@ -3,8 +3,7 @@
 import time
 from functools import partial
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 from gateway.intake.keys.key_file import KeyFile
 from gateway.store.state import Store, StoredState
@@ -114,11 +113,9 @@ async def test_models_that_are_gone_or_were_not_seen_for_a_month_are_not_watched
     await store.close()
 
 
-async def test_a_model_is_written_once_in_a_while(
-    broker: MemoryBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gateway.wiring._RECORD_INTERVAL_S", 0.01)
-    async with live_gateway(broker, data_dir=tmp_path) as gateway, echo_worker(broker):
+async def test_a_model_is_written_once(broker: MemoryBroker, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"data_dir": tmp_path, "record_models_s": 0.01}
+    async with live_gateway(broker, **options) as gateway, echo_worker(broker):
         await hears_a_worker(gateway)
         await wait_until_recorded(tmp_path, "echo")
         store, state = await stored(tmp_path)
@@ -127,10 +124,19 @@ async def test_a_model_is_written_once_in_a_while(
             await gateway.chat(model="echo", max_tokens=1)
 
         assert await state.models.all() == first
+        await store.close()
+
+
+async def test_a_model_is_written_again_after_a_while(broker: MemoryBroker, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"data_dir": tmp_path, "record_models_s": 0.01, "renew_models_s": 0.0}
+    async with live_gateway(broker, **options) as gateway, echo_worker(broker):
+        await hears_a_worker(gateway)
+        await wait_until_recorded(tmp_path, "echo")
+        store, state = await stored(tmp_path)
+        first = await state.models.all()
 
         async def is_written_again() -> bool:
             return await state.models.all() != first
 
-        monkeypatch.setattr("gateway.wiring._RENEW_AFTER_S", 0.0)
         await eventually(is_written_again)
         await store.close()

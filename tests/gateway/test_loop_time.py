@@ -16,12 +16,12 @@ from tests.support.workers.scripted_worker import MODEL, ScriptedWorker
 
 MAX_S = 0.02
 MAX_TRIES = 5
-"""A busy machine makes caches cold: one of several tries has to pass."""
+"""A busy machine makes caches cold, so it is enough that one of several tries passes."""
 SIZES = {"the largest bodies": (4 << 20) - (4 << 10), "bodies for the event loop": 62_000}
 """In bytes: as large as a body may be, and just below what is handled in a thread."""
 AT_EACH = frozenset({"items", "full items", "numbers"})
-"""The ways in which a field is large at each endpoint. In others it is large at one, which saves
-time."""
+"""The ways in which a field is large at each endpoint. In other ways it is large at a single
+endpoint, which saves time."""
 
 
 class Endpoint(NamedTuple):
@@ -31,8 +31,8 @@ class Endpoint(NamedTuple):
 
 
 def endpoints(document: Mapping[str, Any]) -> Iterator[Endpoint]:
-    """All that are given JSON, but for forks, whose bodies are those of the requests that they
-    continue, and are not read before these are found."""
+    """All endpoints that are given JSON, without forks. A fork has the body of the request that it
+    continues, and the body is not read before that request is found."""
     for path, operations in document["paths"].items():
         if path.endswith("/fork"):
             continue
@@ -75,8 +75,7 @@ async def send(gateway: LiveGateway, path: str, body: bytes) -> bytes:
         b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (path.encode(), len(body))
     )
     writer.write(body)
-    async with asyncio.timeout(60):
-        answer = await reader.read()
+    answer = await reader.read()
     writer.close()
     await writer.wait_closed()
     assert answer.startswith(b"HTTP/1.1 ")
@@ -111,8 +110,8 @@ async def test_no_field_of_a_body_holds_up_the_event_loop(
 def large_bodies(
     document: Mapping[str, Any], size: int
 ) -> Iterator[tuple[str, str, Callable[[], bytes]]]:
-    """The path of each endpoint, and bodies with one large part. A part that several have in common
-    is large once, except in the ways that depend on the endpoint."""
+    """The path of each endpoint, and bodies with one large part. A part that several endpoints have
+    in common is large once, except in the ways that depend on the endpoint."""
     known: set[tuple[str, str]] = set()
     for path, schema, example in endpoints(document):
         known_here: set[tuple[str, str]] = set()

@@ -18,8 +18,7 @@ async def send_raw(gateway: LiveGateway, request: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(url.host, url.port)
     writer.write(request)
     writer.write_eof()
-    async with asyncio.timeout(60):
-        answer = await reader.read()
+    answer = await reader.read()
     writer.close()
     await writer.wait_closed()
     return answer

@@ -30,7 +30,7 @@ class DnsServer(asyncio.DatagramProtocol):
 
 
 def answer(query: bytes, addresses: list[str]) -> bytes:
-    """The response to a query with one question."""
+    """The response to a query with a single question."""
     end_of_name = query.index(b"\0", 12) + 1
     question = query[12 : end_of_name + 4]
     (kind,) = struct.unpack_from("!H", query, end_of_name)

@@ -35,7 +35,7 @@ def load(path: str) -> Any:
 
 
 def test_an_image_for_gpus_can_compile_launchers() -> None:
-    """Triton builds one for each kernel, with gcc, when the kernel is first launched."""
+    """Triton builds a launcher for each kernel, with gcc, when the kernel is first launched."""
     dockerfile = (ROOT / "infra/docker/Dockerfile.worker").read_text()
     _, _, final_stage = dockerfile.rpartition("FROM ${BASE}\n")
 

@@ -57,8 +57,8 @@ def requirements(installed: Distribution, extras: Iterable[str]) -> list[str]:
 
 
 def environment(extra: str, directory: Path) -> Path:
-    """A virtual environment with only these distributions, linked from this one; returns its
-    Python."""
+    """A virtual environment with only these distributions, linked from this environment; returns
+    its Python."""
     venv.create(directory, symlinks=True)
     (site,) = directory.glob("lib/python*/site-packages")
     for installed in closure(extra).values():

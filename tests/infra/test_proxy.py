@@ -15,6 +15,7 @@ import pytest
 
 from shared.bus.memory import MemoryBroker, MemoryBus
 from tests.infra.dns import DnsServer, dns_server
+from tests.support import PATIENCE_S
 from tests.support.deployment.processes import free_port
 from tests.support.gateway.http import (
     SECRET,
@@ -35,8 +36,6 @@ PROXY = Path(__file__).parents[2] / "infra" / "proxy"
 HOSTS = ("127.0.0.1", "127.0.0.2")
 CHAT = "/v1/chat/completions"
 JSON = {"content-type": "application/json"}
-PATIENCE_S = 60.0
-"""How long an answer may take on a busy machine."""
 REQUESTS = "warren_gateway_request_duration_seconds_count"
 
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is not installed")
@@ -44,7 +43,8 @@ pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is 
 
 @dataclass
 class Proxied:
-    """Two gateways on one port of two addresses, the name that leads to them, and their proxy."""
+    """Two gateways on the same port of two addresses, the name that leads to them, and their
+    proxy."""
 
     gateways: list[LiveGateway]
     worker: ScriptedWorker
@@ -108,7 +108,7 @@ async def proxied(tmp_path: Path) -> AsyncIterator[Proxied]:
         enter = stack.enter_async_context
         worker = await enter(ScriptedWorker(await enter(MemoryBus(broker))))
         dns, dns_port = await enter(dns_server(*HOSTS))
-        options = {"port": port, "secret": SECRET, "disconnect_grace_s": 5, "data_dir": tmp_path}
+        options = {"port": port, "secret": SECRET, "disconnect_grace_s": 60, "data_dir": tmp_path}
         options["drain_grace_s"] = PATIENCE_S
         gateways = [
             await enter(live_gateway(await enter(MemoryBus(broker)), host=host, **options))
@@ -277,7 +277,7 @@ NUM_STRANGERS = 24
 
 
 async def test_bodies_of_strangers_are_kept_nowhere(proxied: Proxied, tmp_path: Path) -> None:
-    """The bodies stop short of their ends, so that each one is kept for as long as possible."""
+    """The bodies stop short of their ends, so that each body is kept for as long as possible."""
     port = proxied.plain.base_url.port
     head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {4 << 20}\r\n\r\n"
     master = int((tmp_path / "nginx.pid").read_text())

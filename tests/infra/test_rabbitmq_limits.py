@@ -17,8 +17,9 @@ from shared.dead_letters import DeadLetter, opened
 from shared.errors import PublishRefused
 from shared.messages import SamplingParams
 from tests.infra.test_rabbitmq_definitions import DEFINITIONS
+from tests.support import PATIENCE_S
 from tests.support.deployment.broker import RabbitNode, running_node
-from tests.support.deployment.processes import free_port
+from tests.support.deployment.processes import NO_TLS, free_port
 from tests.support.metrics import total
 from tests.support.workers.jobs import new_job, publish
 from tests.support.workers.synthetic import echo_worker
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.rabbit, pytest.mark.breaks_broker]
 JOBS = topology.jobs_queue("limits-test", "interactive")
 BODY = bytes(1_000)
 SMALL = {"max-length": 5, "max-length-bytes": 10_000}
-"""Limits that a test reaches quickly, in place of the shipped ones."""
+"""Limits that a test reaches quickly, in place of the shipped limits."""
 LOG = topology.reply_queue("publisher.limits-test", expires_s=600)
 COMMANDS = topology.worker_queue("limits-test")
 LAST = [b"15", b"16", b"17", b"18", b"19"]
@@ -109,10 +110,9 @@ async def test_stored_bytes_and_dead_letters_are_bounded(small_broker: RabbitNod
             await refuse_more(publisher)
 
         assert 10 <= len(await bodies(worker, JOBS.name)) < 100
-        async with asyncio.timeout(30):
-            # Dead letters arrive asynchronously.
-            while await bodies(worker, topology.DEAD_LETTERS.name) != LAST:  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        # Dead letters arrive asynchronously.
+        while await bodies(worker, topology.DEAD_LETTERS.name) != LAST:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
 
 async def test_dead_letters_expire(small_broker: RabbitNode, tmp_path: Path) -> None:
@@ -122,9 +122,8 @@ async def test_dead_letters_expire(small_broker: RabbitNode, tmp_path: Path) -> 
 
         await worker.publish(topology.DEAD_LETTERS.bindings[0], Message(BODY))
 
-        async with asyncio.timeout(30):
-            while await num_ready(worker, topology.DEAD_LETTERS.name):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+        while await num_ready(worker, topology.DEAD_LETTERS.name):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
     shrink(small_broker, tmp_path / "definitions.json")
 
 
@@ -162,7 +161,8 @@ async def test_a_job_whose_log_is_full_becomes_a_dead_letter_with_this_reason(
         with caplog.at_level(logging.WARNING):
             await publish(publisher, job)
             dead = await first_letter(worker)
-        metrics = await asyncio.to_thread(httpx.get, f"http://127.0.0.1:{port}/metrics")
+        url = f"http://127.0.0.1:{port}/metrics"
+        metrics = await asyncio.to_thread(httpx.get, url, timeout=PATIENCE_S, verify=NO_TLS)
 
         assert len(await bodies(publisher, LOG.name)) == SMALL["max-length"]
 

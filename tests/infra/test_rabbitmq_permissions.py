@@ -1,6 +1,5 @@
 """The users of infra/rabbitmq: each may do what its role needs, and nothing else."""
 
-import asyncio
 import json
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -27,6 +26,8 @@ pytestmark = pytest.mark.rabbit
 
 MODEL = "permissions-test"
 WORKER_ID = "permissions-test"
+EXPIRES_S = 600.0
+"""Longer than any test: a queue that has expired is not found, rather than refused."""
 
 
 @pytest.fixture
@@ -69,7 +70,7 @@ async def requester(user: str, broker: Broker) -> AsyncIterator[RabbitBus]:
 
 @pytest.fixture
 async def reply(user: str, requester: RabbitBus) -> AsyncIterator[Queue]:
-    queue = topology.reply_queue(own_name(user), expires_s=60)
+    queue = topology.reply_queue(own_name(user), EXPIRES_S)
     await requester.declare(queue)
     yield queue
     await requester.delete_queue(queue.name)
@@ -90,7 +91,7 @@ async def receive(bus: Bus, queue: str, *, is_exclusive: bool = False) -> bytes:
 
 async def find(bus: Bus, queue: str, body: bytes) -> None:
     """Wait for ``body`` among the other messages that arrive in ``queue``."""
-    async with asyncio.timeout(30), bus.consume(queue) as consumer:
+    async with bus.consume(queue) as consumer:
         async for delivery in consumer:
             if delivery.message.body == body:
                 return
@@ -229,7 +230,7 @@ async def test_gateways_hear_of_the_use_of_keys(gateway: RabbitBus, worker: Rabb
 
 
 async def test_a_gateway_writes_into_the_log_of_its_request(gateway: RabbitBus) -> None:
-    queue = topology.reply_queue(uuid.uuid4().hex, expires_s=60)
+    queue = topology.reply_queue(uuid.uuid4().hex, EXPIRES_S)
     await gateway.declare(queue)
 
     await gateway.publish(queue.bindings[0], Message(b"accepted"))
@@ -272,7 +273,7 @@ def deleting(queue: str) -> Act:
 
 def binding(user: str, *bindings: Binding) -> Act:
     """Bind a queue of the user's own."""
-    return declaring(Queue(OWN_QUEUES[user], bindings, expires_s=1))
+    return declaring(Queue(OWN_QUEUES[user], bindings, expires_s=EXPIRES_S))
 
 
 NEW_EXCHANGE = declaring(Exchange("warren.other", "direct"))
@@ -281,7 +282,7 @@ FORGED_SUSPECT = publishing(topology.jobs_binding(MODEL, "suspect"))
 FORGED_EVENT = publishing(topology.reply_binding("reply.x"))
 FORGED_ANNOUNCEMENT = publishing(topology.ANNOUNCEMENTS)
 FORGED_RELEASE = publishing(topology.ALL_GATEWAYS)
-OTHERS = topology.reply_queue("someone.x", 60)
+OTHERS = topology.reply_queue("someone.x", EXPIRES_S)
 """A reply queue of another publisher."""
 A_WORKERS_COMMANDS = topology.worker_binding(f"worker.{WORKER_ID}")
 
@@ -296,7 +297,7 @@ A_WORKERS_COMMANDS = topology.worker_binding(f"worker.{WORKER_ID}")
         declaring(make_near_queue()),
         binding("gateway", A_WORKERS_COMMANDS),
         binding("gateway", topology.reply_binding("reply.publisher.x")),
-        declaring(topology.reply_queue("publisher.x", 1)),
+        declaring(topology.reply_queue("publisher.x", EXPIRES_S)),
         deleting(topology.DEAD_LETTERS.name),
         FORGED_ANNOUNCEMENT,
         NEW_EXCHANGE,
@@ -313,7 +314,7 @@ async def test_a_gateway_may_not(worker: RabbitBus, gateway: RabbitBus, act: Act
     [
         FORGED_RELEASE,
         publishing(A_WORKERS_COMMANDS),
-        declaring(topology.reply_queue("x", 1)),
+        declaring(topology.reply_queue("x", EXPIRES_S)),
         deleting("reply.x"),
         binding("worker", topology.reply_binding("reply.x")),
         binding("worker", topology.USAGE),
@@ -324,7 +325,7 @@ async def test_a_gateway_may_not(worker: RabbitBus, gateway: RabbitBus, act: Act
 )
 async def test_a_worker_may_not(broker: Broker, worker: RabbitBus, act: Act) -> None:
     async with RabbitBus(broker.url) as operator:
-        reply = topology.reply_queue("x", 1)
+        reply = topology.reply_queue("x", EXPIRES_S)
         await operator.declare(reply)
         with pytest.raises(AccessRefused):
             await act(worker)
@@ -339,7 +340,7 @@ async def test_a_worker_may_not(broker: Broker, worker: RabbitBus, act: Act) -> 
         consuming(OTHERS.name),
         deleting(OTHERS.name),
         declaring(OTHERS),
-        declaring(topology.reply_queue("x", 1)),
+        declaring(topology.reply_queue("x", EXPIRES_S)),
         binding("publisher", *JOBS.bindings),
         binding("publisher", *OTHERS.bindings),
         binding("publisher", topology.reply_binding("reply.x")),
@@ -408,7 +409,7 @@ async def test_a_limited_worker_serves_its_models(
     await topology.declare_worker(worker, model, "unlimited")  # whose queues are the same
     await topology.declare_worker(limited, model, "limited")
     await limited.declare(topology.peers_queue("limited"))
-    reply = topology.reply_queue(uuid.uuid4().hex, 60)
+    reply = topology.reply_queue(uuid.uuid4().hex, EXPIRES_S)
     await gateway.declare(reply)
 
     for lane in ("interactive", "batch", "quick"):

@@ -87,9 +87,8 @@ def render(output: Path, *options: str, vhost: str = VHOST) -> subprocess.Comple
 
 
 def evaluated(node: RabbitNode, *expressions: str) -> list[dict[str, Any]]:
-    """What expressions of Erlang print, each a line of JSON. They are one command, because a start
-    of rabbitmqctl may take half a minute on a busy machine."""
-    printed = node.ctl("--silent", "eval", ", ".join(expressions) + ".")
+    """What expressions of Erlang print, each a line of JSON."""
+    printed = node.evaluate(", ".join(expressions))
     return [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
 
 

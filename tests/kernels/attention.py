@@ -1,4 +1,5 @@
-"""Paged attention written out: one softmax a token and head, in float64, over a cache of NaN."""
+"""Paged attention written out: a softmax for each token and head, in float64, over a cache of
+NaN."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -80,7 +81,7 @@ class Tensors:
 def build(case: Case) -> Tensors:
     """Lay the contexts out in shuffled blocks; every slot without a token stays NaN.
 
-    So does the block in place of those behind a window that no provider reads.
+    So does the block that stands for the blocks behind a window, which no provider reads.
     """
     torch.manual_seed(2)
     size = case.block_size

@@ -25,7 +25,7 @@ def wide() -> Library:
 
 @pytest.fixture(scope="session", params=["own", "wide"])
 def native(request: pytest.FixtureRequest) -> Library:
-    """This processor's library, and the one for wider vectors."""
+    """This processor's library, and the library for wider vectors."""
     wide: Library = request.getfixturevalue("wide") if request.param == "wide" else library()
     return wide
 

@@ -1,4 +1,4 @@
-"""Paged attention of every provider against one softmax a token and head, in float64."""
+"""Paged attention of every provider against a softmax for each token and head, in float64."""
 
 from dataclasses import replace
 
@@ -40,7 +40,7 @@ def test_a_sequence_is_computed_alike_alone_and_in_any_company(
     together = attend(ops.paged_attention, case, tensors)
     for row in range(len(case.context_lens)):
         tokens = slice(*tensors.query_starts[row : row + 2].tolist())
-        # The reference is exempt: its bits are those of torch's own matrix products.
+        # The reference is exempt: its bits come from torch's own matrix products.
         bound = MAX_RELATIVE_ERROR[case.dtype] if ops == load_ops("reference") else 0
         assert_close(
             attend(ops.paged_attention, *alone(case, tensors, row)), together[tokens], bound

@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kernels.quantized import BLOCKS, QuantFormat, QuantizedWeight, dequantize, quantize
+from kernels.quantized import (
+    BLOCKS,
+    INTEGERS,
+    QuantFormat,
+    QuantizedWeight,
+    dequantize,
+    pack_integers,
+    quantize,
+)
 from tests.kernels.blocks import random_blocks
 from tests.support.models.numerics import poisoned
 
@@ -141,8 +149,38 @@ def test_shapes_that_do_not_fit_are_refused_with_both() -> None:
 
 @pytest.mark.parametrize("offset", [0, 2, 3])
 def test_a_wrong_byte_is_caught(offset: int) -> None:
-    """The comparison detects a scale, a number or a minimum that is off by one bit."""
+    """The comparison detects a scale, a number or a minimum with a wrong bit."""
     packed = quantize(random(2, 64), "q4_1")
     expected = dequantize(packed)
     packed.blocks[1, 1, offset] ^= 1
     assert not torch.equal(dequantize(packed), expected)
+
+
+@pytest.mark.parametrize("group", [32, 96, 192])
+@pytest.mark.parametrize("block_format", INTEGERS)
+def test_integers_with_scales_keep_their_values_in_blocks(block_format: str, group: int) -> None:
+    least, greatest = INTEGERS[block_format]
+    generator = torch.Generator().manual_seed(group)
+    numbers = torch.randint(least, greatest + 1, (5, 192), generator=generator)
+    scales = random(5, 192 // group).half()
+
+    packed = pack_integers(numbers, scales, block_format)
+
+    expected = numbers.float() * scales.float().repeat_interleave(group, 1)
+    kind = GGMLQuantizationType[block_format.upper()]
+    assert torch.equal(dequantize(packed), expected)
+    assert np.array_equal(ggml.dequantize(packed.blocks.flatten(1).numpy(), kind), expected)
+
+
+@pytest.mark.parametrize("block_format", INTEGERS)
+def test_integers_that_a_format_lacks_are_refused(block_format: str) -> None:
+    for number in (INTEGERS[block_format][0] - 1, INTEGERS[block_format][1] + 1):
+        with pytest.raises(ValueError, match=f"{block_format} has integers from"):
+            pack_integers(torch.full((1, 32), number), torch.ones(1, 1).half(), block_format)
+
+
+@pytest.mark.parametrize("num_groups", [0, 3, 4])
+def test_groups_of_integers_are_whole_blocks(num_groups: int) -> None:
+    scales = torch.ones(1, num_groups).half()
+    with pytest.raises(ValueError, match=f"64 inputs in {num_groups} groups"):
+        pack_integers(torch.zeros(1, 64).int(), scales, "q4_0")

@@ -1,4 +1,4 @@
-"""The tokens that may be drawn, and the one that is drawn."""
+"""The tokens that may be drawn, and the token that is drawn."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,7 +20,7 @@ def ops(provided_ops: Ops) -> Ops:
 
 
 def naive_kept(row: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> set[int]:
-    """Visit the tokens from the most likely one down."""
+    """Visit the tokens from the most likely token down."""
     order = sorted(range(len(row)), key=lambda token: -float(row[token]))
     order = order[: top_k or None]
     weights = [float(((row[t] - row[order[0]]).double() / temperature).exp()) for t in order]
@@ -191,7 +191,7 @@ def test_the_most_likely_token_is_the_first_of_the_highest(ops: Ops) -> None:
 
 
 def check_adjusted(ops: Ops) -> None:
-    """One entry per chosen token: its penalty, then its bias."""
+    """An entry for each chosen token: its penalty, then its bias."""
     torch.manual_seed(6)
     logits = torch.randn(4, VOCAB_SIZE)
     entries = {(0, 3): (1.3, 0.0), (0, 100): (2.0, -0.5), (2, 0): (1.0, -torch.inf)}

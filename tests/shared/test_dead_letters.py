@@ -66,6 +66,7 @@ async def test_a_listing_sees_what_another_one_held_until_just_now(
     for patience in ("_PATIENCE_S", "_REQUEUED_WITHIN_S"):  # too short for a busy broker
         monkeypatch.setattr(dead_letters, patience, 20.0)
     async with RabbitBus(broker.url) as bus:
+        await bus.wait_connected()
         await bus.delete_queue(topology.DEAD_LETTERS.name)
         for k in range(4):
             await dead_letter(bus, encode(new_job(f"letter-{k}")))
@@ -79,13 +80,15 @@ async def test_a_listing_sees_what_another_one_held_until_just_now(
 
 
 async def test_they_say_what_died_where_and_of_what() -> None:
+    began = time.time()
     async with MemoryBus() as bus:
         await dead_letter(bus, encode(new_job("a")))
         await dead_letter(bus, encode(new_job("b")), "suspect")
         await dead_letter(bus, b"no job")
         async with dead_letters.opened(bus, 10) as letters:
             facts = [(letter.request_id, letter.reason, letter.queue) for letter in letters]
-            ages = [letter.age_s for letter in letters]
+            ages = [letter.age_s or 0.0 for letter in letters]
+    elapsed_s = time.time() - began
 
     assert facts == [
         ("a", "rejected", "jobs.m.interactive"),
@@ -97,17 +100,18 @@ async def test_they_say_what_died_where_and_of_what() -> None:
             "jobs.m.interactive",
         ),
     ]
-    assert ages[0] == pytest.approx(90, abs=5)
-    assert ages[2] == pytest.approx(0, abs=5)
+    assert 90 <= round(ages[0], 3) <= 90.001 + elapsed_s
+    assert 0 <= ages[2] <= 0.001 + elapsed_s
 
 
 async def test_what_is_no_job_has_the_age_of_its_message() -> None:
+    began = time.time()
     async with MemoryBus() as bus:
-        await dead_letter(bus, b"no job", published_at=time.time() - 3600)
+        await dead_letter(bus, b"no job", published_at=began - 3600)
         async with dead_letters.opened(bus, 10) as letters:
-            age_s = letters[0].age_s
+            age_s = letters[0].age_s or 0.0
 
-    assert age_s == pytest.approx(3600, abs=5)
+    assert 3600 <= round(age_s, 3) <= 3600.001 + time.time() - began
 
 
 async def test_what_has_no_correlation_id_has_the_id_in_its_body_or_a_stable_one() -> None:

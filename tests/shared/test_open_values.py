@@ -32,7 +32,7 @@ VALUES = st.recursive(
 
 
 def numbers_of(value: Any) -> tuple[int, int]:
-    """Those of values, names included, and of containers."""
+    """The numbers of values, names included, and of containers."""
     if not isinstance(value, list | dict):
         return 1, 0
     inner = [*value, *value.values()] if isinstance(value, dict) else value

@@ -80,8 +80,7 @@ async def test_a_turn_whose_wait_fails_is_left_out(clock: Clock) -> None:
 
     turns.leave("a", 1.0)
 
-    async with asyncio.timeout(10):
-        await turns.take("b")
+    await turns.take("b")
 
 
 async def test_a_cancelled_turn_is_left_out(clock: Clock) -> None:

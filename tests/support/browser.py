@@ -14,7 +14,7 @@ expect.set_options(timeout=TIMEOUT_MS)
 async def browser(chromium: str) -> AsyncIterator[Browser]:
     """The session's browser, without anything that other tests have left in it."""
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.connect(chromium)
+        browser = await playwright.chromium.connect(chromium, timeout=TIMEOUT_MS)
         yield browser
         await browser.close()
 

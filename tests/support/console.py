@@ -2,10 +2,11 @@
 
 from playwright.async_api import Page
 
+from tests.support import PATIENCE_S
 from tests.support.gateway.http import LiveGateway
 
-TIMEOUT_MS = 60_000
-NUM_TOKENS = 80
+TIMEOUT_MS = PATIENCE_S * 1000
+NUM_TOKENS = 400
 STEP_S = 0.05
 SLOW_STEP_S = 0.5
 """Of a worker whose answer must not end before something else happens."""

@@ -2,6 +2,7 @@
 
 import httpx
 
+from tests.support import PATIENCE_S
 from tests.support.deployment.processes import NO_TLS, WarrenProcess
 
 
@@ -13,4 +14,4 @@ def total(text: str, name: str) -> float:
 
 def sample(process: WarrenProcess, name: str) -> float:
     """`total` of what a process exports."""
-    return total(httpx.get(f"{process.url}/metrics", timeout=60, verify=NO_TLS).text, name)
+    return total(httpx.get(f"{process.url}/metrics", timeout=PATIENCE_S, verify=NO_TLS).text, name)

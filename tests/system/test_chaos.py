@@ -28,8 +28,9 @@ NUM_CALLERS = 4
 
 
 def slow_worker(broker: str, log: Path) -> WarrenProcess:
-    """As many streams are open as with a faster one, for a fifth of its CPU time."""
-    return mortal_worker(broker, log, "--step-ms=100")
+    """As many streams are open as with a faster worker, for a fifth of its CPU time. On a busy
+    machine no watchdog ends it."""
+    return mortal_worker(broker, log, "--step-ms=100", "--stall-timeout-s=60")
 
 
 def wrong(rows: list[Row]) -> list[str]:
@@ -69,7 +70,8 @@ async def test_no_fault_between_processes_takes_a_stream_with_it(
             tmp_path,
             worker_url=around.workers.url,
             gateway_url=around.gateways.url,
-            gateway_options=[SHORT_SILENCE, SHORT_GRACE],
+            gateway_options=[SHORT_GRACE],
+            gateway_tuning=SHORT_SILENCE,
             start_worker=slow_worker,
             num_workers=2,
             has_keys=True,

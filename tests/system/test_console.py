@@ -31,7 +31,6 @@ def start_worker(broker: Broker, tmp_path: Path) -> Iterator[Callable[[str, int]
         yield start
 
 
-@pytest.mark.timeout(240)
 async def test_an_answer_survives_the_worker_that_is_killed(
     page: Page,
     broker: Broker,

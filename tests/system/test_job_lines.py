@@ -15,6 +15,7 @@ from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.telemetry import requests
+from tests.support.engines.brake import Brake
 from tests.support.gateway.batches import ended, order
 from tests.support.gateway.http import (
     LiveGateway,
@@ -26,6 +27,10 @@ from tests.support.gateway.http import (
 from tests.support.workers.jobs import ask, new_job
 from tests.support.workers.synthetic import doomed_worker, echo_worker
 
+NUM_BEGUN = 3
+"""The tokens of an answer in whose middle something happens."""
+RETURNING: dict[str, Any] = {"disconnect_grace_s": 60.0}
+"""A gateway and a worker whose client may stay away for long."""
 PROMPT = "a secret about badgers"
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 HEADERS = {"accept": "text/event-stream", "traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"}
@@ -52,7 +57,7 @@ async def is_logged(caplog: pytest.LogCaptureFixture, step: str, num_times: int 
 
 
 def texts(records: Iterable[logging.LogRecord]) -> str:
-    """Everything in these records, as one text."""
+    """Everything in these records, as a text."""
     return "\n".join(str(vars(record)) for record in records)
 
 
@@ -78,9 +83,9 @@ async def test_each_step_of_a_request_whose_worker_dies_is_one_line(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    broker = MemoryBroker()
+    broker, brake = MemoryBroker(), Brake(NUM_BEGUN + 1)
     async with live_gateway(broker) as gateway, AsyncExitStack() as streams:
-        async with doomed_worker(broker, step_s=0.01):
+        async with doomed_worker(broker, brake=brake):
             await hears_a_worker(gateway)
             lines = await streams.enter_async_context(streaming(gateway))
         async with echo_worker(broker):
@@ -118,7 +123,7 @@ async def test_a_request_repeated_before_its_job_has_started_is_no_failure(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    broker = MemoryBroker()
+    broker, brake = MemoryBroker(), Brake(NUM_BEGUN + 1)
     jobs = topology.jobs_queue("echo", "interactive")
     headers = {"idempotency-key": "order-66"}
     asked: list[asyncio.Task[httpx.Response]] = []
@@ -134,10 +139,12 @@ async def test_a_request_repeated_before_its_job_has_started_is_no_failure(
                 published.append(await anext(queue))
             for delivery in published:
                 await delivery.ack()
-        async with echo_worker(broker, step_s=0.01):
+        async with echo_worker(broker, brake=brake):
             for num_started, delivery in enumerate(published):
                 await eventually(partial(is_logged, caplog, "job started", num_started))
                 await bus.publish(jobs.bindings[0], delivery.message)
+            await eventually(partial(is_logged, caplog, "job taken over"))
+            brake.release()
             _, answer = await asyncio.gather(*asked)
 
     assert answer.text.endswith("data: [DONE]\n\n")
@@ -150,9 +157,9 @@ async def test_a_drain_says_what_it_waits_for_and_hands_over_the_rest(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    broker = MemoryBroker()
+    broker, brake = MemoryBroker(), Brake(NUM_BEGUN + 1)
     async with live_gateway(broker) as gateway, AsyncExitStack() as streams:
-        async with echo_worker(broker, step_s=0.02, drain_grace_s=0.1):
+        async with echo_worker(broker, brake=brake, drain_grace_s=0.1):
             await hears_a_worker(gateway)
             lines = await streams.enter_async_context(streaming(gateway))
         async with echo_worker(broker):
@@ -239,16 +246,17 @@ async def test_a_client_that_comes_back_has_lines_with_its_requests_model_and_tr
 ) -> None:
     """Also at the end, which its first line did not see; the request is counted once."""
     caplog.set_level(logging.INFO)
-    broker = MemoryBroker()
+    broker, brake = MemoryBroker(), Brake(NUM_BEGUN + 1)
     async with (
-        live_gateway(broker, disconnect_grace_s=5) as gateway,
-        echo_worker(broker, step_s=0.01),
+        live_gateway(broker, **RETURNING) as gateway,
+        echo_worker(broker, brake=brake, **RETURNING),
     ):
         await hears_a_worker(gateway)
         async with streaming(gateway):
             pass
         (accepted,) = job_records(caplog, "request accepted")
         await eventually(partial(is_logged, caplog, "request ended"))
+        brake.release()
         await gateway.http.get(f"/v1/streams/{accepted['request_id']}")
         num_counted = await gateway.sample("warren_gateway_requests_total")
 
@@ -268,10 +276,10 @@ async def test_a_resumed_stream_that_is_cancelled_ends_and_one_that_is_taken_ove
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    broker = MemoryBroker()
+    broker, brake = MemoryBroker(), Brake(NUM_BEGUN + 1)
     async with (
-        live_gateway(broker, disconnect_grace_s=5) as gateway,
-        echo_worker(broker, step_s=0.05),
+        live_gateway(broker, **RETURNING) as gateway,
+        echo_worker(broker, brake=brake, **RETURNING),
         AsyncExitStack() as streams,
     ):
         await hears_a_worker(gateway)
@@ -298,12 +306,15 @@ async def test_lines_about_a_line_of_a_batch_have_one_trace(
     steps = "request accepted", "job started", "job ended", "request ended"
     body = {name: value for name, value in BODY.items() if name != "stream"}
     line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
-    async with MemoryBus() as bus, live_gateway(bus) as gateway, echo_worker(bus, step_s=0.01):
+    brake = Brake(NUM_BEGUN + 1)
+    async with MemoryBus() as bus, live_gateway(bus) as gateway, echo_worker(bus, brake=brake):
         await hears_a_worker(gateway)
         batch = await order(gateway, [line], endpoint="/v1/completions")
         await eventually(partial(is_logged, caplog, "job started"))
         (started,) = job_records(caplog, "job started")
         await gateway.http.delete(f"/v1/streams/{started['request_id']}")
+        await eventually(partial(is_logged, caplog, "job ended"))
+        brake.release()
         await ended(gateway, batch)
 
     assert [len(job_records(caplog, step)) for step in steps] == [2, 2, 2, 2]

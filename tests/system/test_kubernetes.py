@@ -1,7 +1,7 @@
 """The Helm chart's deployment, played with processes: order of the start, probes, upgrade and end.
 
 Containers, network and volumes are not played. Manifests, the broker's users, variables, probes and
-grace periods are those that the chart renders.
+grace periods come from the rendered chart.
 """
 
 import base64
@@ -63,7 +63,7 @@ class Cluster:
     directory: Path
 
     def start(self, kind: str) -> Pod:
-        """Start one pod of the gateways, or of the workers."""
+        """Start a pod of the gateways, or of the workers."""
         name = {"gateway": "warren-gateway", "worker": "warren-worker-smollm2"}[kind]
         deployment = find(self.manifests, "Deployment", name)
         secrets = {
@@ -111,7 +111,7 @@ def test_it_starts_in_any_order_and_is_upgraded_without_the_loss_of_a_stream(
 
     headers = {"authorization": f"Bearer {cluster.key}"}
     with (
-        httpx.Client(base_url=gateway.url, timeout=100, verify=NO_TLS) as client,
+        httpx.Client(base_url=gateway.url, timeout=300, verify=NO_TLS) as client,
         ThreadPoolExecutor(1) as pool,
     ):
         assert client.post("/v1/completions", json=BODY).status_code == 401
@@ -129,7 +129,7 @@ def test_it_starts_in_any_order_and_is_upgraded_without_the_loss_of_a_stream(
             gateway.terminate()
             rest = pool.submit(lambda: "".join(pieces))
             assert worker.wait_ended() == 0
-            stream += rest.result(timeout=100)
+            stream += rest.result()
         assert gateway.wait_ended() == 0
         assert text_of(stream) == undisturbed
         assert not gateway.passes("livenessProbe")

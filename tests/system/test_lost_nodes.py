@@ -1,6 +1,7 @@
 """The broker's node that keeps a log dies, maybe for good, and no stream ends with it."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,7 +23,7 @@ from tests.support.gateway.http import (
     live_gateway,
     two_gateways,
 )
-from tests.support.workers.jobs import num_ready, wait_consumers
+from tests.support.workers.jobs import num_ready, wait_answered, wait_consumers
 from tests.support.workers.synthetic import echo_worker
 from worker.jobs import delivery
 
@@ -155,22 +156,21 @@ async def test_the_end_of_an_answer_that_is_lost_with_its_log_is_generated_again
         async with asking(gateway) as response:
             pieces = response.aiter_text()
             body = await anext(pieces)
-            await cut_off_until_answered(bus, theirs, log_of(response))
-            broker.take_down(log_of(response))
+            await lose_with_its_end_unread(broker, bus, theirs, log_of(response))
             body += "".join([piece async for piece in pieces])
 
     assert words_of(body) == words_of(expected)
 
 
-async def cut_off_until_answered(bus: MemoryBus, theirs: MemoryBus, log: str) -> None:
-    """Keep a gateway disconnected until the worker writes no more."""
-    written: list[int] = []
-    while len(written) < NUM_TOKENS or len(set(written[-NUM_TOKENS:])) > 1:
-        bus.sever()
-        await asyncio.sleep(0.005)
-        state = await theirs.inspect(log)
-        assert state is not None
-        written.append(state.num_ready)
+async def lose_with_its_end_unread(
+    broker: MemoryBroker, bus: MemoryBus, theirs: MemoryBus, log: str
+) -> None:
+    """Disconnect a gateway until the worker has answered its second job and the log of this job is
+    lost."""
+    bus.sever(for_s=math.inf)
+    await wait_answered(theirs, 2)
+    broker.take_down(log)
+    bus.sever()
 
 
 @pytest.mark.parametrize("is_at_once", [True, False])
@@ -267,8 +267,7 @@ async def test_a_resumed_stream_waits_for_its_node_if_nobody_can_write_the_rest(
         async with second.http.stream("GET", url) as resumed:
             pieces = resumed.aiter_text()
             await anext(pieces)
-            await cut_off_until_answered(bus, theirs, log)
-            broker.take_down(log)
+            await lose_with_its_end_unread(broker, bus, theirs, log)
             cut = "".join([piece async for piece in pieces])
         await theirs.delete_queue(topology.later_log(log) or "")  # as it expires
         broker.bring_back(log)

@@ -15,6 +15,7 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.rabbit import RabbitBus
 from tests.shared.bus.wires import operating
 from tests.support.deployment.broker import Broker
+from tests.support.engines.brake import Brake
 from tests.support.gateway.http import LiveGateway, eventually, hears_a_worker, live_gateway
 from tests.support.workers.synthetic import echo_worker
 
@@ -101,6 +102,7 @@ async def test_a_stream_goes_on_when_its_log_is_bound_again() -> None:
 async def test_a_log_that_lost_its_binding_while_nobody_read_it_is_bound_by_its_next_reader() -> (
     None
 ):
+    brake = Brake(4)  # or the answer may have ended before its client leaves
     broker = MemoryBroker()
     options = {"secret": "a secret that all gateways share", "disconnect_grace_s": 60}
     body = {**BODY, "max_tokens": 40, "stream": True}
@@ -108,7 +110,7 @@ async def test_a_log_that_lost_its_binding_while_nobody_read_it_is_bound_by_its_
         MemoryBus(broker) as bus,
         live_gateway(broker, **options) as gateway,
         live_gateway(broker, **options) as other,
-        echo_worker(bus, step_s=0.02),
+        echo_worker(bus, brake=brake, disconnect_grace_s=60),
     ):
         await hears_a_worker(gateway)
         async with gateway.http.stream("POST", "/v1/completions", json=body) as response:
@@ -122,6 +124,7 @@ async def test_a_log_that_lost_its_binding_while_nobody_read_it_is_bound_by_its_
 
         await eventually(is_left)
         broker.unbind(log.name)
+        brake.release()
         resumed = await other.http.get(f"/v1/streams/{name}")
 
     assert resumed.status_code == 200

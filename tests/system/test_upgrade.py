@@ -19,8 +19,8 @@ from tests.support.deployment.processes import NO_TLS, ROOT
 pytestmark = pytest.mark.rabbit
 
 FIRST = "2d012fd7"
-"""The commit that is upgraded while there is no tag before this one."""
-PATIENCE_S = 60.0
+"""The commit that is upgraded while the current commit has no tag before it."""
+PATIENCE_S = 300.0
 PROMPT = {"model": "echo", "max_tokens": 1000, "ignore_eos": True, "seed": 5}
 COMPLETION = {**PROMPT, "prompt": "Who goes on?"}
 RESPONSE = {"model": "echo", "input": "Who remembers?", "max_output_tokens": 5}
@@ -77,7 +77,7 @@ def test_an_upgrade_loses_neither_streams_nor_what_is_stored(
         # So slow that the answer has not ended when the new worker has started, on any machine.
         old_worker = start(processes.echo_worker_of(released, of_worker, log, "--step-ms=200"))
         old_gateway = start(processes.gateway(of_gateway, log, data, root=released))
-        with httpx.Client(base_url=old_gateway.url, timeout=120, verify=NO_TLS) as client:
+        with httpx.Client(base_url=old_gateway.url, timeout=PATIENCE_S, verify=NO_TLS) as client:
             stored = client.post("/v1/responses", json=RESPONSE).json()
             with client.stream(
                 "POST", "/v1/completions", json={**COMPLETION, "stream": True}
@@ -89,7 +89,7 @@ def test_an_upgrade_loses_neither_streams_nor_what_is_stored(
                 taken_over = text_of(chain([first], lines))
         old_gateway.terminate()
         gateway = start(processes.gateway(of_gateway, log, data))
-        with httpx.Client(base_url=gateway.url, timeout=120, verify=NO_TLS) as client:
+        with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S, verify=NO_TLS) as client:
             found = client.get(f"/v1/responses/{stored['id']}").json()
             whole = client.post("/v1/completions", json=COMPLETION).json()
             used = used_by(client, num_requests=3)

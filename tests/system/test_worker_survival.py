@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -38,6 +39,10 @@ SAMPLING = SamplingParams(max_tokens=100, ignore_eos=True)
 SHORT = SamplingParams(max_tokens=20, ignore_eos=True)
 LONG = SamplingParams(max_tokens=300, ignore_eos=True)
 RUNNING = "warren_worker_sequences_running"
+GENERATED = "warren_worker_generation_tokens_total"
+LOG_EXPIRES_S = 300.0
+PATIENT = {"WARREN_DISCONNECT_GRACE_S": "600"}
+"""Variables of workers that wait for the readers of their jobs."""
 
 
 @pytest.fixture
@@ -59,7 +64,7 @@ class Workers:
         log = self._logs / f"{len(self._started)}"
         broker = f"--broker={self._url}{query}"
         module = ["-m", "tests.system.chaos.worker", broker, f"--health-port={port}"]
-        worker = WarrenProcess([*module, *options], port, log)
+        worker = WarrenProcess([*module, *options], port, log, PATIENT)
         worker.start()
         self._started.append(worker)
         return worker
@@ -94,6 +99,10 @@ async def expected(jobs: Sequence[GenerationJob]) -> list[list[int]]:
         return [log.token_ids for log in await ask_all(bus, jobs)]
 
 
+def is_running(worker: WarrenProcess) -> bool:
+    return sample(worker, RUNNING) > 0
+
+
 async def wait_until(is_true: Callable[[], bool]) -> None:
     async with asyncio.timeout(START_TIMEOUT_S):
         while not await asyncio.to_thread(is_true):  # noqa: ASYNC110 - other processes' matters
@@ -105,13 +114,13 @@ async def test_a_worker_and_its_reader_killed_together_lose_nothing(
 ) -> None:
     (job,) = new_jobs(1, LONG)
     (answer,) = await expected([job])
-    victim = await workers.serving()
+    victim = await workers.serving("--step-ms=200")  # so slow that its answer has not ended
     async with reading(bus, job) as consumer:
         await publish(bus, job)
-        await read(bus, job, consumer, num_tokens=10)
+        await read(bus, job, consumer, num_tokens=3)
     victim.kill()
-    await workers.serving("--step-ms=5")
-    await asyncio.sleep(0.5)
+    heir = await workers.serving("--step-ms=5")
+    await wait_until(lambda: sample(heir, GENERATED) > 0)  # without a reader
     async with reading(bus, job) as consumer:
         log = await read(bus, job, consumer)
 
@@ -124,14 +133,14 @@ async def test_a_worker_that_was_stopped_lets_go_of_its_jobs_and_serves_on(
 ) -> None:
     jobs = new_jobs(4, LONG)
     answers = await expected(jobs)
-    # Its answers take longer than the other one's start may.
-    sleeper = await workers.serving("--step-ms=250", "--stall-timeout-s=2", query="?heartbeat=1")
+    # Its answers take longer than the start of the other worker may.
+    sleeper = await workers.serving("--step-ms=250", "--stall-timeout-s=4", query="?heartbeat=1")
     asking = asyncio.create_task(ask_all(bus, jobs))
     await wait_until(lambda: sample(sleeper, RUNNING) == len(jobs))
-    other = await workers.serving("--step-ms=5")
+    other = await workers.serving("--step-ms=10")
     num_held = await asyncio.to_thread(sample, sleeper, RUNNING)
     os.kill(sleeper.pid, signal.SIGSTOP)
-    logs = await asking  # its connection is dead after 2.3 s
+    logs = await asking  # its connection is dead after 2.3 s, and the answers take 3 s
     os.kill(sleeper.pid, signal.SIGCONT)
     await wait_until(lambda: sample(sleeper, RUNNING) == 0)
     await wait_until(
@@ -149,7 +158,7 @@ async def test_a_worker_that_was_stopped_lets_go_of_its_jobs_and_serves_on(
 async def test_a_worker_that_hangs_ends_itself(bus: RabbitBus, workers: Workers) -> None:
     (job,) = new_jobs(1)
     (answer,) = await expected([job])
-    hanging = await workers.serving("--step-ms=100000", "--stall-timeout-s=1")
+    hanging = await workers.serving("--step-ms=100000", "--stall-timeout-s=2")
     asking = asyncio.create_task(ask(bus, job))
     await wait_until(lambda: not hanging.is_alive)
     await workers.serving()
@@ -167,19 +176,19 @@ async def short_consumer_timeout(broker: Broker) -> AsyncIterator[None]:
 
     async def set_to(timeout_ms: int, tick_ms: int) -> None:
         settings = f"[{{consumer_timeout, {timeout_ms}}}, {{channel_tick_interval, {tick_ms}}}]"
-        # This takes seconds, during which the loop must keep up the heartbeats of its connections.
-        await asyncio.to_thread(
-            broker.ctl, "eval", f"application:set_env([{{rabbit, {settings}}}])."
-        )
+        # Meanwhile the loop must keep up the heartbeats of its connections.
+        await asyncio.to_thread(broker.evaluate, f"application:set_env([{{rabbit, {settings}}}]).")
 
     await set_to(1500, 300)
-    yield
-    await set_to(86400000, 60000)
+    try:
+        yield
+    finally:
+        await set_to(86400000, 60000)
 
 
 async def follow(bus: Bus, job: GenerationJob) -> Log:
     """Read to the end, through closed channels."""
-    queue = topology.reply_queue(job.request_id, expires_s=30).name
+    queue = topology.reply_key(job.request_id)
     while True:
         try:
             async with bus.consume(queue, is_exclusive=True) as consumer:
@@ -197,7 +206,7 @@ async def test_a_job_that_the_brokers_timeout_took_away_is_not_interrupted(
         worker = await workers.serving("--step-ms=20")
         async with RabbitBus(broker.url_of("gateway")) as reader:
             for job in jobs:
-                await reader.declare(topology.reply_queue(job.request_id, expires_s=30))
+                await reader.declare(topology.reply_queue(job.request_id, LOG_EXPIRES_S))
                 await publish(reader, job)
             logs = await asyncio.gather(*(follow(reader, job) for job in jobs))
         await asyncio.to_thread(worker.terminate)
@@ -238,7 +247,7 @@ async def test_a_deadly_job_is_dead_lettered_and_its_neighbours_are_not(
     jobs = new_jobs(8, SamplingParams(max_tokens=40, ignore_eos=True))
     answers = await expected(jobs)
     deadly = new_job("echo", TokenPrompt(token_ids=(1, DEADLY_TOKEN)), sampling=SAMPLING)
-    async with supervised(workers, 2), asyncio.timeout(90):
+    async with supervised(workers, 2):
         num_dead = await num_ready(bus, topology.DEAD_LETTERS.name)
         *logs, log = await ask_all(bus, [*jobs, deadly])
         # The reader is told first, and there is no event for the end of a queue.
@@ -265,8 +274,8 @@ async def test_a_rolling_restart_under_load_fails_nothing(bus: RabbitBus, worker
 
     asking = [asyncio.create_task(keep_asking(k)) for k in range(len(jobs))]
     for worker in serving:
-        await asyncio.sleep(2)
         await workers.serving("--drain-grace-s=0.05")
+        await wait_until(partial(is_running, worker))
         assert await asyncio.to_thread(worker.terminate) == 0
     is_over.set()
     logs = await asyncio.gather(*asking)

@@ -27,9 +27,9 @@ def cache_directory() -> Path:
 def build_once(directory: Path, build: Callable[[Path], None]) -> Path:
     """Return ``directory``; if it is missing, ``build(partial)`` builds it.
 
-    ``build`` fills an empty directory beside the final one, which is then renamed: the final one is
-    complete or absent. Of several processes one builds and the others wait. The leftovers of a
-    killed process are removed by the next one. Raises `StartupError` if another user may have
+    ``build`` fills an empty directory beside ``directory``, which is then renamed: ``directory`` is
+    complete or absent. Of several processes one builds and the others wait. The next process
+    removes the leftovers of a killed process. Raises `StartupError` if another user may have
     changed the directory or its files.
     """
     if directory.exists():

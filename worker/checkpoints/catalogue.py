@@ -1,4 +1,4 @@
-"""The models that have a short name, and where each one comes from."""
+"""The models that have a short name, and where each model comes from."""
 
 from dataclasses import dataclass
 
@@ -23,6 +23,10 @@ def _qwen3(size: str) -> KnownModel:
     return KnownModel(f"Qwen/Qwen3-{size}", "qwen3", size, "Apache-2.0")
 
 
+def _qwen3_5(size: str, family: str = "qwen3_5") -> KnownModel:
+    return KnownModel(f"Qwen/Qwen3.5-{size}", family, size, "Apache-2.0")
+
+
 def _llama(version: str, size: str) -> KnownModel:
     repository = f"meta-llama/Llama-{version}-{size}-Instruct"
     return KnownModel(repository, "llama", size, f"Llama {version}", is_gated=True)
@@ -37,9 +41,17 @@ def _qwen2_5(size: str) -> KnownModel:
     return KnownModel(f"Qwen/Qwen2.5-{size}-Instruct", "qwen2", size, "Apache-2.0")
 
 
+def _qwen3_vl(size: str, family: str = "qwen3_vl") -> KnownModel:
+    return KnownModel(f"Qwen/Qwen3-VL-{size}-Instruct", family, size, "Apache-2.0")
+
+
 def _gemma(version: str, family: str, size: str) -> KnownModel:
     repository = f"google/gemma-{version}-{size.lower()}-it"
     return KnownModel(repository, family, size, "Gemma", is_gated=True)
+
+
+def _gemma4(size: str, family: str = "gemma4") -> KnownModel:
+    return KnownModel(f"google/gemma-4-{size}-it", family, size, "Apache-2.0")
 
 
 def _granite(size: str) -> KnownModel:
@@ -47,9 +59,18 @@ def _granite(size: str) -> KnownModel:
     return KnownModel(repository, "granite", size, "Apache-2.0")
 
 
+def _granite4(name: str, size: str) -> KnownModel:
+    repository = f"ibm-granite/granite-4.0-h-{name}"
+    return KnownModel(repository, "granitemoehybrid", size, "Apache-2.0")
+
+
 def _ministral3(size: str) -> KnownModel:
     repository = f"mistralai/Ministral-3-{size}-Instruct-2512"
     return KnownModel(repository, "mistral3", size, "Apache-2.0")
+
+
+def _lfm2(size: str, family: str = "lfm2") -> KnownModel:
+    return KnownModel(f"LiquidAI/LFM2-{size}", family, size, "LFM Open License v1.0")
 
 
 MODELS = {
@@ -81,6 +102,19 @@ MODELS = {
     "qwen3-30b-a3b": KnownModel(
         "Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3_moe", "30B", "Apache-2.0"
     ),
+    "qwen3-next-80b-a3b": KnownModel(
+        "Qwen/Qwen3-Next-80B-A3B-Instruct", "qwen3_next", "80B-A3B", "Apache-2.0"
+    ),
+    "qwen3.5-0.8b": _qwen3_5("0.8B"),
+    "qwen3.5-2b": _qwen3_5("2B"),
+    "qwen3.5-4b": _qwen3_5("4B"),
+    "qwen3.5-9b": _qwen3_5("9B"),
+    "qwen3.5-27b": _qwen3_5("27B"),
+    "qwen3.5-35b-a3b": _qwen3_5("35B-A3B", "qwen3_5_moe"),
+    "qwen3-vl-2b": _qwen3_vl("2B"),
+    "qwen3-vl-4b": _qwen3_vl("4B"),
+    "qwen3-vl-8b": _qwen3_vl("8B"),
+    "qwen3-vl-30b-a3b": _qwen3_vl("30B-A3B", "qwen3_vl_moe"),
     "r1-distill-qwen-7b": KnownModel(
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "qwen2", "7B", "MIT"
     ),
@@ -107,15 +141,39 @@ MODELS = {
     "gemma3-4b": _gemma("3", "gemma3", "4B"),
     "gemma3-12b": _gemma("3", "gemma3", "12B"),
     "gemma3-27b": _gemma("3", "gemma3", "27B"),
+    "gemma4-e2b": _gemma4("E2B"),
+    "gemma4-e4b": _gemma4("E4B"),
+    "gemma4-12b": _gemma4("12B", "gemma4_unified"),
+    "gemma4-26b-a4b": _gemma4("26B-A4B"),
+    "gemma4-31b": _gemma4("31B"),
     "phi2": KnownModel("microsoft/phi-2", "phi", "2.7B", "MIT"),
     "phi3-mini": KnownModel("microsoft/Phi-3-mini-4k-instruct", "phi3", "3.8B", "MIT"),
     "phi4": KnownModel("microsoft/phi-4", "phi3", "14B", "MIT"),
     "phi4-mini": KnownModel("microsoft/Phi-4-mini-instruct", "phi3", "3.8B", "MIT"),
     "granite3.3-2b": _granite("2B"),
     "granite3.3-8b": _granite("8B"),
+    "granite4-h-350m": _granite4("350m", "340M"),
+    "granite4-h-1b": _granite4("1b", "1.5B"),
+    "granite4-h-micro": _granite4("micro", "3B"),
+    "granite4-h-tiny": _granite4("tiny", "7B-A1B"),
+    "granite4-h-small": _granite4("small", "32B-A9B"),
+    "jamba-reasoning-3b": KnownModel(
+        "ai21labs/AI21-Jamba-Reasoning-3B", "jamba", "3B", "Apache-2.0"
+    ),
+    "falcon-mamba-7b": KnownModel(
+        "tiiuae/falcon-mamba-7b-instruct", "falcon_mamba", "7B", "Falcon Mamba 7B"
+    ),
     "olmo3-7b": KnownModel("allenai/Olmo-3-7B-Instruct", "olmo3", "7B", "Apache-2.0"),
     "olmoe-7b": KnownModel("allenai/OLMoE-1B-7B-0924-Instruct", "olmoe", "7B", "Apache-2.0"),
     "glm4-9b": KnownModel("zai-org/GLM-4-9B-0414", "glm4", "9B", "MIT"),
     "glm4.5-air": KnownModel("zai-org/GLM-4.5-Air", "glm4_moe", "106B", "MIT"),
+    "gpt-oss-20b": KnownModel("openai/gpt-oss-20b", "gpt_oss", "21B-A4B", "Apache-2.0"),
+    "gpt-oss-120b": KnownModel("openai/gpt-oss-120b", "gpt_oss", "117B-A5B", "Apache-2.0"),
+    "glm4.7-flash": KnownModel("zai-org/GLM-4.7-Flash", "glm4_moe_lite", "30B", "MIT"),
+    "lfm2-350m": _lfm2("350M"),
+    "lfm2-700m": _lfm2("700M"),
+    "lfm2-1.2b": _lfm2("1.2B"),
+    "lfm2-2.6b": _lfm2("2.6B"),
+    "lfm2-8b-a1b": _lfm2("8B-A1B", "lfm2_moe"),
 }
 """The known models, by the name that `store.pull` takes."""

@@ -13,19 +13,23 @@ from shared.model_files import HEAD_BYTES, check_content, unreadable
 from worker.checkpoints.progress import LoggedProgress
 from worker.checkpoints.shards import shard_names
 
+_MAX_READ = 1024
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class Checkpoint:
     """Named tensors, mapped into memory; tracks which were read.
 
-    Raises `StartupError` if the directory contains no safetensors, or corrupt ones.
+    Raises `StartupError` if the directory's safetensors are missing or corrupt.
     """
 
     container: ClassVar[str] = "safetensors"
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, has_data: bool = True) -> None:
+        """Without ``has_data``, only numbers and short vectors are read, and other tensors are on
+        the meta device."""
         self.directory = directory
+        self._has_data = has_data
         self._files: dict[str, Any] = {}
         for path in weight_files(directory):
             opened = _open(path)
@@ -100,12 +104,20 @@ class Checkpoint:
 
     def get(self, name: str) -> Tensor:
         """A tensor as stored. Raises `StartupError` if it is missing."""
+        if not self._has_data and not self._is_short(name):
+            self._unread.discard(name)
+            empty: Tensor = self._slice(name)[:0]
+            return empty.new_empty(self.shape(name), device="meta")
         tensor: Tensor = self._file(name).get_tensor(self._stored(name))
         if name in self._unread:
             self._unread.discard(name)
             self._num_bytes_read += tensor.nbytes
             self._progress("weights", self._num_bytes_read, self._num_bytes)
         return tensor
+
+    def _is_short(self, name: str) -> bool:
+        shape = self.shape(name)
+        return len(shape) < 2 and math.prod(shape) <= _MAX_READ
 
     def _slice(self, name: str) -> Any:
         return self._file(name).get_slice(self._stored(name))

@@ -1,5 +1,5 @@
-"""GGUF files: those whose weights are read directly get a configuration and a tokenizer in the
-cache, and others a whole conversion, beside a copy of the file, by checksum."""
+"""GGUF files: a file whose weights are read directly gets a configuration and a tokenizer in the
+cache, and any other file a whole conversion, beside a copy of the file, by checksum."""
 
 import hashlib
 import os
@@ -65,7 +65,7 @@ def described(gguf: Path, progress: Progress) -> Path:
 
 
 def _described(gguf: Path, header: GgufHeader, progress: Progress) -> Path:
-    """The same for a complete file, of which only the header is read."""
+    """The same for a complete file; reads only its header and its RoPE divisors."""
     files = parts_of(gguf)
     with gguf.open("rb") as file:
         digest = hashlib.sha256(file.read(header.start))
@@ -89,7 +89,8 @@ def _converted_file(gguf: Path, progress: Progress) -> Path:
     """The directory of ``gguf`` and its conversion. Raises `StartupError`."""
 
     def copy(directory: Path) -> Path:
-        # Not a hard link: overwriting the original would change the cached file too.
+        # This is not a hard link, because overwriting the original would change the cached file
+        # too.
         copied = directory / gguf.name
         with gguf.open("rb") as file:
             if copy_hashed(file, copied) != sha256:

@@ -1,7 +1,7 @@
 """Locates the tensors of a GGUF file.
 
 `gguf.GGUFReader` can do this too, but creates several arrays for each string, which takes six
-seconds for a vocabulary of 49,000 tokens. This parser skips what is not needed. The format:
+seconds for a vocabulary of 49,000 tokens. This parser skips all other data. The format:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -56,7 +56,7 @@ class GgufHeader:
 
     @property
     def is_read_directly(self) -> bool:
-        """Whether the tensors are read from the file; those of other architectures have to be
+        """Whether the tensors are read from the file; files of other architectures have to be
         converted."""
         return self.architecture in _DIRECT
 
@@ -71,9 +71,9 @@ def end_of(tensor: GgufTensor) -> int:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """The files of a model that ``path`` is a part of, the first one first.
+    """The files of a model that ``path`` is a part of, the first part first.
 
-    Raises `StartupError` if one is missing, or they are not named as llama.cpp names them.
+    Raises `StartupError` if a file is missing, or is not named as llama.cpp names it.
     """
     count = read_header(path).entries.get("split.count", 1)
     if count < 2:
@@ -95,9 +95,9 @@ def write_file_list(directory: Path, files: Sequence[Path]) -> None:
 
 
 def gguf_files(directory: Path) -> list[Path]:
-    """The GGUF files of a directory: those in it, or those that it lists.
+    """The GGUF files of a directory: the files that it lists, or else the files in it.
 
-    Raises `StartupError` if a listed one is gone.
+    Raises `StartupError` if a listed file is gone.
     """
     listed = directory / _FILES
     if not listed.exists():

@@ -9,7 +9,7 @@ from worker.checkpoints.cache import Progress
 
 _HUB = "https://huggingface.co"
 _ALLOWED = ["*.safetensors", "*.json", "*.jinja"]
-# Consolidated files and those in subfolders are the same model in other formats, except for
+# Consolidated files and files in subfolders are the same model in other formats, except for
 # 1_Pooling/config.json and additional_chat_templates/*.jinja. Patterns have no exceptions, so all
 # folders whose names end in g or s are kept, and in them all JSON files whose names end in g.
 _IGNORED = ["*[!gs]/*", "*/*[!g].json", "*/*.safetensors", "consolidated*"]

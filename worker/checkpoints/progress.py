@@ -10,7 +10,7 @@ _INTERVAL_S = 5.0
 
 
 class LoggedProgress:
-    """A `worker.checkpoints.cache.Progress` that writes a line every few seconds, and one when a
+    """A `worker.checkpoints.cache.Progress` that writes a line every few seconds, and whenever a
     stage begins or ends."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

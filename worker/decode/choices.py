@@ -1,4 +1,4 @@
-"""Plans the choices of one job and decodes them: tokenizes and validates its prompts, and converts
+"""Plans the choices of a job and decodes them: tokenizes and validates its prompts, and converts
 the tokens of its answers into text and events."""
 
 import itertools
@@ -63,7 +63,7 @@ class Vocabulary:
 
 @dataclass(frozen=True, slots=True)
 class ChoicePlan:
-    """The choices of one prompt: its token ids, the maximum length and the constraint."""
+    """The choices of a prompt: its token ids, the maximum length and the constraint."""
 
     prompt_ids: list[int]
     max_tokens: int
@@ -98,7 +98,7 @@ def plan_now(job: GenerationJob, model: ServedModel) -> list[ChoicePlan]:
 
 def _check_supported(sampling: SamplingParams, model: ServedModel) -> None:
     """Raise `InvalidRequest` for a parameter that the engine of this worker lacks. Gateways refuse
-    it before, unless workers of one model have different engines."""
+    it before, unless workers of the same model have different engines."""
     for name in sampling.used(model.unsupported):
         raise InvalidRequest(
             f"The engine of this model ({model.engine_version}) does not support {name}.",
@@ -123,7 +123,7 @@ async def prompt_texts(
 def provenance(
     job: GenerationJob, plans: Iterable[ChoicePlan], model: ServedModel
 ) -> Provenance | None:
-    """What the answer is computed from, if the job requests it."""
+    """The facts from which the answer is computed, if the job requests them."""
     if not job.wants_provenance:
         return None
     return Provenance(
@@ -266,7 +266,7 @@ def _check_ids(token_ids: Iterable[int], param: str, tokenizer: Tokenizer) -> No
 
 def _bad_words(sampling: SamplingParams, tokenizer: Tokenizer) -> list[list[int]]:
     """The token ids of each word, both at the start of a text and within it. A tokenizer may have
-    more tokens than the model, which never generates those."""
+    more tokens than the model, which never generates the excess."""
     texts = [text for word in sampling.bad_words for text in (word, f" {word.lstrip()}")]
     words = {tuple(tokenizer.encode_text(text)) for text in texts}
     return [list(word) for word in sorted(words) if word and max(word) < tokenizer.vocab_size]
@@ -279,7 +279,7 @@ def _allowed(sampling: SamplingParams, tokenizer: Tokenizer) -> bytes | None:
 
 
 class ChoiceWriter:
-    """Detokenizes one choice and detects its end.
+    """Detokenizes a choice and detects its end.
 
     The tokens that the log already holds are replayed first, so that the text continues exactly as
     it would have without the interruption.
@@ -351,7 +351,7 @@ class ChoiceWriter:
         self, outputs: Sequence[StepOutput], *, is_due: bool = True
     ) -> TokenDelta | Finished | None:
         """The event for all tokens that no event has yet; tokens after the end of the choice are
-        dropped. If no event is due, there is one only at the end of the choice."""
+        dropped. If no event is due, there is an event only at the end of the choice."""
         for output in outputs:
             token_id = output.token_id
             self._num_cached_tokens = output.num_cached_tokens
@@ -458,9 +458,9 @@ class Choices:
         *,
         is_due: bool = True,
     ) -> Iterator[ChoiceEvent]:
-        """The events for the next outputs, each as soon as it is the next one of the log; if none
-        is due, only those of choices that end. ``on_end`` is called with the sequence of each
-        choice that has ended, which may still be running."""
+        """The events for the next outputs, each as soon as it is the next event of the log; if no
+        event is due, only the events of choices that end. ``on_end`` is called with the sequence of
+        each choice that has ended, which may still be running."""
         by_sequence: defaultdict[SequenceId, list[Output]] = defaultdict(list)
         for output in outputs:
             by_sequence[output.sequence_id].append(output)
@@ -475,8 +475,8 @@ class Choices:
                     yield event
 
     def submits(self, job_class: JobClass) -> list[Submit]:
-        """The sequences for all unfinished choices; the first one of each prompt is the others'
-        leader."""
+        """The sequences for all unfinished choices; the first sequence of each prompt is the
+        others' leader."""
         # A unique prefix: late tokens of an earlier run of this job on this worker are ignored.
         run = f"{self._job.request_id}/{next(_RUNS)}"
         leaders: dict[int, SequenceId] = {}

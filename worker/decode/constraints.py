@@ -15,7 +15,7 @@ from shared.errors import InvalidRequest
 from shared.grammars import CALL_CAPTURE, LIMITS, TRIALS, explained, grammar_source
 from shared.messages import Constraint
 from shared.turns import TenantThreads
-from worker.decode.grammar_vocabulary import GrammarVocabulary
+from worker.decode.grammar_vocabulary import vocabulary_of
 from worker.decode.json_keys import JsonKeys, Quoted, quoted_tokens, without
 from worker.text import Tokenizer
 
@@ -26,7 +26,7 @@ _MAX_EQUAL_CALLS = 3
 """The number of equal tool calls in a row after which a choice ends."""
 _MAX_REASON_CHARS = 500
 _JSON = "%json"
-"""What is written in a grammar before a schema."""
+"""The mark before a schema in a grammar."""
 _TAG = re.compile(rb"<[^<>=]*>|\[[A-Z_]+\]")
 _CALL_ID = re.compile(
     rb"(?<=[\w.-]):[0-9]+(?=<\|tool_call_argument_begin\|>)|\[CALL_ID\][A-Za-z0-9]+(?=[\[{])"
@@ -35,20 +35,20 @@ _CALL_ID = re.compile(
 _WORD = re.compile(rb"\w")
 _TOKENS_AT_ONCE = 16
 _MAX_AHEAD_S = 0.005
-"""Maximum time for the masks after drafted tokens, in seconds, except for the last one. Once
-they have taken twice as long, nothing is drafted with the grammar any more."""
+"""Maximum time for the masks after drafted tokens, in seconds, except for the last mask. Once they
+have taken twice as long, nothing is drafted with the grammar any more."""
 _MAX_MASK_S = 0.25
-"""Maximum time for computing one mask, in seconds, because all sequences of the step wait for it.
+"""Maximum time for computing a mask, in seconds, because all sequences of the step wait for it.
 Grammars in common use stay far below; llguidance's own limits do not exclude all others."""
 
 
 _MAX_FORCING_S = 0.005
-"""Seconds of one search for forced tokens after which the grammar is not searched any more: a text
-of thousands of tokens is found as a whole, again and again."""
+"""Seconds of a search for forced tokens after which the grammar is not searched any more: a text of
+thousands of tokens is found as a whole, again and again."""
 
 
 class GrammarMatcher:
-    """A `TokenConstraint`: the position of one choice in its grammar.
+    """A `TokenConstraint`: the position of a choice in its grammar.
 
     A model that cannot stop calling tools ends after some equal calls.
     """
@@ -190,18 +190,20 @@ class Grammar:
 
 
 class Constraints:
-    """Compiles the grammars of one model's jobs, one of a tenant at a time and outside the event
+    """Compiles the grammars of a model's jobs, for each tenant one at a time, and outside the event
     loop."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Takes up to a second, in which no other thread runs: to be called before the model
-        serves."""
         self._tokenizer = tokenizer
-        self._vocabulary = GrammarVocabulary(tokenizer)
-        self._quoted = quoted_tokens(tokenizer)
         self._grammars: OrderedDict[tuple[str, Constraint], Grammar] = OrderedDict()
         """By tenant, too: the time of an answer would tell others what a tenant asks for."""
         self._compilers = TenantThreads(_NUM_COMPILERS, "grammars")
+
+    def prepare(self) -> None:
+        """Build what all grammars of a tokenizer share. It takes up to a second, in which no other
+        thread runs: a worker calls this before it serves, because the first grammar would."""
+        vocabulary_of(self._tokenizer)
+        quoted_tokens(self._tokenizer)
 
     async def compile(self, constraint: Constraint, tenant: str = "") -> Grammar:
         """Compile a constraint in the tenant's turn, or return it from the cache.
@@ -232,19 +234,20 @@ class Constraints:
         return grammar
 
     def _known_or_compiled(self, key: tuple[str, Constraint]) -> Grammar:
-        # An equal one may have been compiled while this one waited for its turn.
+        # An equal grammar may have been compiled while this grammar waited for its turn.
         return self._grammars.get(key) or self._compile(key[1])
 
     def _compile(self, constraint: Constraint) -> Grammar:
-        vocabulary = self._vocabulary.llguidance
-        if vocabulary is None:
+        vocabulary = vocabulary_of(self._tokenizer)
+        if vocabulary.llguidance is None:
             raise _refusal("the tokenizer of the model does not support constraints")
-        source = grammar_source(self._vocabulary.with_token_ids(constraint))
-        matcher = LLMatcher(vocabulary, source, log_level=0, limits=LIMITS)
+        source = grammar_source(vocabulary.with_token_ids(constraint))
+        matcher = LLMatcher(vocabulary.llguidance, source, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise _refusal(explained(matcher.get_error()))
         is_json = constraint.kind == "json_schema"
-        quoted = self._quoted if is_json or _JSON in constraint.source else None
+        has_json = is_json or _JSON in constraint.source
+        quoted = quoted_tokens(self._tokenizer) if has_json else None
         grammar = Grammar(matcher, self._tokenizer, quoted, is_json=is_json)
         grammar.matcher((), None).mask()  # the first mask is the slowest
         return grammar
@@ -259,7 +262,7 @@ def token_mask(token_ids: Iterable[int], num_bytes: int) -> bytes:
 
 
 def num_repeats(text: bytes, call: bytes) -> int:
-    """How many equal calls stand at the end of ``text``. ``call`` is the last whole one, and not
+    """How many equal calls stand at the end of ``text``. ``call`` is the last whole call, and not
     empty. Between two calls there are only tags and separators. Their numbers and ids do not
     matter."""
     unnumbered = _CALL_ID.sub(b"", call)

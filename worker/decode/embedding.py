@@ -16,7 +16,7 @@ MAX_TEXT_BYTES = 1 << 19
 
 
 class ComputeTime:
-    """The time of the forward passes of one job, in seconds."""
+    """The time of the forward passes of a job, in seconds."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

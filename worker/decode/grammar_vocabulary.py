@@ -1,11 +1,13 @@
 """The vocabulary of a model as llguidance knows it, in which no text is a special token."""
 
+import functools
 import json
 import logging
 import re
 import secrets
 from typing import Any
 
+import msgspec
 from llguidance import LLTokenizer
 from msgspec import structs
 
@@ -17,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 _USUAL_ENDS = ("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>")
 """Tokens that end a text if the model's configuration names none."""
+_MAX_KEPT = 4
 _ENTRY = re.compile(rf'^(?P<name>{ENTRY_RULE}\w+): (?P<text>"(?:[^"\\\n]|\\.)*")$', re.MULTILINE)
 """A rule that stands for an entry of the vocabulary: see `ENTRY_RULE`."""
 _LEXEME = re.compile(
@@ -36,7 +39,6 @@ class GrammarVocabulary:
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Takes up to a second, in which no other thread runs."""
         self._tokenizer = tokenizer
         self.llguidance: LLTokenizer | None = _new(tokenizer)
         """None: llguidance cannot read the tokenizer."""
@@ -61,6 +63,13 @@ class GrammarVocabulary:
         return lexeme[0] if token_id is None else f"<[{token_id}]>"
 
 
+@functools.lru_cache(_MAX_KEPT)
+def vocabulary_of(tokenizer: Tokenizer) -> GrammarVocabulary:
+    """The vocabulary of a tokenizer, which all models with this tokenizer share. The first model
+    waits up to a second, in which no other thread runs."""
+    return GrammarVocabulary(tokenizer)
+
+
 def _new(tokenizer: Tokenizer) -> LLTokenizer | None:
     # The configuration may name ids that the tokenizer lacks.
     ends = sorted(one for one in tokenizer.eos_ids if one < tokenizer.num_entries)
@@ -77,9 +86,9 @@ def _new(tokenizer: Tokenizer) -> LLTokenizer | None:
 
 
 def _with_other_names(source: str) -> str:
-    """A tokenizer as JSON, in which the tokens that llguidance takes for special ones have names
+    """A tokenizer as JSON, in which the tokens that llguidance takes for special tokens have names
     that no text contains."""
-    tokenizer: dict[str, Any] = json.loads(source)
+    tokenizer: dict[str, Any] = msgspec.json.decode(source)
     secret = secrets.token_hex(8)
     names: dict[str, str] = {}
     for token in tokenizer["added_tokens"]:
@@ -93,4 +102,4 @@ def _with_other_names(source: str) -> str:
         model["vocab"] = [[names.get(text, text), score] for text, score in vocab]
     if model.get("unk_token") in names:
         model["unk_token"] = names[model["unk_token"]]
-    return json.dumps(tokenizer)
+    return msgspec.json.encode(tokenizer).decode()

@@ -1,10 +1,13 @@
 """The keys of JSON objects in an output: none is written twice, which no grammar can say."""
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from worker.text import Tokenizer
 
+_MAX_KEPT = 4
+"""As many vocabularies' tokens are kept."""
 _FIRST_PRINTABLE = 0x20
 """Characters below it are escaped in strings."""
 _BLANK = frozenset(b" \t\r\n")
@@ -18,11 +21,12 @@ class Quoted(NamedTuple):
     """The tokens that may end a key."""
 
     by_rest: Mapping[bytes, Sequence[int]]
-    """Those with a quote, by the bytes before the first one."""
+    """The tokens with a quote, by the bytes before the first quote."""
     with_key: Sequence[tuple[int, bytes]]
-    """Those that may contain a whole key, and their bytes."""
+    """The tokens that may contain a whole key, and their bytes."""
 
 
+@functools.lru_cache(_MAX_KEPT)
 def quoted_tokens(tokenizer: Tokenizer) -> Quoted:
     """The tokens of a vocabulary that may end a key. Takes some tenths of a second."""
     by_rest: dict[bytes, list[int]] = {}
@@ -38,13 +42,13 @@ def quoted_tokens(tokenizer: Tokenizer) -> Quoted:
 
 
 class JsonKeys:
-    """Follows the objects in a text, and knows the keys of those that are open.
+    """Follows the objects in a text, and knows the keys of the open objects.
 
-    Other text is passed over: whatever is not JSON ends all objects that seem to be open.
+    Other text is passed over: text that is not JSON ends all objects that seem to be open.
     """
 
     def __init__(self, quoted: Quoted, *, is_json: bool = False) -> None:
-        """``is_json``: whether nothing but one value is to be read."""
+        """``is_json``: whether the whole text is one value."""
         self._quoted = quoted
         self._state = _BEFORE_VALUE if is_json else _OUTSIDE
         self._is_escaped = False

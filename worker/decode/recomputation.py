@@ -29,14 +29,14 @@ _STEP_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A token that is not the one that this model draws."""
+    """A token that differs from the token that this model draws."""
 
     choice: int
     position: int
     stated: int
     drawn: int
     gap: float | None
-    """The drawn token's logprob minus that of the stated one; None if it is not known."""
+    """The drawn token's logprob minus the stated token's; None if it is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +49,16 @@ class Comparison:
     problem: str = ""
     """What else is wrong; empty if nothing is."""
 
-    @property
-    def is_equal(self) -> bool:
-        return not self.differences and not self.problem
-
 
 async def recompute(
     job: GenerationJob, receipt: Receipt, model: ServedModel, *, is_exact: bool
 ) -> Comparison:
     """Compare a receipt with what ``model`` computes for ``job``, whose sampling parameters and
-    seed are those of the receipt. The model must not serve.
+    seed equal the receipt's. The model must not serve.
 
     ``is_exact``: the model is (`ServedModel.is_exact`) and has the numerics of the receipt, so that
-    the first difference is proof, and the last one that is looked for. Raises
-    `InvalidRequest` and `ContextLengthExceeded` for a job that the model would refuse.
+    the first difference is proof, and ends the search. Raises `InvalidRequest` and
+    `ContextLengthExceeded` for a job that the model would refuse.
     """
     sampling = job.sampling
     if not is_exact and sampling.logprobs is None:
@@ -149,8 +145,8 @@ def _problem_with_end(
     submit: Submit,
     model: ServedModel,
 ) -> str:
-    """What is wrong with the end or the text of a choice whose tokens are right; empty if nothing
-    is."""
+    """The error in the end or the text of a choice whose tokens are right; empty without an
+    error."""
     if len(outputs) < len(facts.token_ids):
         return f"choice {choice}: no token can follow token {len(outputs)}"
     writer = ChoiceWriter(

@@ -9,8 +9,8 @@ from worker.text import Tokenizer
 from worker.text.stream import TextStream
 
 CHUNK_TOKENS = 1024
-"""Prompt tokens in one event. All attempts use the same boundaries, so that a reader with some of
-an earlier attempt's events can accept the next one of this attempt."""
+"""Prompt tokens in an event. All attempts use the same boundaries, so that a reader with some of an
+earlier attempt's events can accept the next event of this attempt."""
 
 _LEAST_LOGPROB = -9999.0
 """OpenAI's value for an impossible token; JSON has no infinity."""
@@ -30,7 +30,7 @@ def token_logprobs(
 
 
 class PromptScorer:
-    """Collects the scores of one prompt and divides them into events."""
+    """Collects the scores of a prompt and divides them into events."""
 
     def __init__(
         self,

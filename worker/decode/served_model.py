@@ -23,6 +23,11 @@ from worker.text import (
 if TYPE_CHECKING:
     from worker.model.embedder import Embedder
 
+BLOCK_SIZE = 16
+"""Tokens in one block of the KV cache."""
+_MAX_DRAFT_TOKENS = 15
+"""Tokens of a sequence that one step drafts and checks on the CPU, if they save time."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -61,7 +66,7 @@ class ServedModel:
     the size of the KV cache."""
     constraints: Constraints = field(init=False)
     texts: TextThreads = field(default_factory=TextThreads)
-    """For long prompts, and for what is only tokenized."""
+    """For long prompts, and for texts that are only tokenized."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "constraints", Constraints(self.tokenizer))
@@ -77,11 +82,11 @@ def name_of(settings: ModelSettings) -> str:
 def load_for_worker(settings: WorkerSettings) -> ServedModel:
     """Load model and tokenizer, or find the engine that has the model. Takes seconds; raises
     `StartupError`."""
-    if settings.engine != "own":
-        return _load_remote(settings)
-    if settings.engine_url or settings.engine_command:
+    if settings.engine == "own" and (settings.engine_url or settings.engine_command):
         raise StartupError("--engine-url and --engine-command need --engine")
-    return load(settings)
+    model = load(settings) if settings.engine == "own" else _load_remote(settings)
+    model.constraints.prepare()
+    return model
 
 
 def _load_remote(settings: WorkerSettings) -> ServedModel:
@@ -95,7 +100,6 @@ def _load_remote(settings: WorkerSettings) -> ServedModel:
         command=settings.engine_command,
         api_key=None if key is None else key.get_secret_value(),
         max_num_seqs=settings.max_num_seqs,
-        batch_reserve=settings.batch_reserve,
         max_seq_len=settings.max_seq_len,
         stall_timeout_s=settings.stall_timeout_s,
         tenant_weights=settings.tenant_weights,
@@ -124,7 +128,7 @@ def load(settings: ModelSettings) -> ServedModel:
     # Imported here, in the loading thread, because importing torch alone takes a second.
     from worker.model.numerics import limit_cpu_isa, numerics_of
 
-    limit_cpu_isa(settings.max_cpu_isa)
+    limit_cpu_isa()
 
     from worker.checkpoints import store
     from worker.engine.scheduler import SchedulerLimits
@@ -136,7 +140,7 @@ def load(settings: ModelSettings) -> ServedModel:
     runner = loading.load_runner(
         directory,
         RunnerLimits(
-            block_size=settings.block_size,
+            block_size=BLOCK_SIZE,
             max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=settings.max_num_batched_tokens,
             max_seq_len=settings.max_seq_len,
@@ -157,7 +161,7 @@ def load(settings: ModelSettings) -> ServedModel:
         prefix_cache=settings.prefix_cache,
         max_step_s=settings.max_step_ms / 1000,
         tenant_weights=settings.tenant_weights,
-        max_draft_tokens=settings.max_draft_tokens if can_check_drafts(runner.decoder) else 0,
+        max_draft_tokens=_MAX_DRAFT_TOKENS if can_check_drafts(runner.decoder) else 0,
     )
     # The tokenizer checks the token ids of requests, which kernels use as indices.
     tokenizer, tool_parser = with_known_calls(

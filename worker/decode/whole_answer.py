@@ -1,4 +1,4 @@
-"""Accumulates an answer that is sent as one message."""
+"""Accumulates an answer that is sent as a single message."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

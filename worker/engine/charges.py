@@ -14,9 +14,9 @@ def divided(duration_s: float, num_tokens: Mapping[Key, int]) -> dict[Key, float
 
 
 class SharedTime(Generic[Key]):
-    """Divides wall time equally among those that are at work at each moment.
+    """Divides wall time equally among the keys that are at work at each moment.
 
-    The parts of all add up to the time in which at least one was at work.
+    The parts of all keys add up to the time in which at least one key was at work.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -24,9 +24,9 @@ class SharedTime(Generic[Key]):
         self._clock = clock
         self._counted_at = clock()
         self._each_s = 0.0
-        """The part of one that has been at work from the beginning."""
+        """The part of a key that has been at work from the beginning."""
         self._settled_s: dict[Key, float] = {}
-        """``_each_s`` when each of those at work began, or was last settled."""
+        """``_each_s`` when each key at work began, or was last settled."""
         self._parts_s: dict[Key, float] = {}
 
     def enter(self, key: Key) -> None:

@@ -1,10 +1,10 @@
 """Drafts of a sequence's next tokens, looked up in its own prompt and output.
 
 Answers often repeat what came before: code that is edited, documents that are quoted, the keys of
-JSON. The tokens that followed the last occurrence of the latest ones are a draft of the next ones,
-and one step checks them all: it draws the token after each of them, and the draws count as far as
-the draft equals them. A draw depends on its context and its position alone, so a sequence with
-drafts has the tokens that it has without.
+JSON. The tokens that followed the last occurrence of the latest tokens are a draft of the next
+tokens, and a single step checks them all: it draws the token after each of them, and the draws
+count as far as the draft equals them. A draw depends on its context and its position alone, so a
+sequence with drafts has the tokens that it has without.
 
 See "Inference with Reference", Yang et al., 2023, and "Fast Inference from Transformers via
 Speculative Decoding", Leviathan et al., ICML 2023.
@@ -33,23 +33,24 @@ _FORGETTING_RATE = 0.01
 
 
 class TokenDraft(NamedTuple):
-    """Tokens that may be the next ones of a sequence."""
+    """Tokens that may be the next tokens of a sequence."""
 
     token_ids: Sequence[int]
     edits: Sequence[LogitEdits] = ()
-    """Those of the draw after each of them; empty if the sequence has none."""
+    """The edits of the draw after each token; empty if the sequence has no edits."""
 
 
 NO_DRAFT = TokenDraft(())
 
 
 class Drafter:
-    """Drafts the tokens of one sequence, and learns how often they are right."""
+    """Drafts the tokens of a sequence, and learns how often they are right."""
 
     def __init__(self, token_ids: Iterable[int]) -> None:
         self._tokens = bytearray(b"".join(map(_TOKEN.pack, token_ids)))
         self._chance = _FIRST_CHANCE
-        """The estimated probability that a drafted token is drawn, if those before it were."""
+        """The estimated probability that a drafted token is drawn, if all drafted tokens before it
+        were."""
 
     def append(self, token_id: int) -> None:
         """Add a token that was not drafted."""
@@ -79,7 +80,7 @@ class Drafter:
         return []
 
     def _find(self, num_bytes: int) -> int | None:
-        """Where the tokens begin that followed the last occurrence of the latest ones."""
+        """Where the tokens begin that followed the last occurrence of the latest tokens."""
         latest = self._tokens[-num_bytes:]
         end = len(self._tokens) - _TOKEN.size
         first = max(0, end - _MAX_SEARCHED * _TOKEN.size)

@@ -68,7 +68,7 @@ class EngineThread:
             self._busy_since = None
 
     def _receive(self) -> list[Command] | None:
-        """All queued commands, waiting for at least one if the engine is idle; None: stop."""
+        """All queued commands, waiting for a command if the engine is idle; None: stop."""
         commands: list[Command] = []
         while True:
             try:

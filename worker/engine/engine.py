@@ -1,5 +1,4 @@
-"""The engine: runs all sequences one step at a time, and plans each step while the previous one
-runs."""
+"""The engine: runs all sequences step by step, and plans each step while the previous one runs."""
 
 import time
 from collections import deque
@@ -45,10 +44,10 @@ from worker.engine.step_plan import StepPlan
 from worker.engine.step_times import StepFacts, StepTimes
 
 MAX_PREPARATION_S = 0.1
-"""Seconds that one step spends on constraints, before it leaves the others to the next step.
+"""Seconds that a step spends on constraints, before it leaves the others to the next step.
 
-The mask of a JSON schema takes well below a millisecond. Of one that takes 80 ms, a request with
-many choices would otherwise delay the tokens of all others for seconds.
+The mask of a JSON schema takes well below a millisecond. Without this limit, a request with a mask
+of 80 ms and many choices would delay the tokens of all other requests by seconds.
 """
 
 _NO_SCORES = StepScores({}, ())
@@ -64,7 +63,7 @@ class _Launch:
 
 
 class Engine:
-    """Runs sequences on a model runner. Used by one thread at a time, except for `check`.
+    """Runs sequences on a model runner. Not thread-safe, except for `check`.
 
     After `step` has raised, the engine's state no longer matches the runner's: it must not be used
     again.
@@ -101,7 +100,7 @@ class Engine:
         self._followers: dict[SequenceId, list[Sequence]] = {}
         """Sequences that wait for their leader to compute the shared prompt, by leader."""
         self._unprepared: deque[Sequence] = deque()
-        """Sequences whose next draw has to be prepared, the one that has waited longest first."""
+        """Sequences whose next draw has to be prepared, the longest wait first."""
 
     @property
     def has_work(self) -> bool:
@@ -233,7 +232,7 @@ class Engine:
         return plan
 
     def _prepare(self, until: float) -> None:
-        """Prepare the next draws, as many as the step has time for, but at least one."""
+        """Prepare the next draw, and further draws while the step has time."""
         while self._unprepared:
             sequence = self._unprepared.popleft()
             if sequence.is_ended:
@@ -268,8 +267,8 @@ class Engine:
             self._recover(launch.plan)
             return []
         self._learn(launch)
-        # Cancelled sequences, those that the previous token ended, and those of which it was not as
-        # drafted, have no use for another token.
+        # A sequence has no use for another token if it was cancelled, if its previous token ended
+        # it, or if that token was not as drafted.
         outputs: list[Output] = []
         for sequence, prompt_scores in zip(launch.plan.scored, scores.prompts, strict=True):
             if sequence.is_ended:
@@ -346,8 +345,8 @@ class Engine:
         self._scheduler.forget(sequence)
 
     def _recover(self, failed: StepPlan) -> None:
-        """End the sequence with the most tokens in the step, the last one of a tie; restart all
-        others."""
+        """End the sequence with the most tokens in the step, the last sequence of a tie; restart
+        all others."""
         # Steps launched since depend on the failed step; later steps overwrite their results.
         self._in_flight = None
         shares = [share for share in failed.shares if share.sequence_id in self._sequences]

@@ -22,7 +22,7 @@ class SequenceId(NamedTuple):
 
 
 class TokenConstraint(Protocol):
-    """The constraint on one sequence's output; used only by the engine thread once submitted.
+    """The constraint on a sequence's output; used only by the engine thread once submitted.
 
     It has already been advanced through the existing output tokens.
     """
@@ -33,7 +33,7 @@ class TokenConstraint(Protocol):
         ...
 
     def advance(self, token_id: int) -> None:
-        """Advance by one token. Raises `InvalidRequest` if no token can follow."""
+        """Advance by a token. Raises `InvalidRequest` if no token can follow."""
         ...
 
     def mask(self) -> bytes:
@@ -45,14 +45,14 @@ class TokenConstraint(Protocol):
         ...
 
     def masks_after(self, token_ids: Sequence[int]) -> Sequence[bytes]:
-        """The masks after each of these tokens, up to one that is not allowed or ends the output,
-        or until they take too long. The constraint does not advance."""
+        """The masks after each of these tokens, up to a token that is not allowed or ends the
+        output, or until the masks take too long. The constraint does not advance."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Start a sequence, or continue one that another worker began."""
+    """Start a sequence, or continue a sequence that another worker began."""
 
     sequence_id: SequenceId
     prompt_ids: Sequence[int]
@@ -64,12 +64,12 @@ class Submit:
     context. 0 only scores the prompt."""
     eos_ids: frozenset[int] = frozenset()
     output_ids: Sequence[int] = ()
-    """Tokens that were generated before; the first new one is at position len(output_ids)."""
+    """Tokens that were generated before; the first new token is at position len(output_ids)."""
     job_class: JobClass = "interactive"
     tenant: str = ""
-    """Only sequences of one tenant share blocks."""
+    """Only sequences of the same tenant share blocks."""
     leader: SequenceId | None = None
-    """A sequence with the same prompt; this one starts once the leader has computed it."""
+    """A sequence with the same prompt; this sequence starts once the leader has computed it."""
     scores_prompt: bool = False
     """Whether the prompt's tokens are scored, with ``sampling.prompt_logprobs`` alternatives each,
     before the first token is drawn."""
@@ -108,7 +108,7 @@ class TokenScore(NamedTuple):
 
 
 class StepOutput(Struct, frozen=True, gc=False):
-    """A new token of one sequence. A token with a finish reason is the sequence's last."""
+    """A new token of a sequence. A token with a finish reason is the sequence's last."""
 
     sequence_id: SequenceId
     token_id: int
@@ -169,7 +169,8 @@ class EngineLoad:
     """Running sequences of batch jobs."""
     num_waiting_batch: int = 0
     num_drafted_tokens: int = 0
-    """Tokens that were drafted since the start, and below those that were drawn as drafted."""
+    """Tokens that were drafted since the start; ``num_accepted_tokens`` of them were drawn as
+    drafted."""
     num_accepted_tokens: int = 0
     last_step: StepFacts | None = None
     num_failures: Mapping[str, int] = field(default_factory=dict)
@@ -203,8 +204,8 @@ class EngineListener(Protocol):
 
 
 class TokenEngine(Protocol):
-    """Takes token ids and returns token ids: the engine in this process (`EngineThread`), or one
-    over HTTP (`worker.engines`). It runs in a thread of its own."""
+    """Takes token ids and returns token ids: the engine in this process (`EngineThread`), or an
+    engine over HTTP (`worker.engines`). It runs in a thread of its own."""
 
     @property
     def step_times(self) -> StepTimes: ...
@@ -231,11 +232,10 @@ class TokenEngine(Protocol):
 
 
 class LogitEdits(NamedTuple):
-    """The logits processing of one row before its draw: biases, penalties and bans, in this
-    order."""
+    """The logits processing of a row before its draw: biases, penalties and bans, in this order."""
 
     biases: Mapping[int, float]
-    """Added to the logits of these tokens."""
+    """The numbers that are added to the logits of these tokens."""
     penalties: "TokenPenalties | None"
     banned_ids: Sequence[int]
     """Never drawn."""
@@ -257,12 +257,12 @@ class TokenPenalties(NamedTuple):
 
 # A step has hundreds; none is part of a cycle, so the garbage collector need not visit them.
 class ScheduledSequence(Struct, frozen=True, kw_only=True, gc=False):
-    """One sequence's share of a step: the tokens at ``start`` .. ``start + num_tokens - 1``."""
+    """A sequence's share of a step: the tokens at ``start`` .. ``start + num_tokens - 1``."""
 
     sequence_id: SequenceId
     start: int
     token_ids: Sequence[int]
-    """The tokens to compute. If ``previous_row`` is set, the last one that is not drafted is a
+    """The tokens to compute. If ``previous_row`` is set, the last token that is not drafted is a
     placeholder."""
     block_tables: Sequence[Sequence[int]]
     """The blocks of each group of the runner's cache. In a group of tokens they are the blocks of
@@ -277,15 +277,15 @@ class ScheduledSequence(Struct, frozen=True, kw_only=True, gc=False):
     position: int
     """The index of the first drawn token among the output tokens."""
     num_drafts: int = 0
-    """The last ones of ``token_ids`` that are guesses. The token after each of them is drawn, too,
-    in rows of its own."""
+    """The number of guesses at the end of ``token_ids``. The token after each guess is drawn, too,
+    in a row of its own."""
     previous_row: int | None = None
     """The last token that is not drafted is the result of row ``previous_row`` of the previous
     launch, which may not have reached the host yet."""
     edits: LogitEdits | None = None
-    """Those of the first row."""
+    """The edits of the first row."""
     draft_edits: Sequence[LogitEdits] = ()
-    """Those of the other rows; empty if they have none."""
+    """The edits of the other rows; empty if they have none."""
     scored_start: int = 0
     scored_ids: Sequence[int] = ()
     """Prompt tokens to score, with the logits of the positions from ``scored_start`` on."""
@@ -297,9 +297,9 @@ class ScheduledSequence(Struct, frozen=True, kw_only=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class ScheduledBatch:
-    """A step. The rows of its result are those of the sequences with ``is_sampled``, in their
-    order: one, and one more for each drafted token. Its prompt scores are those of the sequences
-    with ``scored_ids``, in their order."""
+    """A step. Its result has the rows of the sequences with ``is_sampled``, in their order: a row,
+    and another for each drafted token. Its prompt scores belong to the sequences with
+    ``scored_ids``, in their order."""
 
     sequences: Sequence[ScheduledSequence]
 
@@ -309,7 +309,7 @@ class ScheduledBatch:
 
 
 class StepScores(NamedTuple):
-    """The scores of one step."""
+    """The scores of a step."""
 
     drawn: Mapping[int, TokenScore]
     """The score of the token that was drawn in each row of the result, for sequences that request
@@ -322,7 +322,7 @@ class StepHandle(Protocol):
     """A launched step."""
 
     def result(self) -> list[int]:
-        """Wait for the step; returns one token id per row, or `NO_TOKEN`.
+        """Wait for the step; returns for each row a token id or `NO_TOKEN`.
 
         Raises the step's error. After `StepFailed` the runner can continue, after any other error
         not.
@@ -337,8 +337,7 @@ class StepHandle(Protocol):
 class ModelRunner(Protocol):
     """Executes steps in launch order.
 
-    Steps execute strictly one after another, so blocks that one step still reads may be reallocated
-    to the next step.
+    Steps never overlap, so blocks that a step still reads may be reallocated to the next step.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""The logits processing of one sequence, updated incrementally with each token."""
+"""The logits processing of a sequence, updated incrementally with each token."""
 
 from array import array
 from collections import Counter, defaultdict, deque
@@ -11,8 +11,7 @@ from worker.engine.interface import LogitEdits, Submit, TokenPenalties
 
 
 class LogitEditor:
-    """Maintains the `LogitEdits` of one sequence. The cost per token is independent of its
-    length."""
+    """Maintains the `LogitEdits` of a sequence. The cost per token is independent of its length."""
 
     def __init__(self, submit: Submit) -> None:
         self._submit = submit
@@ -65,8 +64,8 @@ class LogitEditor:
         return () if constraint is None else constraint.forced_tokens()
 
     def edits_after(self, drafts: Sequence[int], position: int) -> list[LogitEdits]:
-        """The edits for the tokens after each of ``drafts``, the first of which is output token
-        ``position``, as far as they can be known in advance."""
+        """The edits for the tokens after each of ``drafts``, which begin at output token
+        ``position``, as far as the edits can be known in advance."""
         if self._penalties is not None or self._bad_words.has_phrases:
             return []
         constraint, allowed = self._submit.constraint, self._submit.allowed
@@ -145,12 +144,12 @@ class _Penalties:
 
 
 class _BadWords:
-    """Finds the bad words of which all but the last token have been generated."""
+    """Finds the bad words whose tokens, except the last, have been generated."""
 
     def __init__(self, submit: Submit) -> None:
         self._single_ids = [word[0] for word in submit.bad_words if len(word) == 1]
         self._phrases: defaultdict[int, list[Sequence[int]]] = defaultdict(list)
-        """Indexed by the last token but one."""
+        """Indexed by the token before the last."""
         for word in submit.bad_words:
             if len(word) > 1:
                 self._phrases[word[-2]].append(tuple(word))

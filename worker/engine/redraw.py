@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from shared.errors import InvalidRequest
 from shared.messages import FinishReason
+from worker.engine.cache.alone import BlocksAlone
 from worker.engine.cache.layout import StateCache
 from worker.engine.interface import (
     LogitEdits,
@@ -24,7 +25,7 @@ from worker.engine.logit_edits import editor
 
 
 class _Draw(NamedTuple):
-    """One token to draw."""
+    """A token to draw."""
 
     edits: LogitEdits | None
     finish_reason: FinishReason | None
@@ -41,8 +42,8 @@ class Redrawing:
         """The prompt whose tokens are in the cache."""
 
     def draw(self, submit: Submit, output_ids: Sequence[int]) -> Iterator[StepOutput]:
-        """Draw each of ``output_ids``, the whole output of ``submit``, after those before it. The
-        finish reasons assume that the draws are these tokens.
+        """Draw each of ``output_ids``, the whole output of ``submit``, after the tokens before it.
+        The finish reasons assume that the draws are these tokens.
 
         Ends early if a constraint leaves no token to draw. Raises `ValueError` if the tokens do not
         fit the cache.
@@ -50,7 +51,7 @@ class Redrawing:
         draws = _draws(submit, output_ids)
         # The output's last token is drawn, and never computed.
         token_ids = [*submit.prompt_ids, *output_ids[: len(draws) - 1]]
-        tables = self._tables(len(token_ids))
+        blocks = self._blocks(len(token_ids))
         last_of_prompt = len(submit.prompt_ids) - 1
         start = last_of_prompt if self._cached_ids == submit.prompt_ids else 0
         while draws and start < len(token_ids):
@@ -64,7 +65,7 @@ class Redrawing:
                 start=start,
                 token_ids=token_ids[start:end],
                 num_drafts=max(0, len(due) - 1),
-                block_tables=self._used(tables, start, end),
+                block_tables=blocks.of_step(start, end),
                 is_sampled=is_sampled,
                 sampling=submit.sampling,
                 seed=submit.seed,
@@ -91,30 +92,12 @@ class Redrawing:
     def _has_states(self) -> bool:
         return any(isinstance(group, StateCache) for group in self._runner.groups)
 
-    def _tables(self, num_tokens: int) -> list[range]:
-        """Blocks of each group for so many tokens. Raises `ValueError` if there are too few."""
-        tables, num_used = list[range](), 0
-        for group in self._runner.groups:
-            num_blocks = self._num_blocks_for(num_tokens)
-            if isinstance(group, StateCache):
-                num_blocks = group.num_blocks
-            tables.append(range(num_used, num_used + num_blocks))
-            num_used += num_blocks
-        if num_used > self._runner.num_blocks:
+    def _blocks(self, num_tokens: int) -> BlocksAlone:
+        """Blocks for so many tokens. Raises `ValueError` if there are too few."""
+        blocks = BlocksAlone(self._runner.groups, self._runner.block_size, num_tokens)
+        if blocks.num_blocks > self._runner.num_blocks:
             raise ValueError(f"{num_tokens} tokens do not fit the KV cache")
-        return tables
-
-    def _used(self, tables: Sequence[range], start: int, end: int) -> list[Sequence[int]]:
-        """The tables of a step that computes the tokens from ``start`` to ``end``."""
-        return [
-            [*(table if start else ()), *table]
-            if isinstance(group, StateCache)
-            else table[: self._num_blocks_for(end)]
-            for group, table in zip(self._runner.groups, tables, strict=True)
-        ]
-
-    def _num_blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self._runner.block_size)
+        return blocks
 
 
 def _draws(submit: Submit, output_ids: Sequence[int]) -> list[_Draw]:

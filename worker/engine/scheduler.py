@@ -1,10 +1,10 @@
 """Scheduling: which sequences compute which tokens in the next step, and which blocks they hold.
 
-Interactive sequences are admitted before batch ones. Within a class, the tenant with the lowest
-virtual token counter is next (`worker.engine.shares`), with its oldest sequence.
+Interactive sequences are admitted before batch sequences. Within a class, the tenant with the
+lowest virtual token counter is next (`worker.engine.shares`), with its oldest sequence.
 
 When blocks run out, sequences are preempted in the reverse order of class and arrival, so the
-oldest one always progresses. A sequence that finds no room preempts batch sequences if it is
+oldest sequence always progresses. A sequence that finds no room preempts batch sequences if it is
 interactive, or the youngest sequences of a tenant that runs more than its share. A preempted
 sequence loses its blocks but keeps its place; later it recomputes the tokens whose blocks are no
 longer in the prefix cache.
@@ -35,8 +35,8 @@ their prompts. With fewer, sequences would queue for prefill while the batch dra
 """
 
 MIN_DEBT = 512.0
-"""How much lower the counter of a tenant must be for it to preempt another one's sequences, unless
-it runs none itself. Smaller differences are settled when sequences end.
+"""How much lower the counter of a tenant must be for it to preempt another tenant's sequences,
+unless it runs none itself. Smaller differences are settled when sequences end.
 
 Without a minimum, a tenant whose sequence has just been admitted in turn may lose it a few tokens
 later, because the counters are nearly equal.
@@ -46,8 +46,8 @@ MIN_CHANCE = 0.05
 """The chance below which no token is drafted, however cheap it seems."""
 
 DRAFT_GAIN = 1.3
-"""How many times faster than the step without it a draft must yield tokens, because a step with
-drafts cannot be followed by one that was planned while it ran."""
+"""How many times faster than the step without it a draft must yield tokens, because no step can be
+planned while a step with drafts runs."""
 
 _AIM = 0.9
 """The fraction of the time limit that a step is planned to take, because predictions have an
@@ -64,7 +64,7 @@ class SchedulerLimits:
     max_num_seqs: int
     """Maximum number of running sequences."""
     max_num_batched_tokens: int
-    """Maximum number of tokens in one step."""
+    """Maximum number of tokens in a step."""
     batch_reserve: int = 0
     """Sequence slots reserved for interactive sequences; at least one batch sequence can always
     run."""
@@ -77,12 +77,12 @@ class SchedulerLimits:
     except for `MIN_PROMPT_TOKENS`; running streams pause for no longer. The cost is a longer time
     to first token of other requests: a prompt takes more steps, each of which also decodes, and its
     sequence joins the batch later. A limit only slightly above the duration of the decodes costs
-    throughput, and one below it cannot be kept.
+    throughput, and a limit below it cannot be kept.
     """
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
     """The weights of tenants whose weight is not 1."""
     max_draft_tokens: int = 0
-    """Maximum number of tokens that are drafted for a sequence in one step. More than 0 only if a
+    """Maximum number of tokens that are drafted for a sequence in a step. More than 0 only if a
     token's draw is the same whatever else is in the step."""
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ class SchedulerLimits:
             )
 
     def max_num_seqs_for(self, sequence: Sequence) -> int:
-        """The maximum number of running sequences if this one is among them."""
+        """The maximum number of running sequences if ``sequence`` is among them."""
         if sequence.is_batch:
             return max(1, self.max_num_seqs - self.batch_reserve)
         return self.max_num_seqs
@@ -140,7 +140,7 @@ class Scheduler:
         self._cache.release(sequence)
 
     def forget(self, sequence: Sequence) -> None:
-        """Let no other sequence find the blocks of one that was removed."""
+        """Let no other sequence find the blocks of this removed sequence."""
         self._cache.forget(sequence)
 
     def promote(self, sequence: Sequence) -> None:
@@ -174,7 +174,7 @@ class Scheduler:
         return plan
 
     def accept(self, sequence: Sequence) -> None:
-        """Record that a step has one more token of a sequence, because a draft was right."""
+        """Record that a step has another token of a sequence, because a draft was right."""
         self.num_accepted_tokens += 1
         self._shares(sequence).charge(sequence.tenant, OUTPUT_TOKEN_COST)
 
@@ -214,7 +214,8 @@ class Scheduler:
         return min(of_class, key=lambda other: shares.counter(other.tenant))
 
     def _make_room(self) -> None:
-        """Preempt sequences if, and as far as, this admits the first waiting one."""
+        """Preempt as many sequences as it takes to admit the first waiting sequence, if that admits
+        it."""
         first = self._first()
         if first is None or self._has_room(first):
             return
@@ -229,9 +230,9 @@ class Scheduler:
         """The running sequences that a tenant of the same class has in excess of the share of the
         tenant of ``first``, the youngest last.
 
-        The tenant is the one that runs the most for its weight among those that were served more.
-        It keeps as many, for its weight, as the other has with one more. Each exchange therefore
-        makes the shares more equal, and no tenant loses its last sequence.
+        Of all tenants that were served more, this tenant runs the most for its weight. It keeps as
+        many sequences, for its weight, as the other tenant has with one more. Each exchange
+        therefore makes the shares more equal, and no tenant loses its last sequence.
         """
         shares = self._shares(first)
         of_class = [other for other in self._running if other.is_batch == first.is_batch]
@@ -250,8 +251,8 @@ class Scheduler:
         return [other for other in of_class if other.tenant == tenant][num_kept:]
 
     def _decode(self, plan: StepPlan, has_time: Callable[[], bool]) -> None:
-        """Schedule one token for each sequence in decode whose draw is prepared, and those that are
-        drafted: with a constraint, only as long as there is time."""
+        """Schedule the next token of each sequence in decode whose draw is prepared, and its
+        drafted tokens: with a constraint, only as long as there is time."""
         least_chance = self._least_chance()
         # Preemption shortens the list at its end, after the current sequence.
         for sequence in self._running:
@@ -302,7 +303,7 @@ class Scheduler:
 
         The longest prompt gets at least half of the step, and of its scores. The other half is for
         prompts that are at most half as long as its remainder, or interactive if it is not: no
-        prompt waits for the whole length of another one.
+        prompt waits for the whole length of another prompt.
         """
         begun = [sequence for sequence in self._running if sequence.num_uncomputed > 1]
         if not begun:
@@ -338,7 +339,7 @@ class Scheduler:
         return 2 * self._num_uncached(first) <= longest.num_uncomputed
 
     def _admit(self, plan: StepPlan) -> None:
-        """Admit waiting sequences strictly in order: a smaller one never overtakes."""
+        """Admit waiting sequences strictly in order: a smaller sequence never overtakes."""
         while (
             (first := self._first()) is not None
             and not plan.is_cut
@@ -399,9 +400,11 @@ class Scheduler:
                 self.remove(sequence)
 
     def _has_room(self, sequence: Sequence, leaving: Items[Sequence] = ()) -> bool:
-        """Whether a waiting sequence may run once those in ``leaving`` have freed their blocks.
+        """Whether a waiting sequence may run once the sequences in ``leaving`` have freed their
+        blocks.
 
-        No sequence is preempted and admitted in one step, because its computation would be lost.
+        No sequence is preempted and admitted in the same step, because its computation would be
+        lost.
         """
         num_others = len(self._running) - len(leaving)
         if num_others >= self._limits.max_num_seqs_for(sequence):

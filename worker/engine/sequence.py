@@ -1,4 +1,4 @@
-"""The state of one sequence: its known tokens, computed tokens and pending token."""
+"""The state of a sequence: its known tokens, computed tokens and pending token."""
 
 from collections.abc import Sequence as Items
 
@@ -13,15 +13,15 @@ _PLACEHOLDER_ID = 0
 
 
 class Sequence:
-    """The engine's state of one `Submit`.
+    """The engine's state of a `Submit`.
 
     ``num_computed`` counts launches, not results: a token counts once its step is launched, because
     later steps execute after it. A sampled token is pending until its step is collected; at most
-    one is pending when a step is planned. A preempted sequence restarts with all its known tokens;
-    a sequence taken over from another worker starts the same way.
+    one token is pending when a step is planned. A preempted sequence restarts with all its known
+    tokens; a sequence taken over from another worker starts the same way.
 
-    Drafted tokens are no part of ``token_ids`` and do not count as computed until they are drawn.
-    A step with drafts is collected before the next one is planned.
+    Drafted tokens are no part of ``token_ids`` and do not count as computed until they are drawn. A
+    step with drafts is collected before the next step is planned.
     """
 
     def __init__(self, submit: Submit, arrival: int) -> None:
@@ -45,7 +45,7 @@ class Sequence:
         self.is_ended = False
         """Finished or cancelled; results still in flight are dropped."""
         self.num_scored = 0
-        """Prompt tokens, from the second one on, whose scores are known or in flight."""
+        """Prompt tokens, from the second token on, whose scores are known or in flight."""
         self._num_scores_known = 0
         self.is_constrained = submit.constraint is not None
         self.is_drawn = submit.max_tokens > 0
@@ -58,7 +58,7 @@ class Sequence:
         self._row = 0
         self._drafter: Drafter | None = None
         self._drafts: list[int] = []
-        """Tokens of the step in flight that may turn out to be the next ones."""
+        """Tokens of the step in flight that may turn out to be the next tokens."""
 
     @property
     def priority(self) -> tuple[bool, int]:
@@ -92,8 +92,8 @@ class Sequence:
 
     @property
     def num_cacheable(self) -> int:
-        """The length of the prefix that may come from the cache: at least one token, and every
-        token to be scored, must be computed."""
+        """The length of the prefix that may come from the cache: the last token, and every token to
+        be scored, must be computed."""
         return self.num_scored if self.num_unscored else self.num_tokens - 1
 
     @property
@@ -139,8 +139,8 @@ class Sequence:
         block_tables: Items[Items[int]],
         draft: TokenDraft = NO_DRAFT,
     ) -> ScheduledSequence:
-        """The sequence's share of the planned step: the next ``num_tokens`` uncomputed tokens,
-        and after the last of all tokens those that are drafted.
+        """The sequence's share of the planned step: the next ``num_tokens`` uncomputed tokens, and
+        after the last of all tokens the drafted tokens.
 
         ``row`` is its first row in the step's result if the share reaches the sequence's end. The
         block tables must cover the tokens.

@@ -52,8 +52,8 @@ class SequenceCache:
         max_step_tokens: int,
         has_prefixes: bool,
     ) -> None:
-        """``max_step_tokens`` is the maximum number of tokens in one step. Without
-        ``has_prefixes``, sequences share nothing."""
+        """``max_step_tokens`` is the maximum number of tokens in a step. Without ``has_prefixes``,
+        sequences share nothing."""
         self._pool = pool
         self._has_prefixes = has_prefixes
         self._groups: list[TokenGroup | StateGroup] = []
@@ -107,8 +107,8 @@ class SequenceCache:
     def has_room(
         self, sequence: TokenSequence, num_others: int, leaving: Sequence[TokenSequence] = ()
     ) -> bool:
-        """Whether a waiting sequence may run beside ``num_others`` once those in ``leaving`` have
-        freed their blocks.
+        """Whether a waiting sequence may run beside ``num_others`` once the sequences in
+        ``leaving`` have freed their blocks.
 
         All of its tokens must fit, with headroom for the others: otherwise a sequence would soon be
         preempted and its computation lost.
@@ -124,8 +124,8 @@ class SequenceCache:
         )
 
     def begin(self, sequence: TokenSequence) -> None:
-        """Give a waiting sequence, for which there is room, its blocks: shared ones of the cached
-        prefix, whose tokens count as computed, and new ones."""
+        """Give a waiting sequence, for which there is room, its blocks: the shared blocks of the
+        cached prefix, whose tokens count as computed, and new blocks."""
         name, num_tokens = self._names(sequence), self.find(sequence).num_tokens
         sequence.num_computed = num_tokens
         sequence.held = [group.hold(name, num_tokens) for group in self._groups]
@@ -162,8 +162,8 @@ class SequenceCache:
         return sequence.num_covered + num_spare // self._num_growing * self._pool.block_size
 
     def num_until_snapshot(self, start: int) -> int | None:
-        """The maximum number of tokens from ``start`` on in one step: it ends where the next
-        snapshot is due. None if there is none."""
+        """The maximum number of tokens from ``start`` on in a step: it ends where the next snapshot
+        is due. None if no snapshot is due."""
         return min((every - start % every for every in self._snapshots), default=None)
 
     def tables(self, sequence: TokenSequence, num_tokens: int) -> list[Sequence[int]]:

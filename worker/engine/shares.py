@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 PROMPT_TOKEN_COST = 1.0
 OUTPUT_TOKEN_COST = 2.0
-"""An output token occupies a sequence for a whole step; prompt tokens share one."""
+"""An output token occupies a sequence for a whole step; prompt tokens share a step."""
 
 
 class Shares:
@@ -16,13 +16,13 @@ class Shares:
 
     A tenant is active while it has sequences, waiting or running. Its counter is the cost of the
     tokens that it was served, divided by its weight; the tenant with the lowest counter is served
-    next. A tenant that becomes active is lifted to the lowest counter of the active ones, so that
-    it earns no credit while it is idle. When no tenant is active, none is owed anything, and all
-    counters are forgotten.
+    next. A tenant that becomes active is lifted to the lowest counter of the active tenants, so
+    that it earns no credit while it is idle. When no tenant is active, no tenant is owed anything,
+    and all counters are forgotten.
     """
 
     def __init__(self, weights: Mapping[str, float]) -> None:
-        """``weights`` are positive; tenants without one have weight 1."""
+        """``weights`` are positive; other tenants have weight 1."""
         self._weights = weights
         self._counters: dict[str, float] = {}
         self._num_sequences: Counter[str] = Counter()

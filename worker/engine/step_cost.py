@@ -18,7 +18,7 @@ class StepWork:
     num_decode_pairs: int = 0
 
     def add(self, start: int, num_tokens: int) -> None:
-        """Add one sequence's tokens at ``start`` .. ``start + num_tokens - 1``; one token is a
+        """Add a sequence's tokens at ``start`` .. ``start + num_tokens - 1``; a single token is a
         decode."""
         if num_tokens == 1:
             self.num_decodes += 1
@@ -29,7 +29,7 @@ class StepWork:
 
 
 class StepCost:
-    """A linear model: one term for each field of `StepWork`, and a constant.
+    """A linear model: a term for each field of `StepWork`, and a constant.
 
     The coefficients are the non-negative least-squares fit to the remembered steps, with relative
     errors: a step that took ten times as long as usual has a hundredth of the weight. They are
@@ -59,7 +59,7 @@ class StepCost:
         return math.fsum(map(float.__mul__, self._prices, _terms(work)))
 
     def next_prompt_token_s(self, start: int) -> float:
-        """The predicted duration that one more prompt token adds, at ``start``."""
+        """The predicted duration that another prompt token adds, at ``start``."""
         return self._prices[0] + self._prices[1] * (start + 1)
 
     def num_prompt_tokens(self, start: int, seconds: float) -> float:

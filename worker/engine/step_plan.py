@@ -9,7 +9,7 @@ from worker.engine.sequence_cache import SequenceCache
 from worker.engine.step_cost import StepWork
 
 MAX_SCORED_TOKENS = 256
-"""Maximum number of prompt tokens scored in one step: each takes a row of logits, 200 KB for 50,000
+"""Maximum number of prompt tokens scored in a step: each takes a row of logits, 200 KB for 50,000
 tokens."""
 
 
@@ -22,7 +22,7 @@ class StepPlan:
     cache: SequenceCache
     shares: list[ScheduledSequence] = field(default_factory=list)
     sampled: list[Sequence] = field(default_factory=list)
-    """Sequences of which at least one token is drawn."""
+    """Sequences that draw at least one token."""
     rows: list[Sequence] = field(default_factory=list)
     """The sequence of each row of the result."""
     prompts: list[Sequence] = field(default_factory=list)
@@ -36,19 +36,19 @@ class StepPlan:
     is_cut: bool = False
     """A prompt did not fit completely."""
     needs_result: bool = False
-    """The next step can only be planned once this one's tokens are known."""
+    """The next step can only be planned once this step's tokens are known."""
     has_scores: bool = False
     """A sequence of this step requests logprobs."""
 
     def add_decode(self, sequence: Sequence, draft: TokenDraft = NO_DRAFT) -> None:
-        """Add the one uncomputed token of a sequence, and those that are drafted after it."""
+        """Add the only uncomputed token of a sequence, and the tokens that are drafted after it."""
         self.has_streams = self.has_streams or not sequence.is_batch
         self._add(sequence, 1, draft)
 
     def add_prompt(self, sequence: Sequence, max_tokens: int) -> int:
-        """Add up to ``max_tokens`` of the sequence; returns how many were added. The last one is
-        left to a later step if its draw is not prepared, and the tokens behind a snapshot of its
-        state are, too."""
+        """Add up to ``max_tokens`` of the sequence; returns how many were added. The last token is
+        left to a later step if its draw is not prepared, and so are the tokens behind a snapshot of
+        its state."""
         num_tokens = min(sequence.num_uncomputed - (not sequence.is_prepared), max_tokens)
         if sequence.num_unscored:
             num_tokens = min(num_tokens, self.num_scores_left)

@@ -19,7 +19,7 @@ class StepTimes:
 
     def __init__(self) -> None:
         self.counts = [0] * (len(BOUNDS_S) + 1)
-        """The number of steps up to each bound, and above the last one."""
+        """The number of steps up to each bound, and above the last bound."""
         self.total_s = 0.0
 
     def add(self, duration_s: float) -> None:

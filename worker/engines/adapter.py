@@ -1,4 +1,4 @@
-"""The protocol of an adapter: what it knows of one kind of server."""
+"""The protocol of an adapter: what it knows of a kind of server."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,8 +41,6 @@ class EngineTraits:
     has_min_tokens: bool = False
     """Whether the engine applies ``min_tokens``. Otherwise the worker bans the end tokens in a
     first request."""
-    max_logprobs: int = 20
-    """The most alternatives that it returns for a token."""
     remarks: str = ""
 
     def can(self, parameter: str) -> bool:
@@ -59,7 +57,7 @@ class EngineTraits:
 
 
 class Ask(NamedTuple):
-    """One request to an engine: to continue a sequence by some tokens."""
+    """A request to an engine: to continue a sequence by some tokens."""
 
     token_ids: Sequence[int]
     """The prompt and the output so far."""
@@ -68,7 +66,7 @@ class Ask(NamedTuple):
     seed: int
     """31 bits, which every engine accepts."""
     min_tokens: int = 0
-    """What is left of the sampling parameter."""
+    """The sampling parameter less the tokens of the output so far."""
     allowed_ids: Sequence[int] | None = None
     """The only tokens that may be drawn; None: all."""
     banned_ids: Sequence[int] = ()
@@ -86,25 +84,26 @@ class Ask(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What one event of an engine's stream brings."""
+    """The content of an event of an engine's stream."""
 
     token_ids: Sequence[int] = ()
     scores: Sequence[TokenScore | None] = ()
-    """One for each token, if logprobs are requested."""
+    """The score of each token, if logprobs are requested."""
     end: End | None = None
     """Why the engine has ended the stream."""
     prompt_scores: Sequence[TokenScore] = ()
-    """Those of the prompt from its second token on, in one piece, if the request is for them."""
+    """The scores of the prompt from its second token on, in a single piece, if the request is for
+    them."""
 
 
 class EngineCall(Protocol):
-    """One request in the form of a server, and the reader of its stream."""
+    """A request in the form of a server, and the reader of its stream."""
 
     path: str
     body: Json
 
     def read(self, event: Json) -> Piece:
-        """Read an event. Raises `EngineFailed` for one that makes no sense."""
+        """Read an event. Raises `EngineFailed` if the event makes no sense."""
         ...
 
 

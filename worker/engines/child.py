@@ -9,6 +9,8 @@ import time
 from collections import deque
 from contextlib import suppress
 
+from shared.backoff import Backoff
+
 logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 1.0
@@ -54,19 +56,18 @@ class EngineProcess:
                     self._guard.stdin.close()
 
     def _run(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+        backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S, steady_s=_LASTED_S)
         while not self._stopping.is_set():
             began_at = time.monotonic()
             status = self._run_once()
             if self._stopping.is_set():
                 return
             self.num_exits += 1
-            if time.monotonic() - began_at > _LASTED_S:
-                pause_s = _FIRST_PAUSE_S
+            backoff.lasted(time.monotonic() - began_at)
+            pause_s = backoff.pause_s
             facts = {"engine": self._name, "status": status, "started_again_after_s": pause_s}
             logger.error("engine process ended", extra=facts)
             self._stopping.wait(pause_s)
-            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _run_once(self) -> int:
         """Run the command until it ends; returns its exit status."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
+from shared.backoff import Backoff
 from shared.errors import (
     ContextLengthExceeded,
     EngineFailed,
@@ -179,8 +180,8 @@ class HttpEngine:
         self._fill()
 
     def _fill(self) -> None:
-        """Start sequences as long as the engine has slots for them: interactive ones first, and
-        those of the tenant that was served least."""
+        """Start sequences as long as the engine has slots for them: interactive sequences first,
+        and in each class the tenant that was served least."""
         while self._is_ready and self._waiting and len(self._running) < self._max_num_seqs:
             sequence = min(self._waiting.values(), key=self._turn)
             num_batch = sum(running.is_batch for running, _ in self._running.values())
@@ -206,7 +207,7 @@ class HttpEngine:
     async def _generate(self, sequence: RemoteSequence) -> None:
         """Run a sequence to its end; a failure of the engine or of the request ends it, too."""
         sequence_id = sequence.submit.sequence_id
-        pause_s = _BUSY_PAUSE_S
+        busy = Backoff(_BUSY_PAUSE_S, _MAX_BUSY_PAUSE_S)
         while True:
             try:
                 if await self._ask(sequence):
@@ -214,8 +215,8 @@ class HttpEngine:
             except EngineBusy as error:
                 sequence.is_at_work = False
                 self._note("busy", sequence, error)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _MAX_BUSY_PAUSE_S)
+                busy.lasted()
+                await asyncio.sleep(busy.pause_s)
                 continue
             except EngineAway as error:
                 self._note("unreachable", sequence, error)
@@ -237,7 +238,7 @@ class HttpEngine:
             return
 
     async def _ask(self, sequence: RemoteSequence) -> bool:
-        """Make the next request of a sequence; returns whether another one must follow."""
+        """Make the next request of a sequence; returns whether another must follow."""
         ask = sequence.next_ask()
         if ask.is_decided:
             outputs, _ = sequence.take(Piece(ask.allowed_ids or ()))
@@ -306,7 +307,7 @@ class HttpEngine:
 
     async def _watch(self) -> None:
         """Look at the server every second: whether it answers, and after an absence whether it is
-        the same one."""
+        the same server."""
         num_missed = 0
         exits_before_answer = self._num_exits()  # of children before the one that answered last
         while True:

@@ -1,5 +1,5 @@
-"""One sequence that an engine over HTTP runs: which request comes next, and whether its tokens are
-what was asked for."""
+"""A sequence that an engine over HTTP runs: which request comes next, and whether its tokens are as
+requested."""
 
 import hashlib
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ _MAX_SEED = (1 << 31) - 1
 class RemoteSequence:
     """The state of one `Submit`.
 
-    A sequence is one request, or several that follow each other. The engine obeys a constraint
-    only from the start of the output, in its own form, if it has one. Otherwise it generates
-    freely, and every token is checked; one that the constraint does not allow is drawn again, from
-    the tokens that it allows. This gives each token the probability that it has among the allowed
+    A sequence is one request, or several that follow each other. The engine obeys a constraint only
+    from the start of the output, in its own form, if it has one. Otherwise it generates freely, and
+    every token is checked; a token that the constraint does not allow is drawn again, from the
+    tokens that it allows. This gives each token the probability that it has among the allowed
     tokens.
     """
 

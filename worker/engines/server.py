@@ -29,7 +29,7 @@ class EngineBusy(Exception):
 
 class EngineServer:
     """An engine at a URL. Its two clients have the same settings: one asks questions from any
-    thread, the other one streams in the engine's thread."""
+    thread, the other streams in the engine's thread."""
 
     def __init__(self, url: str, api_key: str | None, silence_s: float) -> None:
         """``silence_s`` is how long a stream may be silent."""

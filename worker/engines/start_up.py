@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared.errors import EngineFailed, StartupError
+from shared.settings import batch_reserve
 from worker.engines.adapter import Adapter, EngineFacts
 from worker.engines.adapters import ADAPTERS
 from worker.engines.child import EngineProcess
@@ -37,7 +38,6 @@ class EngineOptions:
     command: str | None = None
     api_key: str | None = None
     max_num_seqs: int = 64
-    batch_reserve: int = 0
     max_seq_len: int | None = None
     stall_timeout_s: float = 60.0
     tenant_weights: Mapping[str, float] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class OpenedEngine:
-    """An engine that answers, and what the worker announces of it."""
+    """An engine that answers, and the facts that the worker announces about it."""
 
     engine: HttpEngine
     tokenizer: Tokenizer
@@ -93,7 +93,7 @@ def open_engine(options: EngineOptions, directory: Path) -> OpenedEngine:
         tokenizer,
         max_seq_len=max_seq_len,
         max_num_seqs=max_num_seqs,
-        batch_reserve=min(options.batch_reserve, max_num_seqs - 1),
+        batch_reserve=batch_reserve(max_num_seqs),
         tenant_weights=options.tenant_weights,
         recheck=recheck,
         process=process,

@@ -74,7 +74,7 @@ class TenantAdmission:
         self._metrics = metrics
         self._job_timeout_s = job_timeout_s
         self._told: dict[str, _Told] = {}
-        """By the name of the gateway."""
+        """What each gateway has told this worker, by the name of the gateway."""
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[AdmissionAnswer]] = {}
         """The requests without an answer, by number."""
@@ -119,8 +119,8 @@ class TenantAdmission:
     def _gateway_for(self, tenant: str) -> str | None:
         """The gateway to ask about a job; None if the tenant has no limits.
 
-        All workers ask the same gateway: several gateways that decide at once may refuse both of
-        two jobs of which one fits.
+        All workers ask the same gateway: two gateways that decide at once may refuse two jobs
+        although there is room for either.
         """
         now = time.monotonic()
         asked = [

@@ -2,12 +2,12 @@
 
 A job is acknowledged once the broker has confirmed its terminal event, or if no reader is left. It
 is requeued when the worker shuts down, and redelivered by the broker when the worker crashes. A job
-that has crashed twice is published to the suspect queue; one that crashes there too is
-dead-lettered. An undecodable body, and one that names what its publisher may not, are dead-lettered
-as well, and their publisher receives an error.
+that has crashed twice is published to the suspect queue; if it crashes there too, it is
+dead-lettered. A body that cannot be decoded, or that names something that its publisher may not, is
+dead-lettered as well, and its publisher receives an error.
 
 An unexpected error in the handling of a job affects that job only: the job is requeued after a
-pause, and so is a job that could not be published again. One that is returned each time fails
+pause, and so is a job that could not be published again. A job that is returned each time fails
 before it reaches the queue's delivery limit, at which it would be dead-lettered without an answer.
 """
 
@@ -67,9 +67,9 @@ class HeldJob:
     A delivery is lost with its channel, but the run continues. If the broker redelivers the job
     here and no other worker has had it in between, the run adopts the new delivery.
 
-    There may be several messages of one publication of a job, because one whose confirmation is
-    lost is published again. The run adopts them all: a run of a second message could compare as
-    older than this one, and both would end.
+    There may be several messages of one publication of a job, because a message whose confirmation
+    is lost is published again. The run adopts them all: a second run could compare as older than
+    this run, and both would end.
     """
 
     def __init__(self, job: GenerationJob, runner: JobRunner, delivery: JobDelivery) -> None:
@@ -78,7 +78,7 @@ class HeldJob:
         self._delivery: JobDelivery | None = delivery
         self._copies: list[JobDelivery] = []
         """The deliveries of other messages of the same publication, maybe of other queues. To
-        acknowledge one that was lost has no effect."""
+        acknowledge a lost delivery has no effect."""
         self._num_returns = delivery.num_returns
         """The highest of its deliveries."""
         self._num_losses = 0
@@ -136,12 +136,12 @@ class HeldJob:
         return self._delivery
 
     async def wait_for_delivery(self) -> JobDelivery | None:
-        """The delivery to settle; waits while a lost one may still come back."""
+        """The delivery to settle; waits while a lost delivery may still come back."""
         await self._is_delivery_known.wait()
         return self._delivery
 
     async def settle_copies(self, outcome: Outcome | None) -> None:
-        """Settle the other messages. If the job continues, it does so with the first one alone.
+        """Settle the other messages. If the job continues, it does so with the first message alone.
 
         After the end of a stream they return to their queues: a client may have repeated a request
         that failed with its Idempotency-Key, and declared its log anew. Otherwise their runs find
@@ -170,7 +170,7 @@ def key_of(job: GenerationJob) -> JobKey:
 
 
 class HeldJobs(dict[JobKey, HeldJob]):
-    """The held jobs. Two executions of one request are jobs of their own."""
+    """The held jobs. Two executions of a request are two jobs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,9 +188,9 @@ class JobConsumer:
     """Consumes the jobs of one queue, with at most ``prefetch`` unacknowledged, until stopped.
 
     Jobs for which the window has no room are moved to the queue ``overflow``, whose consumer has
-    the same window. A consumer without such a queue keeps all of its jobs. One with a
-    ``shared_queue`` consumes a queue that no other worker does, and moves each job there that it
-    cannot begin at once.
+    the same window. A consumer without such a queue keeps all of its jobs. A consumer with a
+    ``shared_queue`` has a queue of its own, and moves each job that it cannot begin at once to the
+    shared queue.
     """
 
     def __init__(
@@ -366,7 +366,7 @@ class JobConsumer:
             held.give_up(loss)
 
     async def _serve(self, delivery: JobDelivery) -> None:
-        """Run one delivery. No error propagates, because it would end all jobs of the worker."""
+        """Run a delivery. No error propagates, because it would end all jobs of the worker."""
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -397,8 +397,8 @@ class JobConsumer:
         if admitted is None:
             return
         job = admitted
-        # A job that runs here does not wait: it is adopted, superseded, or dropped. Nor does one
-        # that leaves the queue before it reaches the delivery limit.
+        # A job that runs here does not wait: it is adopted, superseded, or dropped. A job that
+        # leaves the queue before it reaches the delivery limit does not wait, either.
         at_once = key_of(job) in self._held or delivery.num_returns >= MAX_RETURNS
         is_fresh = not delivery.num_returns
         with self.window.place(
@@ -451,8 +451,8 @@ class JobConsumer:
             previous.runner.write("job adopted", {})
             return None
         if previous is not None and previous.job.publication > job.publication:
-            # The publisher of the newer one could not acknowledge this delivery; the newer one is
-            # here.
+            # The worker that published the newer message could not acknowledge this delivery, and
+            # the newer message is already here.
             previous.runner.write("job ended", {"outcome": "published again"})
             return await delivery.ack()
         if previous is not None:
@@ -468,7 +468,7 @@ class JobConsumer:
         return None
 
     async def _set_aside(self, job: GenerationJob, delivery: JobDelivery) -> None:
-        """Move a job that has not begun behind those of its tenant that were moved before."""
+        """Move a job that has not begun behind its tenant's jobs that were moved before."""
         assert self._overflow is not None
         self._metrics.set_aside.labels(self._model).inc()
         await self._give_back(job, delivery, self._overflow)
@@ -492,7 +492,7 @@ class JobConsumer:
 
         A return would count towards quarantine, so a copy is published that counts as many as this
         delivery. A stream that was returned before is returned again, so that its next run compares
-        as newer than the last one.
+        as newer than its last run.
         """
         num_returns = delivery.num_returns
         if job.mode == "final" or not num_returns:
@@ -543,7 +543,7 @@ class JobConsumer:
                 queue = self._shared_queue or self._queue
                 await self._publish_again(held, delivery, queue, delivery.num_returns)
             case Outcome.HANDED_OVER | Outcome.REQUEUED:
-                # All brokers count this return, so the next run compares as newer than this one.
+                # All brokers count this return, so the next run compares as newer than this run.
                 await delivery.reject(requeue=True)
 
     async def _publish_again(

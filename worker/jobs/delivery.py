@@ -1,5 +1,5 @@
-"""What a job publishes, each message until the broker has confirmed it: the events of its log, the
-record of what it has used, and the messages that replace its delivery. Settles the delivery."""
+"""Publishes the messages of a job until the broker has confirmed them: the events of its log, the
+record of its usage, and the messages that replace its delivery. Settles the delivery."""
 
 import asyncio
 import logging
@@ -49,7 +49,7 @@ IGNORED_FIELDS_HEADER = "warren-ignored-fields"
 _RETURNS_HEADER = "warren-returns"
 """How often the messages were returned that a message replaces, for a job without a log."""
 _BROKER_PREFIX = "x-"
-"""The prefix of headers that the broker has added, such as those of a dead letter."""
+"""The prefix of headers that the broker has added, for example to a dead letter."""
 _GIVE_BACK_PAUSE_S = 0.5
 """Seconds. A job that is given back each time exhausts its returns within 10 s, without noticeable
 effect on other jobs."""
@@ -81,7 +81,7 @@ class _Log(Enum):
 
 @dataclass
 class _Tries:
-    """The attempts to publish one event."""
+    """The attempts to publish an event."""
 
     num_refused: int = 0
     """Refusals while the log's node is up."""
@@ -90,15 +90,15 @@ class _Tries:
 
 class LogMoved(Exception):
     """The log's reader has begun it again in another queue, after its node had died; events are
-    published there from now on. It is unknown what its reader has read of the earlier ones."""
+    published there from now on. It is unknown which of the earlier events its reader has read."""
 
 
 class JobDelivery:
     """A `Delivery` that can be settled without raising.
 
-    After an unexpected error it is settled again. In case that has no effect either, its
-    subscription stops and another one replaces it. The broker then gets unsettled deliveries back
-    when the jobs of the stopped one have ended and it closes.
+    After an unexpected error it is settled again. If that has no effect either, its subscription
+    stops and another subscription replaces it. The stopped subscription closes when its jobs have
+    ended, and the broker then gets its unsettled deliveries back.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class JobDelivery:
 
 
 class ReplyPublisher:
-    """Publishes the events of one request to its reply queue."""
+    """Publishes the events of a request to its reply queue."""
 
     def __init__(self, bus: Bus, delivery: Delivery, request_id: str) -> None:
         self._bus = bus
@@ -284,7 +284,7 @@ async def recorded(recording: "asyncio.Task[None]") -> None:
     """Hold back the end of an answer until its record is confirmed, or for 5 s.
 
     A client that has read its answer to the end deletes the log, after which no other worker could
-    record what the request has used.
+    record the usage of the request.
     """
     await asyncio.wait([recording], timeout=_RECORDED_WITHIN_S)
 
@@ -378,9 +378,9 @@ def as_message(job: GenerationJob, message: Message, num_returns: int = 0) -> Me
 def in_order(job: GenerationJob, message: Message) -> GenerationJob:
     """The job of ``message``, whose runs compare as newer than all before.
 
-    A job for workers with other numerics, or for a conversation's favourite, expires if none of
-    them takes it, which brings it here. The broker counts its returns from 0 again, so it is the
-    next publication of its request.
+    A job for workers with other numerics, or for a conversation's affinity target, expires if no
+    such worker takes it, which brings it here. The broker counts its returns from 0 again, so it is
+    the next publication of its request.
     """
     return _next_publication(job) if DEATH_REASON_HEADER in message.headers else job
 

@@ -1,4 +1,4 @@
-"""The order in which the waiting jobs of one tenant begin: by their deadlines."""
+"""The order in which the waiting jobs of a tenant begin: by their deadlines."""
 
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -7,7 +7,7 @@ JobT = TypeVar("JobT")
 
 
 class WaitingLine(Generic[JobT]):
-    """The waiting jobs of one tenant, in the order of their arrival.
+    """The waiting jobs of a tenant, in the order of their arrival.
 
     A job with a deadline must begin by a certain time to end before the deadline. The job for which
     this time comes first has the least slack, and is the next. A job that has missed its time is
@@ -19,7 +19,7 @@ class WaitingLine(Generic[JobT]):
 
     def __init__(self) -> None:
         self._urgent: dict[JobT, float] = {}
-        """Those with a deadline, and the time by which they must begin."""
+        """The jobs with a deadline, and the time by which each must begin."""
         self._patient: dict[JobT, int] = {}
         """The others, and the number of jobs that leave the line before them."""
         self._num_left = 0

@@ -1,4 +1,4 @@
-"""The metrics of a worker's jobs. Those of its engine are in `worker.process.metrics`."""
+"""The metrics of a worker's jobs. The engine's metrics are in `worker.process.metrics`."""
 
 from dataclasses import dataclass
 
@@ -22,12 +22,12 @@ _DEAD = ("undecodable", "worker_lost")
 """Counters that begin with their first event show no increase, so these begin with 0."""
 _NUM_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 _MEAN_WEIGHT = 0.02
-"""The weight of one job in the means: about fifty jobs are remembered."""
+"""The weight of a job in the means: about fifty jobs are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClassMetrics:
-    """The histograms of one class. They are kept because a label lookup takes microseconds."""
+    """The histograms of a class. They are kept because a label lookup takes microseconds."""
 
     queue_s: Histogram
     first_token_s: Histogram
@@ -74,6 +74,10 @@ class JobMetrics:
             "Tokens generated.",
             *by_tenant,
             vllm="generation_tokens",
+        )
+        self.interruptions = catalog.counter(
+            "warren_worker_interruptions_total",
+            "Notices that the machine ends, after which the worker handed its jobs over.",
         )
         self.set_aside = catalog.counter(
             "warren_worker_jobs_set_aside_total",

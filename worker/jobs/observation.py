@@ -1,4 +1,4 @@
-"""Follows one run of a job: writes its log lines, its metrics and its spans."""
+"""Follows a run of a job: writes its log lines, its metrics and its spans."""
 
 import secrets
 import time
@@ -67,7 +67,7 @@ def record_queue_span(job: GenerationJob | QuickJob, arrived_at: float) -> None:
 
 
 class JobObservation:
-    """One run, from the delivery of its job to its end.
+    """A run, from the delivery of its job to its end.
 
     Its span ``worker.run`` has the spans of prefill, decode and sampled steps as children, and a
     link to the run that it replaces.
@@ -107,7 +107,7 @@ class JobObservation:
         self._queue_s: float | None = None
         """Seconds since the creation of the job, in which other runs may have had it."""
         if job.created_at:
-            # A publisher's clock may be ahead, and other jobs would seem to be older than this one.
+            # A publisher's clock may be ahead, and other jobs would seem to be older than this job.
             metrics.taken(job_class, min(job.created_at, now))
             self._queue_s = max(0.0, now - job.created_at)
         self._has_counted_wait = False
@@ -117,7 +117,7 @@ class JobObservation:
         self._context = trace.set_span_in_context(self._span)
         self.ticket = self._new_ticket()
         """The fencing token of the run. It is the id of the span, so that a run that replaces this
-        one can link to it."""
+        run can link to it."""
 
     @property
     def waits_s(self) -> float:
@@ -134,7 +134,7 @@ class JobObservation:
     ) -> None:
         """The job was submitted to the engine, with the tokens that its readers have already.
 
-        ``other_numerics`` are those of these tokens, if this worker has others.
+        ``other_numerics`` are the numerics of these tokens, if they differ from this worker's.
         """
         self._submitted_at = time.monotonic()
         self._attempt = attempt
@@ -281,8 +281,8 @@ class JobObservation:
         requests.write_line(step, self._job, own | facts, is_warning=is_warning)
 
     def _count_wait(self) -> None:
-        """Record the wait for a worker, unless a run before this one may have ended it: when a run
-        ended, and the job became available again, is unknown."""
+        """Record the wait for a worker, unless an earlier run may have ended it: it is unknown when
+        that run ended and the job became available again."""
         if self._has_counted_wait or self._queue_s is None:
             return
         self._has_counted_wait = True
@@ -349,7 +349,7 @@ def report_turned_away(
 def report_undecodable(
     message: Message, error: UndecodableMessage, metrics: JobMetrics, worker: str
 ) -> None:
-    """Report a message that is dead-lettered because it is no job, or one that may not be run."""
+    """Report a message that is dead-lettered because it is no job, or a job that may not be run."""
     metrics.dead_letters.labels(metrics.model, "undecodable").inc()
     facts = {
         "request_id": name_of(message),

@@ -8,7 +8,7 @@ from shared.messages.token_estimates import tokens_of_prompts
 
 _NUM_REMEMBERED = 64
 _MIN_REMEMBERED = 8
-"""Fewer jobs say nothing about the next one."""
+"""Fewer jobs say nothing about the next job."""
 _MIN_PROMPT_TOKENS = 256
 """The time of a shorter prompt is that of a step rather than that of its tokens."""
 _MIN_ANSWER_TOKENS = 8
@@ -34,7 +34,7 @@ class JobPace:
             self._prompts.append(seconds / num_tokens)
 
     def learn_answer(self, num_tokens: int, seconds: float) -> None:
-        """Record how long a choice took, from its first token to its last one."""
+        """Record how long a choice took, from its first to its last token."""
         self._lengths.append(num_tokens)
         if num_tokens >= _MIN_ANSWER_TOKENS:
             self._answers.append(seconds / (num_tokens - 1))

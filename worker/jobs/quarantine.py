@@ -27,14 +27,14 @@ class Pausable(Protocol):
 
 
 class Solitude:
-    """Lets one job run while nothing else runs in the worker.
+    """Lets a job run alone in the worker.
 
     A queue of such jobs does not starve the others: after each of them, the others run for as long
     as it took, or until there are none.
     """
 
     def __init__(self, *others: Sequence[Pausable]) -> None:
-        """``others`` are groups of consumers; each group is paused once those before it are
+        """``others`` are groups of consumers; each group is paused once the groups before it are
         idle."""
         self._others = others
         self._free_at = 0.0

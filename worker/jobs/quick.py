@@ -2,7 +2,8 @@
 
 A job is acknowledged once its answer is confirmed, or if no reader is left. Answering a job twice
 is harmless, so a job whose handling fails unexpectedly is requeued. It has no log that counts its
-crashes: one that was returned `_MAX_RETURNS` times is dead-lettered, and its reader gets an error.
+crashes: a job that was returned `_MAX_RETURNS` times is dead-lettered, and its reader gets an
+error.
 """
 
 import asyncio
@@ -74,12 +75,12 @@ _PREFETCH = 32
 """More than are answered at once, so that the tenants among them take turns."""
 _MAX_RETURNS = 4
 """The returns after which a job is dead-lettered. A poison generation crashes two workers beside
-other jobs, and one before if it generates tokens until then. While it runs alone, no quick job
-does."""
+other jobs, and one more before that if it generates tokens first. While it runs alone, no quick job
+runs."""
 
 
 class QuickConsumer:
-    """Answers the quick jobs of one model, a few at a time."""
+    """Answers the quick jobs of a model, a few at a time."""
 
     def __init__(
         self,
@@ -102,7 +103,7 @@ class QuickConsumer:
         self._queue = topology.jobs_queue(model.name, "quick")
         self._subscription: Subscription | None = None
         self._taking = asyncio.Lock()
-        """Held while jobs may be taken, and until the last one taken is answered."""
+        """Held while jobs may be taken, and until the last job taken is answered."""
         self._answering: set[asyncio.Task[None]] = set()
         self._may_take = asyncio.Event()
         self._may_take.set()
@@ -133,7 +134,7 @@ class QuickConsumer:
             self._may_take.set()
 
     async def run(self) -> None:
-        """Answer jobs until cancelled; unanswered ones are then requeued."""
+        """Answer jobs until cancelled; unanswered jobs are then requeued."""
         while True:
             await self._may_take.wait()
             await self._consume()
@@ -158,7 +159,7 @@ class QuickConsumer:
                     task.add_done_callback(self._answering.discard)
 
     async def _serve(self, delivery: JobDelivery) -> None:
-        """Answer one delivery. No error propagates, because it would end all jobs taken."""
+        """Answer a delivery. No error propagates, because it would end all jobs taken."""
         try:
             await self._take(delivery)
         except Exception as error:  # noqa: BLE001 (any error is reported)

@@ -1,12 +1,12 @@
-"""The run of one job, from its delivery until it is settled, as a state machine without I/O.
+"""The run of a job, from its delivery until it is settled, as a state machine without I/O.
 
-A first delivery starts at once. Any other one first determines where to continue
-(`shared.log.writer`): it writes `Started` and waits for the answer of the log's reader; if there
-is no reader, it reads the log itself.
+The run of a first delivery starts at once. The run of any other delivery first determines where to
+continue (`shared.log.writer`): it writes `Started` and waits for the answer of the log's reader; if
+there is no reader, it reads the log itself.
 
 Events are published one at a time, in the order in which they were written. An event whose fate is
 unknown is published again: readers recognize the repetition by its position in the log, or by its
-ticket. The event that ends the answer is chosen once and never replaced by another one.
+ticket. The event that ends the answer is chosen once and never replaced.
 """
 
 from collections import deque
@@ -47,7 +47,7 @@ from worker.decode.whole_answer import ChoiceEvent, WholeAnswer
 MAX_RETURNS = 8
 """Maximum number of returns of a stream, whatever its log says about crashes. Returns include
 hand-overs, lost connections, and workers that crashed before they wrote an event, after the job got
-further, or because of another job while this one waited in quarantine. It is well below the
+further, or because of another job while this job waited in quarantine. It is well below the
 delivery limit of the queues, at which a job is dead-lettered without an answer to its reader."""
 LAST_RETURNS = 16
 """From so many returns on, a job that could not be moved out of its queue fails. The returns that
@@ -71,7 +71,8 @@ class Signal(Enum):
     SUPERSEDED = auto()
     """A newer delivery of the same job is here."""
     LOG_MOVED = auto()
-    """In place of a confirmation: the log was recreated, and the event was not published."""
+    """The log was recreated, and the event was not published. This comes in place of a
+    confirmation."""
     PEERS_FOUND = auto()
     """There are workers with the numerics of the tokens that the log has."""
     NO_PEERS = auto()
@@ -108,7 +109,7 @@ class Refused(Struct, frozen=True):
 
 
 Event: TypeAlias = Signal | Planned | LogRead | Decoded | Refused | Cancel | Continue | WarrenError
-"""Commands are those of the log's reader; an error is that of the work."""
+"""A command comes from the log's reader, an error from the work."""
 
 
 class Outcome(Enum):
@@ -118,22 +119,22 @@ class Outcome(Enum):
     UNREAD = auto()
     """There is no log, or none any more."""
     SUPERSEDED = auto()
-    """Another run has the stream, or its reader has stopped this one before it had a position."""
+    """Another run has the stream, or its reader has stopped this run before it had a position."""
     HANDED_OVER = auto()
     REQUEUED = auto()
     QUARANTINED = auto()
     MOVED = auto()
     """A worker with other numerics is to continue; see `JobRun.numerics`."""
     REPUBLISHED = auto()
-    """The job is to be queued once more, as one that was never returned: it was returned too often,
+    """The job is to be queued once more, as if it was never returned: it was returned too often,
     but only because connections to the broker were lost, or the node of its log is down."""
     DEAD_LETTERED = auto()
     UNKNOWN = auto()
-    """Publishing one event failed twice for unknown reasons."""
+    """Publishing an event failed twice for unknown reasons."""
 
 
 class Work(Enum):
-    """Actions beside publishing; each ends the one before it."""
+    """Actions beside publishing; each ends the work before it."""
 
     PLAN = auto()
     READ_LOG = auto()
@@ -150,12 +151,12 @@ class Publish(Struct, frozen=True):
 
 
 class Record(Struct, frozen=True):
-    """The request ends here, unless its end is not accepted: record what it has used. The fields
-    are those of `shared.messages.UsageRecord`.
+    """The request ends here, unless its end is not accepted: record its usage. The fields are
+    described in `shared.messages.UsageRecord`.
 
     The `Publish` that follows may begin at once, but not before the record is under way: once
-    readers have the end, they delete the log, and no other worker could determine what was used.
-    The job may be settled once the record is confirmed.
+    readers have the end, they delete the log, and no other worker could determine the usage. The
+    job may be settled once the record is confirmed.
     """
 
     outcome: str
@@ -194,7 +195,7 @@ class State(Enum):
 
 
 class JobRun:
-    """Runs one delivery of ``job``."""
+    """Runs a delivery of ``job``."""
 
     def __init__(
         self,
@@ -235,9 +236,9 @@ class JobRun:
         self._failure: tuple[WarrenError, Outcome] | None = None
         """How the run ends once it has a position in the log."""
         self._outbox: deque[ReplyEvent] = deque()
-        """Events that are not confirmed; the first one is being published."""
+        """Events that are not confirmed; the first event is being published."""
         self._is_again = False
-        """Whether the first one is being published for the second time."""
+        """Whether the first event is being published for the second time."""
         self._outcome = Outcome.ANSWERED
 
     @property
@@ -249,7 +250,7 @@ class JobRun:
 
     @property
     def replaced(self) -> Replaced | None:
-        """The run that this one continues, if its reader has named it."""
+        """The run that this run continues, if its reader has named it."""
         return self._attempt.replaced
 
     @property
@@ -260,7 +261,7 @@ class JobRun:
 
     @property
     def changed_numerics(self) -> str:
-        """`numerics` if they are known to differ from those of this run; otherwise empty."""
+        """`numerics` if they are known to differ from this run's numerics; otherwise empty."""
         numerics = self.numerics
         return numerics if self._numerics and numerics != self._numerics else ""
 
@@ -329,8 +330,8 @@ class JobRun:
             case Unroutable():
                 return self._settle_unread()
             case EngineFailed():
-                # Without `HandedOver`, so that this run counts as a crash: the request itself may
-                # be what ends the engine.
+                # `HandedOver` is left out, so that this run counts as a crash: the request itself
+                # may end the engine.
                 return self._settle(Outcome.REQUEUED)
             case _:
                 return self._fail(news) if self._started else self._fail_in_place(news)
@@ -406,7 +407,8 @@ class JobRun:
             case Verdict.CONTINUE:
                 return self._change_numerics() if self.changed_numerics else self._generate()
             case Verdict.STOP:
-                # A run that waits for its position may be an old one, whose failure readers ignore.
+                # A run that waits for its position may be old, and readers ignore the failure of an
+                # old run.
                 may_be_old = self.state is State.POSITIONING
                 outcome = Outcome.SUPERSEDED if may_be_old else Outcome.ANSWERED
                 return self._fail(Cancelled("The request was cancelled."), outcome)
@@ -423,8 +425,8 @@ class JobRun:
                 return self._fail(InternalError("The request's log cannot be read."))
 
     def _change_numerics(self) -> list[Action]:
-        """Leave the job to a worker with the numerics of its tokens, if there is one. A job in
-        quarantine stays, because it must not run beside others."""
+        """Leave the job to a worker with the numerics of its tokens, if such a worker exists. A job
+        in quarantine stays, because it must not run beside others."""
         if self._is_suspect:
             if self._requires_same_numerics:
                 return self._fail(_worker_lost(), Outcome.DEAD_LETTERED)
@@ -511,7 +513,7 @@ class JobRun:
         attempt = 0 if log is None else num_takeovers + 1
         if log is not None and self._whole is None:
             attempt = log.attempt
-            num_takeovers = attempt - 1
+            num_takeovers = attempt - 1 if self._attempt.is_continued else 0
         return Record(
             outcome=outcome,
             attempt=attempt if is_read else 0,
@@ -576,7 +578,7 @@ class JobRun:
         is_dead_lettered = self._outcome is Outcome.DEAD_LETTERED
         match error:
             # The node of the log is down: the job waits in its queue until the node returns, unless
-            # it is to be dead-lettered, because it would be queued as one that was never returned.
+            # it is to be dead-lettered, because it would be queued as if it was never returned.
             case QueueDown() if is_needed and not is_dead_lettered:
                 return self._settle(Outcome.REPUBLISHED)
             # Nobody reads.
@@ -596,8 +598,8 @@ class JobRun:
 
 
 def _num_cached(chains: Sequence[TokenChain], num_choices: int) -> int:
-    """The cached tokens of all prompts. Later choices of a prompt find what its first one has
-    computed, so the smallest number is the prompt's."""
+    """The cached tokens of all prompts. Later choices of a prompt find the tokens that its first
+    choice has computed, so the smallest number is the prompt's."""
     of_prompts = (chains[k : k + num_choices] for k in range(0, len(chains), num_choices))
     return sum(
         min((chain.num_cached_tokens for chain in choices if chain.is_finished), default=0)

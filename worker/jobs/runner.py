@@ -1,4 +1,4 @@
-"""Executes the run of one job: passes events to a `JobRun`, and performs its actions."""
+"""Executes the run of a job: passes events to a `JobRun`, and performs its actions."""
 
 import asyncio
 import logging
@@ -79,7 +79,7 @@ class Workplace:
 
 
 class JobRunner:
-    """Runs one delivery of a job.
+    """Runs a delivery of a job.
 
     Events are applied as soon as they occur, so a cancelled job frees the engine even while the
     broker is slow. Tokens are an exception: they gather while an event is being published, and the
@@ -133,7 +133,7 @@ class JobRunner:
         self._working: asyncio.Task[None] | None = None
         self._publishing: ReplyEvent | None = None
         self._recording: asyncio.Task[None] | None = None
-        """The record of what the request has used, until it is confirmed."""
+        """The record of the request's usage, until it is confirmed."""
         self._is_leaving = False
         """Whether another worker is to continue."""
         self._end: Outcome | Exception | None = None
@@ -165,7 +165,7 @@ class JobRunner:
         return await self._publisher.find_log()
 
     async def run(self) -> Outcome:
-        """Publish all events up to the last one; returns how the job is to be settled.
+        """Publish all events; returns how the job is to be settled.
 
         After an error it is unknown whether the readers know the outcome.
         """
@@ -320,7 +320,8 @@ class JobRunner:
         return True
 
     def _apply(self, event: Event, *, is_settled: bool = True) -> None:
-        """Apply an event and perform the actions. An error fails the run, a second one ends it."""
+        """Apply an event and perform the actions. An error fails the run, a second error ends
+        it."""
         try:
             for action in self._run.on(event, is_settled=is_settled):
                 self._perform(action)
@@ -362,7 +363,7 @@ class JobRunner:
             incidents.report("job", "usage not recorded", error, **facts)
 
     def _work(self, work: Work) -> None:
-        """Do this in place of what is being done."""
+        """Cancel the current work and start this."""
         if self._working is not None:
             self._working.cancel()
         if self._generation is not None:

@@ -1,13 +1,13 @@
 """The jobs that a consumer holds, and the order in which they begin.
 
 The broker delivers jobs in the order of their arrival. A worker takes more of them than it can run
-and begins them in an order of its own, in which no tenant's jobs wait behind all those of another,
-and the jobs of a tenant begin by their deadlines (`worker.jobs.line`).
-A job that has not begun has left no trace in its log, so it can be returned to its queue unnoticed.
+and begins them in an order of its own, in which no tenant's jobs wait behind all jobs of another
+tenant, and the jobs of a tenant begin by their deadlines (`worker.jobs.line`). A job that has not
+begun has left no trace in its log, so it can be returned to its queue unnoticed.
 
 A tenant that sends more jobs than the window has room for does not fill it, or the jobs of others
 would wait at the broker behind its own. Once it holds as many places as are free, its further jobs
-are set aside, in a queue from which some are taken at a time. This is the dynamic threshold of
+are set aside, in a queue from which a few are taken at a time. This is the dynamic threshold of
 shared-memory switches (Choudhury and Hahne, 1998): a place is free for the next tenant, however
 many there are, and a tenant that is alone has half of them.
 """
@@ -34,8 +34,8 @@ _MIN_LOOK_S = 0.01
 """How soon after a look a job looks again whether it can still be in time."""
 _SLOTS_PER_AHEAD = 8
 """One batch job begins ahead for so many slots, even if there is one tenant: each slot would
-otherwise be empty while one job is settled and the next one begins. More of them would wait here
-while other workers are free."""
+otherwise be empty while a job is settled and the next job begins. More jobs would wait here while
+other workers are free."""
 
 
 class Turn(Enum):
@@ -45,13 +45,13 @@ class Turn(Enum):
     GIVE_BACK = auto()
     """Return to the queue, for another worker."""
     SET_ASIDE = auto()
-    """Move to the queue of those that were set aside."""
+    """Move to the queue of jobs that were set aside."""
     LOST = auto()
     """Nothing: its delivery was lost with its channel."""
 
 
 class Place:
-    """The place of one job in a window, from its delivery until it is settled."""
+    """The place of a job in a window, from its delivery until it is settled."""
 
     def __init__(
         self, window: "JobWindow", job: GenerationJob, *, is_fresh: bool, was_set_aside: bool
@@ -104,12 +104,12 @@ class Place:
 
 
 class JobWindow:
-    """Begins the jobs of one class, ``max_begun`` at once.
+    """Begins the jobs of a class, ``max_begun`` at once.
 
-    The next job is the first one in the line of the tenant that has begun the fewest for its
-    weight. When so many have begun and there are several tenants, each of them may begin two more
-    jobs, and another one whenever one of these has received its first token. In a window that
-    ``fills_slots`` a single tenant may, too.
+    The next job is the first in the line of the tenant that has begun the fewest jobs for its
+    weight. When ``max_begun`` jobs have begun and there are several tenants, each tenant may begin
+    two more jobs, and another whenever one of the two has received its first token. In a window
+    that ``fills_slots`` a single tenant may, too.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class JobWindow:
         fills_slots: bool = False,
         pace: JobPace | None = None,
     ) -> None:
-        """``weights`` are those of tenants whose weight is not 1. ``max_waiting``: how many jobs
-        are to wait here; none is set aside if it is 0. ``fills_slots``: whether no slot of the
-        engine is to be empty between two jobs of one tenant. ``pace`` says how long jobs take; by
-        default nothing is known about that."""
+        """``weights`` has the tenants whose weight is not 1. ``max_waiting``: how many jobs are to
+        wait here; no job is set aside if it is 0. ``fills_slots``: whether no slot of the engine is
+        to be empty between two jobs of one tenant. ``pace`` says how long jobs take; by default
+        nothing is known about that."""
         self._yields = False
         self.max_begun = max_begun
         self.max_waiting = max_waiting
@@ -173,7 +173,7 @@ class JobWindow:
         may_wait: bool = True,
     ) -> Iterator[Place]:
         """Hold a job. ``is_fresh``: it was never returned to its queue. ``at_once``: it does not
-        wait for its turn. ``was_set_aside``: it comes from the queue of those that were.
+        wait for its turn. ``was_set_aside``: it comes from the queue of jobs that were set aside.
         ``may_wait``: otherwise it is given back unless it can begin now."""
         place = Place(self, job, is_fresh=is_fresh, was_set_aside=was_set_aside)
         if at_once:
@@ -218,7 +218,7 @@ class JobWindow:
         return len(given)
 
     def close(self) -> None:
-        """Give back all jobs that have not begun, and those that arrive until `open`."""
+        """Give back all jobs that have not begun, and all jobs that arrive until `open`."""
         self._is_closed = True
         self._decide_all(Turn.GIVE_BACK)
 
@@ -226,7 +226,7 @@ class JobWindow:
         self._is_closed = False
 
     def lose(self, *, were_set_aside: bool = False) -> None:
-        """Forget the jobs of one queue that have not begun: their deliveries were lost."""
+        """Forget the jobs of a queue that have not begun: their deliveries were lost."""
         for place in list(chain(*self._waiting.values())):
             if place.was_set_aside == were_set_aside:
                 self._decide(place, Turn.LOST)
@@ -271,7 +271,7 @@ class JobWindow:
         place.decide(turn)
 
     def _forget(self, place: Place) -> None:
-        """Remove a job from those that wait, if it is one of them."""
+        """Remove a job from the waiting jobs, if it waits."""
         line = self._waiting.get(place.tenant)
         if line is not None:
             line.remove(place)

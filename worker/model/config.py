@@ -11,6 +11,7 @@ from shared.model_files import check_fields, read_json_object
 from worker.model.spec import (
     Activation,
     Attention,
+    Experts,
     Layer,
     Mlp,
     ModelSpec,
@@ -28,6 +29,7 @@ _ACTIVATIONS: Mapping[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
 _THETA = 10_000.0
 _NAME = "the model's config.json"
@@ -86,19 +88,26 @@ class _RopeFields(Struct):
     truncate: bool | None = None
     short_factor: list[float] | None = None
     long_factor: list[float] | None = None
+    short_mscale: float | None = None
+    long_mscale: float | None = None
 
 
 def read_json_config(directory: Path) -> dict[str, Any]:
     """Read ``config.json``.
 
-    Raises `StartupError` if it is missing or not JSON, or if tokens attend to those after them,
-    which is not supported.
+    Raises `StartupError` if it is missing or not JSON, or if tokens attend to later tokens, which
+    is not supported.
     """
     config = read_json_object(directory / "config.json")
     if config is None:
         raise StartupError("the model's directory has no config.json")
     check_fields(config, _CommonFields, _NAME)
-    if config.get("is_causal") is False or config.get("use_bidirectional_attention"):
+    inner = config.get("text_config") or {}
+    # With "vision", only the tokens of an image attend to one another.
+    if any(
+        one.get("is_causal") is False or one.get("use_bidirectional_attention") in (True, "all")
+        for one in (config, inner)
+    ):
         raise StartupError("the model's attention is not causal, which is not supported")
     return config
 
@@ -120,7 +129,7 @@ class Config:
         self._fields = check_fields(self._values, _Fields, _NAME)
 
     def within(self, key: str, defaults: Mapping[str, Any] | None = None) -> "Config":
-        """The configuration of a model within this one, such as ``text_config``."""
+        """The configuration of a model within this model, such as ``text_config``."""
         inner = self._values.get(key)
         return Config(inner if isinstance(inner, dict) else {}, defaults)
 
@@ -133,7 +142,7 @@ class Config:
         return default if value is None else value
 
     def size(self, key: str, if_null: int | None = None) -> int:
-        """A number of at least one."""
+        """A positive integer."""
         size = self._values.get(key, if_null)
         if size is None:
             size = if_null
@@ -148,6 +157,17 @@ class Config:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise StartupError(f"{_NAME} says {key} {value!r}, which is no number")
         return float(value)
+
+    def numbers(self, key: str, default: Sequence[float]) -> list[float]:
+        """As many numbers as the default has; transformers writes infinity as an object."""
+        values = self.get(key, default)
+        try:
+            numbers = [float(one["__float__"] if isinstance(one, dict) else one) for one in values]
+        except (KeyError, TypeError, ValueError):
+            numbers = []
+        if len(numbers) != len(default):
+            raise StartupError(f"{_NAME} says {key} {values!r}, expected {len(default)} numbers")
+        return numbers
 
     def flag(self, key: str) -> bool:
         return bool(self._values.get(key))
@@ -201,6 +221,8 @@ class Config:
         names: Names | None = None,
         **overrides: Any,
     ) -> ModelSpec:
+        if not any(layer.has_mixer for layer in layers):
+            raise NotNative("no layer has attention or a recurrence")
         overrides.setdefault("has_tied_embeddings", self.flag("tie_word_embeddings"))
         return ModelSpec(
             vocab_size=self.size("vocab_size"),
@@ -212,15 +234,45 @@ class Config:
             **overrides,
         )
 
-    def kinds(self, default: Sequence[str]) -> Sequence[str]:
-        """The kind of each layer's attention."""
+    def mixture(
+        self, attention: Attention, experts: Experts, norm: Norm, names: Names, num_dense: int = 0
+    ) -> ModelSpec:
+        """A model whose layers have experts, except the first ``first_k_dense_replace``, which are
+        ``num_dense`` if the configuration does not say how many."""
+        num_dense = self.get("first_k_dense_replace", num_dense)
+        layers = [
+            Layer(
+                attention=attention,
+                feed_forward=self.mlp() if index < num_dense else experts,
+                before_attention=norm,
+                before_feed_forward=norm,
+            )
+            for index in range(self.num_layers)
+        ]
+        return self.model(layers, norm, names)
+
+    def kinds(self, default: Sequence[str], further: Sequence[str] = ()) -> Sequence[str]:
+        """The kind of each layer's attention, or a ``further`` kind of a family."""
         kinds = self._fields.layer_types or default
-        if len(kinds) != self.num_layers or not set(kinds) <= set(_KINDS):
+        if len(kinds) != self.num_layers or not set(kinds) <= {*_KINDS, *further}:
             raise StartupError(f"{_NAME} says layer_types {kinds}, for {self.num_layers} layers")
         return kinds
 
+    def kv_sources(self, kinds: Sequence[str]) -> list[int | None]:
+        """For each layer of these kinds, the layer whose keys and values it reads, None for its
+        own: the last ``num_kv_shared_layers`` read those of the last layer of their kind before."""
+        num_shared = self._values.get("num_kv_shared_layers") or 0
+        own = kinds[: len(kinds) - num_shared] if num_shared in range(len(kinds)) else ()
+        last = {kind: index for index, kind in enumerate(own)}
+        if not set(kinds) <= set(last):
+            raise StartupError(
+                f"{_NAME} says num_kv_shared_layers {num_shared}, which leaves a layer without "
+                "keys and values"
+            )
+        return [last[kind] if index >= len(own) else None for index, kind in enumerate(kinds)]
+
     def window(self) -> int | None:
-        """The sliding window of the layers that have one."""
+        """The sliding window of the layers that have a window."""
         window = self._fields.sliding_window
         if window is not None and window < 1:
             raise StartupError(f"{_NAME} says sliding_window {window}, which no model can have")
@@ -244,7 +296,7 @@ class Config:
         """The rotary positions, of a kind of layers if these differ.
 
         ``theta`` is the family's default; ``is_partial``: its heads may be rotated in part;
-        ``is_whole``: the angles are those of a whole head, some of which may be zero.
+        ``is_whole``: the angles cover a whole head, and some may be zero.
         """
         parameters = self._rope(theta, kind)
         if is_whole:
@@ -261,8 +313,8 @@ class Config:
         return self.size(key, self._defaults.get(key))
 
     def _longest(self) -> int:
-        """The longest context, to which YaRN extends the original one: Qwen's configurations with
-        YaRN keep the other number."""
+        """The longest context, to which YaRN extends the original context: Qwen's configurations
+        with YaRN keep the original number."""
         stated = self._stated_len
         parameters = self._fields.rope_parameters or {}
         kind = "full_attention" if isinstance(parameters.get("full_attention"), dict) else None

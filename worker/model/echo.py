@@ -47,7 +47,7 @@ def _draw(
     context_hash: int, key: tuple[int, int, int], vocab_size: int, edits: LogitEdits | None
 ) -> int:
     """Draw a token. Every edit changes it, and a banned token is replaced by the next allowed
-    one."""
+    token."""
     mixed = _mix(extend_hash(context_hash, key if edits is None else (*key, *_marks(edits))))
     first = mixed % vocab_size
     if edits is None:
@@ -99,21 +99,21 @@ def _lowest(bits: int) -> int:
 
 def _mix(state: int) -> int:
     # The low bits of FNV-1a depend only on the low bits of its input; the finalizer of MurmurHash3
-    # mixes the high ones into them.
+    # mixes the high bits into them.
     state = ((state ^ (state >> 33)) * 0xFF51AFD7ED558CCD) & _MASK
     return state ^ (state >> 33)
 
 
 class _SlotArrays:
-    """What the slots of the cache hold instead of keys and values. They take 16 bytes each from the
-    start, so that the memory of a worker does not grow while it fills its cache."""
+    """The contents of the cache's slots, in place of keys and values. They take 16 bytes each from
+    the start, so that the memory of a worker does not grow while it fills its cache."""
 
     def __init__(self, num_slots: int) -> None:
         self._token_ids = array("q", [_EMPTY]) * num_slots
         self._context_hashes = array("Q", [0]) * num_slots
 
     def write(self, slot: int, token_id: int, context_hash: int) -> None:
-        """``context_hash``: the hash of all tokens of the context up to this one."""
+        """``context_hash``: the hash of all tokens of the context up to this token."""
         self._token_ids[slot] = token_id
         self._context_hashes[slot] = context_hash
 
@@ -298,12 +298,12 @@ class EchoRunner:
         return context_hash
 
     def _read_positions(self, sequence: ScheduledSequence, group: TokenCache) -> range:
-        """The tokens before the step that it reads; only the last one without ``is_thorough``."""
+        """The tokens before the step that it reads; only the last token without ``is_thorough``."""
         first = group.first_read(sequence.start)
         return range(first if self._is_thorough else max(first, sequence.start - 1), sequence.start)
 
     def _state_slots(self, blocks: Sequence[int]) -> list[int]:
-        """The slots that hold a state: without ``is_thorough`` one of each block."""
+        """The slots that hold a state: without ``is_thorough`` the first slot of each block."""
         num_slots = self.block_size if self._is_thorough else 1
         return [block * self.block_size + k for block in blocks for k in range(num_slots)]
 
@@ -314,7 +314,7 @@ class EchoRunner:
         return block * self.block_size + at % self.block_size
 
     def _check_writes(self, batch: ScheduledBatch) -> None:
-        """Check that what a sequence writes is written and read by no other one."""
+        """Check that no slot that a sequence writes is written or read by another sequence."""
         written: dict[int, ScheduledSequence] = {}
         for sequence in batch.sequences:
             slots = self._written_slots(sequence)

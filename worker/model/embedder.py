@@ -18,9 +18,10 @@ from shared.model_files import read_json
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId
 from worker.model.forward import Decoder
 from worker.model.inputs import build_inputs
-from worker.model.kv_cache import BlockShape, KVCache
+from worker.model.kv_cache import KVCache
 from worker.model.loading import device_named
 from worker.model.runner import TorchRunner
+from worker.model.start import whole_cache
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ def start_embedder(
 
 
 class Embedder:
-    """Embeds prompts one forward pass at a time, so that generation steps can run in between."""
+    """Embeds prompts pass by pass, so that generation steps can run in between."""
 
     def __init__(
         self,
@@ -124,8 +125,9 @@ class Embedder:
     def embed(
         self, prompts: Sequence[Sequence[int]], num_dimensions: int | None = None
     ) -> Iterator[Vectors]:
-        """The prompts' vectors, normalized and in order; each step yields those that it completes.
-        Raises `NotFinite`, and `OutOfMemory` if there is no room for the keys and values."""
+        """The prompts' vectors, normalized and in order; each step yields the vectors that it
+        completes. Raises `NotFinite`, and `OutOfMemory` if there is no room for the keys and
+        values."""
         for group in _groups(prompts, self._max_num_tokens):
             yield from self._embed_group(group, num_dimensions)
 
@@ -162,10 +164,6 @@ class Embedder:
         return torch.stack([part.sum(dim=0) for part in torch.split(hidden, counts)])
 
     def _scratch(self, prompts: list[Sequence[int]]) -> tuple[KVCache, list[range]]:
-        decoder = self._decoder
-        block = BlockShape(
-            decoder.num_layers, _BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim, decoder.dtype
-        )
         tables: list[range] = []
         num_blocks = 0
         for prompt in prompts:
@@ -173,7 +171,7 @@ class Embedder:
             tables.append(range(num_blocks, end))
             num_blocks = end
         try:
-            return KVCache.allocate(block, num_blocks, decoder.device), tables
+            return whole_cache(self._decoder, _BLOCK_SIZE, num_blocks), tables
         except StartupError as error:
             raise OutOfMemory("The worker does not have enough memory for this request.") from error
 
@@ -193,7 +191,8 @@ def _groups(prompts: Sequence[Sequence[int]], max_num_tokens: int) -> Iterator[l
 def _share(
     prompt: Sequence[int], table: range, start: int, end: int, *, is_mean: bool
 ) -> ScheduledSequence:
-    """The tokens ``start`` .. ``end`` - 1, with all their states sampled, or only the last one."""
+    """The tokens ``start`` .. ``end`` - 1, with all their states sampled, or only the last
+    state."""
     token_ids = prompt[start:end]
     return ScheduledSequence(
         sequence_id=SequenceId("embedding", 0),

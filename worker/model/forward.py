@@ -1,4 +1,4 @@
-"""The protocol of a decoder: one packed step in, the logits of the sampled rows out."""
+"""The protocol of a decoder: a packed step in, the logits of the sampled rows out."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,7 +13,7 @@ from worker.model.kv_cache import KVCache
 
 @dataclass(frozen=True, slots=True)
 class ForwardInputs:
-    """One packed step: the tokens of all sequences concatenated, without padding.
+    """A packed step: the tokens of all sequences concatenated, without padding.
 
     Sequences with a single token come first, then the chunks of prompts. All tensors are on the
     decoder's device.
@@ -33,13 +33,15 @@ class ForwardInputs:
     pad a batch."""
     block_tables: Tensor
     """[num_groups, num_seqs, max_num_blocks] int32; entries beyond a sequence's context are 0, and
-    so are those of blocks that were released."""
+    so are the entries of blocks that were released. The table of states has the blocks of the state
+    that the step reads, which are 0 at the start of a sequence, then the blocks of the state that
+    it writes."""
     sampled_rows: Tensor
     """[num_sampled] int64: the tokens whose logits are returned, in the order of the result."""
     num_decodes: int
-    """The number of sequences with a single token, all of which come first."""
+    """The number of sequences with a single token; they all come first."""
     max_query_len: int
-    """The maximum number of tokens of one sequence in this step."""
+    """The maximum number of tokens of a sequence in this step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,10 +79,12 @@ class Decoder(Protocol):
     @property
     def head_dim(self) -> int: ...
 
-    def cache_layout(self) -> CacheLayout:
-        """The groups that the layers form: by default one, which keeps all tokens.
+    def cache_layout(self, block_size: int) -> CacheLayout:
+        """The groups that the layers form with blocks of so many tokens: by default a single
+        group, which keeps all tokens.
 
-        `forward` accepts a cache with this layout, and a cache with one group.
+        `forward` accepts a cache with this layout, and, without states, a cache with a single
+        group.
         """
         return one_group(self.num_layers)
 

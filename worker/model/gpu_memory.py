@@ -10,6 +10,7 @@ from kernels.providers import Ops
 from shared.errors import StartupError
 from shared.host_memory import readable_size
 from shared.messages import SamplingParams
+from worker.engine.cache.layout import ONE_FULL, CacheGroup, StateCache
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId, StepFailed
 from worker.engine.step_plan import MAX_SCORED_TOKENS
 from worker.model.cache_layout import CacheLayout
@@ -29,7 +30,7 @@ class DeviceMemory:
 
     total: int
     used: int
-    """Used by weights, by the driver and by other processes."""
+    """The memory of weights, of the driver and of other processes."""
     activations: int
     """The peak of a step's activations."""
     graphs: int
@@ -56,11 +57,10 @@ def measure(
 ) -> DeviceMemory:
     """Run the largest step on a minimal cache and record the largest graphs.
 
-    Before that, run one step of every other kind, so that later steps compile nothing. Raises
+    Before that, run a step of every other kind, so that later steps compile nothing. Raises
     `StartupError` if even these do not fit.
     """
-    num_groups = len(layout.groups)
-    batch = largest_step(max_num_seqs, max_num_batched_tokens, block.block_size, num_groups)
+    batch = largest_step(max_num_seqs, max_num_batched_tokens, block.block_size, layout.groups)
     free, total = _free_bytes(decoder.device), torch.cuda.mem_get_info(decoder.device)[1]
     others = warm_steps(
         max_num_seqs=max_num_seqs,
@@ -68,7 +68,7 @@ def measure(
         max_seq_len=max_seq_len,
         block_size=block.block_size,
         vocab_size=decoder.vocab_size,
-        num_groups=num_groups,
+        groups=layout.groups,
     )
     batches = [*others, batch]
     try:
@@ -111,7 +111,7 @@ def _tried(
 
 
 def run_step(decoder: Decoder, ops: Ops, kv_cache: KVCache, batch: ScheduledBatch) -> None:
-    """Run one step from inputs to drawn and scored tokens. Raises `StepFailed` if out of memory."""
+    """Run a step from inputs to drawn and scored tokens. Raises `StepFailed` if out of memory."""
     num_tokens = batch.num_tokens
     runner = TorchRunner(
         decoder, kv_cache, ops, max_seq_len=num_tokens, max_num_batched_tokens=num_tokens
@@ -123,11 +123,14 @@ def run_step(decoder: Decoder, ops: Ops, kv_cache: KVCache, batch: ScheduledBatc
 
 
 def largest_step(
-    max_num_seqs: int, max_num_tokens: int, block_size: int, num_groups: int = 1
+    max_num_seqs: int,
+    max_num_tokens: int,
+    block_size: int,
+    groups: Sequence[CacheGroup] = ONE_FULL,
 ) -> ScheduledBatch:
     """The step with the most tokens, sequences, draws and scored tokens.
 
-    All groups have the same blocks, so the results have no meaning.
+    All groups have the same blocks, and all states are in block 0, so the results have no meaning.
     """
     lens = [n for k in range(max_num_seqs) if (n := (max_num_tokens + k) // max_num_seqs)]
     others = [0, *itertools.accumulate(num_tokens - 1 for num_tokens in lens)]
@@ -140,7 +143,12 @@ def largest_step(
                 sequence_id=SequenceId("largest step", k),
                 start=0,
                 token_ids=[1] * lens[k],
-                block_tables=[range(firsts[k], firsts[k] + num_blocks[k])] * num_groups,
+                block_tables=[
+                    [0] * group.num_blocks
+                    if isinstance(group, StateCache)
+                    else range(firsts[k], firsts[k] + num_blocks[k])
+                    for group in groups
+                ],
                 is_sampled=True,
                 sampling=_COSTLIEST,
                 seed=0,
@@ -155,8 +163,8 @@ def largest_step(
 def _graph_bytes(
     decoder: Decoder, kv_cache: KVCache, sizes: Sequence[int], max_seq_len: int
 ) -> int:
-    """The memory of all graphs: that of the largest, and for each other one what the second one
-    adds."""
+    """The memory of all graphs: the largest graph's, and for each other graph as much as the second
+    graph adds."""
     before = _free_bytes(decoder.device)
     taken: list[int] = []
     DecodeGraphs(

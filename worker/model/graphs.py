@@ -33,7 +33,7 @@ def ladder(max_num_seqs: int) -> list[int]:
 
 
 class CudaRecorder:
-    """A `Record` for the current CUDA device; all graphs share one memory pool."""
+    """A `Record` for the current CUDA device; all graphs share a memory pool."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -52,7 +52,7 @@ class CudaRecorder:
 
 
 class DecodeGraphs:
-    """Runs decode steps of any size up to the largest, from one set of inputs."""
+    """Runs decode steps of any size up to the largest, from a single set of inputs."""
 
     @torch.inference_mode()
     def __init__(

@@ -1,4 +1,4 @@
-"""Converts a scheduled batch into the tensors of one step, on the host."""
+"""Converts a scheduled batch into the tensors of a step, on the host."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.engine.interface import ScheduledBatch, ScheduledSequence
+from worker.model.cache_layout import CacheLayout, one_group
 from worker.model.forward import ForwardInputs
 from worker.model.sampling.logits_processor import EditInputs, edit_arrays
 from worker.model.sampling.row_scores import ScoreInputs, ScorePlan
@@ -30,11 +31,12 @@ NO_SLOT = -1
 BY_GROUP = ("slots", "block_tables")
 """The tensors with a row, or a table, for each group of layers."""
 _ALIGNMENT = 16
+_ONE_LAYER = one_group(1)
 
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """All inputs of one step, on the device."""
+    """All inputs of a step, on the device."""
 
     forward: ForwardInputs
     """If ``HostStep.graph_size`` is set, padded to that many sequences."""
@@ -52,7 +54,7 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """One step, laid out on the host."""
+    """A step, laid out on the host."""
 
     packed: Packed
     num_decodes: int
@@ -65,7 +67,7 @@ class HostStep:
     """The number of sequences that it was padded to; None if it was not padded."""
 
     def send(self) -> StepInputs:
-        """Copy the step to the device in one asynchronous transfer."""
+        """Copy the step to the device in a single asynchronous transfer."""
         tensors = self.packed.send()
         sampling = _taken(SamplingInputs, tensors)
         edits = _taken(EditInputs, tensors)
@@ -79,7 +81,7 @@ class HostStep:
 
 
 def _taken(kind: type[_Inputs], tensors: dict[str, Tensor]) -> _Inputs | None:
-    """One of the groups of tensors, if the step has it."""
+    """A group of tensors, if the step has it."""
     names = _NAMES[kind]
     return kind(**{name: tensors.pop(name) for name in names}) if names[0] in tensors else None
 
@@ -89,20 +91,20 @@ def lay_out(
     block_size: int,
     device: torch.device,
     graph_size: Callable[[int], int | None] = lambda num_seqs: None,
-    key_blocks: Sequence[int] = (1,),
+    layout: CacheLayout = _ONE_LAYER,
 ) -> HostStep:
     """Lay out a batch for ``device``, single tokens first.
 
-    ``key_blocks`` are those of the cache's layout. If every sequence has a single token and is
-    sampled, ``graph_size`` gives the number of sequences that the step is padded to, with sequences
-    of one token without slot or context. Raises `ValueError` if the batch is empty, or a sequence
-    has no tokens or too few blocks.
+    ``layout`` is the layout of the cache. If every sequence has a single token and is sampled,
+    ``graph_size`` gives the number of sequences that the step is padded to, with sequences of one
+    token without slot or context. Raises `ValueError` if the batch is empty, or a sequence has no
+    tokens or too few blocks.
     """
     if not batch.sequences:
         raise ValueError("a batch without sequences")
     lens = [sequence.num_tokens for sequence in batch.sequences]
     for sequence, num_tokens in zip(batch.sequences, lens, strict=True):
-        _check(sequence, num_tokens, block_size, len(key_blocks))
+        _check(sequence, num_tokens, block_size, layout)
     num_decodes = lens.count(1)
     packed = batch.sequences
     if num_decodes < len(lens):
@@ -113,7 +115,7 @@ def lay_out(
     scored = [sequence for sequence in batch.sequences if sequence.scored_ids]
     is_decode = num_decodes == len(sampled) == len(packed) and not scored
     size = graph_size(num_decodes) if is_decode else None
-    tokens = _token_arrays(packed, query_lens, block_size, key_blocks)
+    tokens = _token_arrays(packed, query_lens, block_size, layout)
     if size is not None:
         tokens = _padded(tokens, size)
     tokens |= {name: _aligned(tokens[name]) for name in BY_GROUP}
@@ -131,9 +133,14 @@ def lay_out(
     )
 
 
-def build_inputs(batch: ScheduledBatch, block_size: int, device: torch.device) -> StepInputs:
+def build_inputs(
+    batch: ScheduledBatch,
+    block_size: int,
+    device: torch.device,
+    layout: CacheLayout = _ONE_LAYER,
+) -> StepInputs:
     """Lay out a batch and copy it to ``device``. Raises like `lay_out`."""
-    return lay_out(batch, block_size, device).send()
+    return lay_out(batch, block_size, device, layout=layout).send()
 
 
 def _rows(sequences: Sequence[ScheduledSequence]) -> list[ScheduledSequence]:
@@ -151,11 +158,19 @@ def _row(sequence: ScheduledSequence, k: int) -> ScheduledSequence:
     return structs.replace(sequence, position=sequence.position + k, edits=edits)
 
 
-def _check(sequence: ScheduledSequence, num_tokens: int, block_size: int, num_groups: int) -> None:
-    end = sequence.start + num_tokens
-    if len(sequence.block_tables) != num_groups:
-        raise ValueError(f"{len(sequence.block_tables)} block tables for {num_groups} groups")
-    num_blocks = min(map(len, sequence.block_tables))
+def _check(
+    sequence: ScheduledSequence, num_tokens: int, block_size: int, layout: CacheLayout
+) -> None:
+    end, tables = sequence.start + num_tokens, sequence.block_tables
+    if len(tables) != len(layout.groups):
+        raise ValueError(f"{len(tables)} block tables for {len(layout.groups)} groups")
+    if layout.state is not None:
+        *tables, states = tables
+        expected = layout.state.num_blocks * (2 if sequence.start else 1)
+        if len(states) != expected:
+            raise ValueError(f"{len(states)} blocks of states, expected {expected}")
+    # States alone need no blocks for tokens.
+    num_blocks = min(map(len, tables), default=-(-end // block_size))
     if not num_tokens or num_blocks * block_size < end:
         raise ValueError(
             f"{num_tokens} tokens up to position {end} in {num_blocks} blocks of {block_size}"
@@ -166,25 +181,35 @@ def _token_arrays(
     packed: Sequence[ScheduledSequence],
     query_lens: NDArray[Any],
     block_size: int,
-    key_blocks: Sequence[int],
+    layout: CacheLayout,
 ) -> _Arrays:
-    """The arrays with one entry per token, and those that locate each sequence's context."""
+    """The arrays with an entry for each token, and the arrays that locate each sequence's
+    context."""
     query_starts = np.concatenate(([0], query_lens.cumsum()))
     starts = np.array([sequence.start for sequence in packed])
     context_lens = starts + query_lens
     num_blocks = -(-context_lens // block_size)
-    is_used = np.arange(num_blocks.max()) < num_blocks[:, None]
+    states = layout.state
+    num_columns = max(num_blocks.max(), 0 if states is None else 2 * states.num_blocks)
+    is_used = np.arange(num_columns) < num_blocks[:, None]
     lens = num_blocks.tolist()
-    block_tables = np.zeros((len(key_blocks), *is_used.shape), np.int32)
-    for group, factor in enumerate(key_blocks):
+    num_groups = len(layout.groups) - (states is not None)
+    block_tables = np.zeros((len(layout.groups), *is_used.shape), np.int32)
+    for group, factor in enumerate(layout.key_blocks[:num_groups]):
         tables = (s.block_tables[group][:length] for s, length in zip(packed, lens, strict=True))
-        # One assignment for all rows: one for each took most of the time of laying out a large
-        # step. A block that was released is not read.
+        # All rows are assigned at once: separate assignments took most of the time of laying out a
+        # large step. A block that was released is not read.
         block_tables[group][is_used] = np.maximum(_flat(tables, np.int32), 0) * factor
     owner = np.arange(len(packed)).repeat(query_lens)
     positions = np.arange(query_starts[-1]) - query_starts[owner] + starts[owner]
     blocks = block_tables[:, owner, positions // block_size].astype(np.int64)
     slots = blocks * block_size + positions % block_size
+    if states is not None:
+        slots[-1] = NO_SLOT
+        for row, sequence in enumerate(packed):
+            table = sequence.block_tables[-1]
+            end = 2 * states.num_blocks
+            block_tables[-1, row, end - len(table) : end] = table
     return {
         "token_ids": _flat((s.token_ids for s in packed), np.int64),
         "positions": positions,
@@ -196,7 +221,7 @@ def _token_arrays(
 
 
 def aligned_len(length: int, element_bytes: int, num_groups: int) -> int:
-    """The length of a row in memory that is followed by those of other groups.
+    """The length of a row in memory that is followed by the rows of other groups.
 
     All begin at a multiple of 16 bytes, because Triton compiles again for any other address.
     """
@@ -213,7 +238,7 @@ def _aligned(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _flat(rows: Iterable[Sequence[int]], dtype: type[np.integer[Any]]) -> NDArray[Any]:
-    """The integers of all rows in one array."""
+    """The integers of all rows in a single array."""
     return np.fromiter(chain.from_iterable(rows), dtype)
 
 
@@ -235,7 +260,7 @@ def _padded(decodes: _Arrays, size: int) -> _Arrays:
 def _row_arrays(
     sequences: Sequence[ScheduledSequence], query_lens: NDArray[Any], num_decodes: int
 ) -> _Arrays:
-    """The tokens to sample followed by those that score the next prompt token, in the batch's
+    """The tokens to sample, followed by the tokens that score the next prompt token, in the batch's
     order, and the positions of tokens that are still in flight."""
     is_chunk = np.array([sequence.num_tokens > 1 for sequence in sequences])
     place = np.where(is_chunk, num_decodes + is_chunk.cumsum(), (~is_chunk).cumsum()) - 1

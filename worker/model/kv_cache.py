@@ -1,6 +1,7 @@
 """The KV cache, in blocks, and its size."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from kernels.native.huge_pages import allocate
 from shared.errors import StartupError
 from shared.host_memory import free_bytes as free_host_bytes
-from worker.model.cache_layout import CacheLayout, one_group
+from worker.model.cache_layout import CacheLayout, LayerPlace, one_group
 
 _CPU_SHARE = 0.15
 """The share of the memory that is free after loading the weights; activations need the rest."""
@@ -25,17 +26,25 @@ class BlockShape:
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    has_values: bool = True
+    """See `CacheLayout.has_values`."""
+
+    @property
+    def key_bytes(self) -> int:
+        """The size of the keys of a block's layers."""
+        elements = self.num_layers * self.block_size * self.num_kv_heads * self.head_dim
+        return elements * self.dtype.itemsize
 
     @property
     def num_bytes(self) -> int:
-        """The size of one block: keys and values of its layers."""
-        elements = self.num_layers * self.block_size * self.num_kv_heads * self.head_dim
-        return 2 * elements * self.dtype.itemsize
+        """The size of a block: keys and values of its layers."""
+        return self.key_bytes * (2 if self.has_values else 1)
 
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
-    """Keys and values, each [num_places, num_blocks, block_size, num_kv_heads, head_dim]."""
+    """Keys and values, each [num_places, num_blocks, block_size, num_kv_heads, head_dim]; the same
+    tensor if a block has no values."""
 
     keys: Tensor
     values: Tensor
@@ -64,16 +73,26 @@ class KVCache:
         )
         try:
             if device.type == "cpu":
-                num_bytes = num_blocks * block.num_bytes // 2
-                keys, values = (allocate(num_bytes).view(block.dtype).view(shape) for _ in range(2))
-                return cls(keys, values, layout)
+                num_bytes = num_blocks * block.key_bytes
+                count = 2 if block.has_values else 1
+                parts = [allocate(num_bytes).view(block.dtype).view(shape) for _ in range(count)]
+                return cls(parts[0], parts[-1], layout)
             keys = torch.empty(shape, dtype=block.dtype, device=device)
-            return cls(keys, torch.empty_like(keys), layout)
+            return cls(keys, torch.empty_like(keys) if block.has_values else keys, layout)
         except (MemoryError, RuntimeError) as error:
             raise StartupError(
                 f"no memory for a KV cache of {num_blocks * block.num_bytes:,} bytes: set a "
                 "smaller --kv-cache-bytes"
             ) from error
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Keys and values, or the tensor that is both."""
+        return (self.keys,) if self.values is self.keys else (self.keys, self.values)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     @property
     def num_blocks(self) -> int:
@@ -85,22 +104,22 @@ class KVCache:
 
     @property
     def slot_bytes(self) -> int:
-        """The size of one token's longest keys, or values, in one layer."""
+        """The size of a token's longest keys, or values, in a layer."""
         return self.keys[0, 0, 0].nbytes
 
     def group(self, layer: int) -> int:
         """The group of a layer, whose slots and block tables the layer uses."""
-        return self.layout.places[layer].group
+        return self._place(layer).group
 
     def layer(
         self, layer: int, num_kv_heads: int | None = None, head_dim: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer, each [num_blocks, block_size, num_kv_heads, head_dim].
+        """Keys and values of a layer, each [num_blocks, block_size, num_kv_heads, head_dim].
 
         A layer with shorter keys than the longest has as many more blocks; see
         `CacheLayout.key_blocks`.
         """
-        place = self.layout.places[layer].place
+        place = self._place(layer).place
         keys, values = self.keys[place], self.values[place]
         shape = (self.block_size, num_kv_heads or keys.shape[2], head_dim or keys.shape[3])
         if shape == keys.shape[1:]:
@@ -111,6 +130,41 @@ class KVCache:
             keys.view(-1)[:size].view(num_blocks, *shape),
             values.view(-1)[:size].view(num_blocks, *shape),
         )
+
+    def read_states(self, layer: int, blocks: Tensor, size: int) -> Tensor:
+        """The states of a layer, float32 [num_seqs, size]. ``blocks``, [num_seqs, num_blocks], has
+        the blocks that hold the states of all layers."""
+        pieces = [piece[of_piece] for piece, of_piece in self._state_pieces(layer, blocks, size)]
+        return torch.cat(pieces, dim=1)[:, :size]
+
+    def write_states(self, layer: int, blocks: Tensor, states: Tensor) -> None:
+        """Write what `read_states` reads; no two sequences may have the same blocks."""
+        size, start = states.shape[1], 0
+        for piece, of_piece in self._state_pieces(layer, blocks, size):
+            part = states[:, start : start + piece.shape[1]]
+            piece[of_piece, : part.shape[1]] = part
+            start += piece.shape[1]
+
+    def _state_pieces(
+        self, layer: int, blocks: Tensor, size: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each piece of a layer's state in all blocks of the pool, float32 [pool, floats], and the
+        blocks of the sequences that have it, [num_seqs]."""
+        first, num_places = self.layout.states[layer], len(self.keys)
+        assert first is not None, "the layer has no state"
+        caches = [
+            cache.view(num_places, self.num_blocks, -1).view(torch.float32)
+            for cache in (self.keys, self.values)
+        ]
+        num_pieces = -(-size // caches[0].shape[2])
+        for at in range(first, first + num_pieces):
+            block, piece = divmod(at, 2 * num_places)
+            yield caches[piece % 2][piece // 2], blocks[:, block]
+
+    def _place(self, layer: int) -> LayerPlace:
+        place = self.layout.places[layer]
+        assert place is not None, "the layer has no keys and values"
+        return place
 
 
 def num_blocks_for(

@@ -20,7 +20,6 @@ from kernels.quantized import BLOCKS, QuantFormat
 from shared.control_groups import usable_cpus
 from shared.errors import StartupError
 from shared.host_memory import free_bytes, readable_size
-from worker.checkpoints.checkpoint import Checkpoint
 from worker.checkpoints.gguf_file import gguf_files
 from worker.engine.interface import NO_TOKEN
 from worker.model.config import read_json_config
@@ -37,8 +36,7 @@ from worker.model.weights.formats.coded import method_of
 from worker.model.weights.formats.dense import Dense
 from worker.model.weights.formats.interface import Format, Target
 from worker.model.weights.formats.registry import format_of
-from worker.model.weights.headers import HeaderSource
-from worker.model.weights.layers import OF_FLOATS, WeightReader, read_weights
+from worker.model.weights.layers import WeightReader, read_weights
 from worker.model.weights.sources import TensorSource, open_source, stored_in
 
 logger = logging.getLogger(__name__)
@@ -110,7 +108,7 @@ def _refuse_not_finite(runner: TorchRunner, name: str, max_num_batched_tokens: i
         max_num_tokens=min(max_num_batched_tokens, runner.max_seq_len),
         vocab_size=runner.vocab_size,
         block_size=runner.block_size,
-        num_groups=len(runner.groups),
+        groups=runner.groups,
     )
     if all(runner.launch(step).result() != [NO_TOKEN] for step in steps):
         return
@@ -136,8 +134,8 @@ def load_decoder(
 ) -> Decoder:
     """Load the weights, through transformers if there is no native decoder for the model.
 
-    The context length of ``limits`` limits the memory for position tables. Raises `StartupError`,
-    for limits that the model cannot have before the weights are read if it is a native one.
+    The context length of ``limits`` limits the memory for position tables. Raises `StartupError`;
+    for a native model, limits that the model cannot have raise it before the weights are read.
     """
     config = read_json_config(directory)
     packed = _quant_format(weight_format)
@@ -184,9 +182,10 @@ def rehearse(directory: Path, weight_format: str = "auto") -> str:
     """
     config = read_json_config(directory)
     packed = _quant_format(weight_format)
-    source = open_source(directory, packed)
+    source = open_source(directory, packed, has_data=False)
     if (spec := spec_of(config)) is not None:
-        _rehearse_native(spec, source, format_of(config, source, packed))
+        without_data = Target(torch.float32, torch.device("meta"))
+        WeightReader(source, spec, format_of(config, source, packed), without_data).rehearse()
         return "natively"
     _refuse_foreign(directory.name, config, source, packed)
     from worker.model.decoders import fallback
@@ -196,16 +195,6 @@ def rehearse(directory: Path, weight_format: str = "auto") -> str:
     if is_small:
         return "through transformers"
     return "through transformers, if its attention does, which a worker finds out at its start"
-
-
-def _rehearse_native(spec: ModelSpec, source: TensorSource, stored_as: Format) -> None:
-    """Raise `StartupError` if a tensor of a checkpoint of floats is missing, has the wrong shape or
-    is not part of the model. Packed matrices have names and shapes of their own, which are checked
-    where they are read."""
-    if source.container != Checkpoint.container or stored_as.name not in OF_FLOATS:
-        return
-    without_data = Target(torch.float32, torch.device("meta"))
-    WeightReader(HeaderSource(source), spec, Dense(), without_data).rehearse()
 
 
 def _num_bytes(directory: Path) -> int:
@@ -252,7 +241,7 @@ def _free_bytes(device: torch.device) -> int:
 
 
 class WeightRoom(NamedTuple):
-    """The memory that the weights of a model need on a device, and what is free there."""
+    """The memory that the weights of a model need on a device, and the free memory there."""
 
     needed: int
     free: int
@@ -360,7 +349,7 @@ def fingerprint(directory: Path, weight_format: str = "auto") -> str:
 
     It covers the weight format, config.json, tokenizer.json, and, of each safetensors file (and of
     GGUF files if weights are quantized or there are no others), the size and 64 evenly spaced
-    samples of 4 KiB including the start of the header. Two fine-tunes of one model differ
+    samples of 4 KiB including the start of the header. Two fine-tunes of the same model differ
     throughout; a few weights changed by hand may go unnoticed. Raises `StartupError` if there are
     no weights.
     """

@@ -1,26 +1,26 @@
 """Identifies the arithmetic of a decoder, and limits the instructions that it uses."""
 
 import os
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from kernels.native.build import limit_variants
 
 if TYPE_CHECKING:
     from worker.model.forward import Decoder
 
-CpuIsa: TypeAlias = Literal["auto", "avx2", "avx512"]
+_LIMIT = "ATEN_CPU_CAPABILITY"
+"""PyTorch's variable for the newest instruction set to use."""
+_VARIABLES = ("MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
+"""The libraries of PyTorch read these variables when they are loaded, and not PyTorch's own."""
+_AVX2 = "avx2"
 
-_VARIABLES = ("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
-"""The libraries of torch read these variables when they are loaded."""
 
-
-def limit_cpu_isa(isa: CpuIsa) -> None:
-    """Use no instruction set beyond ``isa``. Call it before torch is imported."""
-    if isa == "auto":
-        return
-    limit_variants(isa)
-    if isa == "avx2":  # the default of these libraries is what the processor supports
-        os.environ.update(dict.fromkeys(_VARIABLES, isa))
+def limit_cpu_isa() -> None:
+    """Use no instruction set beyond AVX2, in the native kernels and in PyTorch's libraries, if
+    PyTorch is told not to. Call it before torch is imported."""
+    if os.environ.get(_LIMIT, "").lower() == _AVX2:
+        limit_variants(_AVX2)
+        os.environ.update(dict.fromkeys(_VARIABLES, _AVX2))
 
 
 def numerics_of(decoder: "Decoder", *, is_batch_invariant: bool) -> str:

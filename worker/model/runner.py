@@ -121,12 +121,14 @@ class TorchRunner:
 
     def facts(self) -> dict[str, str | int]:
         """How the model runs, for operators."""
+        num_growing = len(self.groups) - (self._kv_cache.layout.state is not None)
         facts: dict[str, str | int] = {
             "device": str(self._decoder.device),
             "dtype": str(self._decoder.dtype).removeprefix("torch."),
-            "kv_cache_bytes": self._kv_cache.keys.nbytes + self._kv_cache.values.nbytes,
-            "kv_cache_tokens": self.num_blocks // len(self.groups) * self.block_size,
+            "kv_cache_bytes": self._kv_cache.num_bytes,
         }
+        if num_growing:
+            facts["kv_cache_tokens"] = self.num_blocks // num_growing * self.block_size
         if self._num_longest is not None:
             facts["kv_cache_sequences"] = self._num_longest
         return facts
@@ -140,7 +142,7 @@ class TorchRunner:
             self.block_size,
             self._decoder.device,
             self._graph_size,
-            self._kv_cache.layout.key_blocks,
+            self._kv_cache.layout,
         )
         future: Future[_Result] = Future()
         self._compute.submit(self._run, step, future)
@@ -176,7 +178,7 @@ class TorchRunner:
             self._release()
 
     def _release(self) -> None:
-        """Set the result that is held back, if there is one."""
+        """Set the result that is held back, if any."""
         if self._held_back is not None:
             future, result = self._held_back
             self._held_back = None
@@ -185,7 +187,8 @@ class TorchRunner:
     def _compute_or_fail(self, step: HostStep) -> _Result:
         with suppress(torch.OutOfMemoryError):
             return self._step(step)
-        # Only here, after the error, have the step's tensors been released and can be freed.
+        # The step's tensors can be freed only now, because the error held them until it was
+        # handled.
         torch.cuda.empty_cache()
         raise StepFailed("the device has no memory for this step")
 
@@ -193,7 +196,7 @@ class TorchRunner:
     def _step(self, step: HostStep) -> _Result:
         if step.num_previous > self._num_drawn:
             raise StepFailed("the step before this one failed")
-        # If this step fails, the next one has no previous tokens and fails too.
+        # If this step fails, the next step has no previous tokens and fails too.
         self._num_drawn = 0
         inputs = step.send()
         inputs.forward.token_ids[inputs.carried_tokens] = self._drawn[inputs.carried_rows]

@@ -2,14 +2,18 @@
 decoders execute it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any, Literal, TypeAlias
 
 from kernels.router import Router
 
-Activation: TypeAlias = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu"]
-"""The function of a feed-forward part. ``clamped_swiglu`` is that of gpt-oss: the gate is at most
-7, its sigmoid is steeper, and one is added to the other half, which is between -7 and 7."""
+Activation: TypeAlias = Literal[
+    "silu", "gelu", "gelu_tanh", "relu", "relu2", "clamped_swiglu", "xielu"
+]
+"""The function of a feed-forward part. ``clamped_swiglu`` is the function of gpt-oss: the gate is
+at most 7, its sigmoid is steeper, and 1 is added to the other half, which is between -7 and 7.
+``xielu`` has constants that each layer has learnt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +23,7 @@ class Norm:
     eps: float
     kind: Literal["rms", "layer"] = "rms"
     adds_one: bool = False
-    """Whether the checkpoint holds the weights minus one."""
+    """Whether the checkpoint holds the weights minus 1."""
     has_weight: bool = True
     has_bias: bool = False
 
@@ -34,7 +38,7 @@ class Rope:
     """The number of a head's elements that are rotated: the first elements."""
     is_interleaved: bool = False
     """Whether adjacent elements are rotated together, rather than an element of the first half with
-    one of the second half."""
+    an element of the second half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,25 @@ class Temperature:
     scale: float
     length: float
     shift: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """Keys and values that are made from one short vector of each token (DeepSeek-AI,
+    arXiv:2405.04434), beside a rotary key that all heads share.
+
+    The cache holds the vector and the rotary key: one key head, whose length is the sum of both.
+    """
+
+    rank: int
+    """The length of the vector."""
+    key_dim: int
+    """The number of elements of a head's keys that are made from the vector."""
+    value_dim: int
+    query_rank: int | None
+    """The length of the vector that all queries are made from; None: the hidden state."""
+    norm: Norm
+    """Of both vectors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,11 +102,22 @@ class Attention:
     """Whether values are made with the matrix of keys, which has no norm and no positions then."""
     has_qkv_bias: bool = False
     has_output_bias: bool = False
+    latent: Latent | None = None
+    has_gate: bool = False
+    """Whether each result is multiplied with the sigmoid of a number that is made like queries."""
+    kv_from: int | None = None
+    """The earlier layer whose keys and values this layer reads; None: it makes its own."""
 
     @property
     def attended_size(self) -> int:
         """The length of all heads' results."""
-        return self.num_heads * self.head_dim
+        value_dim = self.head_dim if self.latent is None else self.latent.value_dim
+        return self.num_heads * value_dim
+
+    @property
+    def rotated_dim(self) -> int:
+        """The length of the vectors that are rotated."""
+        return self.head_dim if self.latent is None else self.head_dim - self.latent.rank
 
     @property
     def key_size(self) -> int:
@@ -91,8 +125,180 @@ class Attention:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def query_size(self) -> int:
+        """The length of all heads' queries."""
+        key_dim = 0 if self.latent is None else self.latent.key_dim
+        return self.num_heads * (key_dim + self.rotated_dim)
+
+    @property
     def qkv_size(self) -> int:
-        return (self.num_heads + 2 * self.num_kv_heads) * self.head_dim
+        """The length of everything that is made from the hidden state."""
+        if self.kv_from is not None:
+            return self.query_size
+        if self.latent is None:
+            num_query_heads = self.num_heads * (2 if self.has_gate else 1)
+            return (num_query_heads + 2 * self.num_kv_heads) * self.head_dim
+        return (self.latent.query_rank or self.query_size) + self.head_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConv:
+    """A causal convolution of each channel, between two gates: a product of the hidden state has
+    three parts, the convolution's input is the first times the third, and its result is multiplied
+    with the second."""
+
+    size: int
+    """The number of channels."""
+    num_taps: int
+    """The number of tokens that a token's result depends on, including itself."""
+    has_bias: bool = False
+
+    @property
+    def state_size(self) -> int:
+        """The number of floats of a state: the inputs of the last tokens, [num_taps - 1, size]."""
+        return (self.num_taps - 1) * self.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNet:
+    """Linear attention by the gated delta rule (Yang et al., arXiv:2412.06464).
+
+    Queries, keys and values go through a convolution and SiLU, and queries and keys of each head
+    then have the length 1. The state of a head is a matrix that maps keys to values: each token
+    lets a part of it fade, and corrects the value of its own key. What the matrix then has for the
+    query is normalized, and multiplied with the SiLU of a gate.
+    """
+
+    num_heads: int
+    """The number of heads of values."""
+    num_key_heads: int
+    """The number of heads of queries, and of keys, which several heads of values share."""
+    key_dim: int
+    value_dim: int
+    num_taps: int
+    """The number of tokens of the convolution."""
+    norm: Norm
+    """Of each head's result."""
+
+    @property
+    def keys_size(self) -> int:
+        """The length of all heads' keys."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def values_size(self) -> int:
+        """The length of all heads' values."""
+        return self.num_heads * self.value_dim
+
+    @property
+    def mixed_size(self) -> int:
+        """The number of channels of the convolution."""
+        return 2 * self.keys_size + self.values_size
+
+    @property
+    def state_size(self) -> int:
+        """The number of floats of a state: the inputs of the convolution, [num_taps - 1,
+        mixed_size], then the matrices of all heads."""
+        return (self.num_taps - 1) * self.mixed_size + self.values_size * self.key_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2:
+    """A state space of several heads (Dao and Gu, arXiv:2405.21060). A product of the hidden state
+    makes the gates of the results, then the inputs of the heads and the vectors that write and read
+    the state, which a short convolution and a SiLU follow, then the step of each head."""
+
+    num_heads: int
+    head_dim: int
+    state_dim: int
+    """The number of floats that are kept of each element of a head."""
+    num_groups: int
+    """The heads of a group share the vectors that write and read."""
+    num_taps: int
+    """The number of tokens of the convolution."""
+    norm: Norm | None
+    """The norm of each group's results; None: results are only gated."""
+    is_gated_last: bool = False
+    """Whether the gate follows the norm, rather than the norm the gate."""
+    least_step: float = 0.0
+    greatest_step: float = inf
+    has_bias: bool = False
+    has_output_bias: bool = False
+    has_convolution_bias: bool = True
+    factors: tuple[float, float, float, float, float] | None = None
+    """Of what the product makes: gates, inputs, writes, reads and steps."""
+
+    @property
+    def size(self) -> int:
+        """The length of all heads' inputs, and of their results."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def convolved_size(self) -> int:
+        """The number of channels of the convolution."""
+        return self.size + 2 * self.num_groups * self.state_dim
+
+    @property
+    def made_sizes(self) -> tuple[int, int, int, int, int]:
+        """The lengths of what the product makes."""
+        of_groups = self.num_groups * self.state_dim
+        return self.size, self.size, of_groups, of_groups, self.num_heads
+
+    @property
+    def kept_size(self) -> int:
+        """The number of floats of the convolution's state, with which a state begins."""
+        return (self.num_taps - 1) * self.convolved_size
+
+    @property
+    def state_size(self) -> int:
+        """The number of floats of a state."""
+        return self.kept_size + self.size * self.state_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba:
+    """A state space of single channels (Gu and Dao, arXiv:2312.00752). A product of the hidden
+    state makes the inputs of all channels, which a short convolution and a SiLU follow, and the
+    gates of the results. A product of these inputs makes the vectors that write and read the
+    states, and a short vector, from which another product makes the step of each channel."""
+
+    size: int
+    """The number of channels."""
+    state_dim: int
+    """The number of floats that are kept of each channel."""
+    rank: int
+    """The length of the short vector."""
+    num_taps: int
+    """The number of tokens of the convolution."""
+    norm: Norm | None
+    """The norm of the short vector, and of the vectors that write and read."""
+    has_bias: bool = False
+    has_convolution_bias: bool = True
+
+    @property
+    def part_sizes(self) -> list[int]:
+        """The lengths of the short vector, and of the vectors that write and read."""
+        return [self.rank, self.state_dim, self.state_dim]
+
+    @property
+    def kept_size(self) -> int:
+        """The number of floats of the convolution's state, with which a state begins."""
+        return (self.num_taps - 1) * self.size
+
+    @property
+    def state_size(self) -> int:
+        """The number of floats of a state."""
+        return self.kept_size + self.size * self.state_dim
+
+
+_STATE_PARTS = 64
+"""Without attention, a token's place in a block has the size of such a part of the longest state,
+so that several pieces of a block hold a state, with little room left, whatever the block size."""
+_HEAD_STEP = 16
+"""The native kernels' heads are of a multiple of this length."""
+
+Recurrence: TypeAlias = ShortConv | DeltaNet | Mamba2 | Mamba
+"""A mixer whose state replaces all tokens before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +308,10 @@ class Mlp:
     size: int
     activation: Activation = "silu"
     is_gated: bool = True
-    """Whether the activation of one half is multiplied with another half."""
+    """Whether the activation of one half is multiplied with the other half."""
     has_bias: bool = False
+    gate_multiplier: float = 1.0
+    """The factor of the gate before the activation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,51 +324,131 @@ class Experts:
     shared: Mlp | None = None
     """An expert that computes all tokens."""
     has_shared_gate: bool = False
+    own_norm: Norm | None = None
+    """If there is one, router and experts do not read what the shared expert reads: each has a norm
+    of its own for the layer's sum, and so have the results of the experts and of the shared
+    expert before they are added."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multipliers:
+    """The factors that multiply the results of a layer's parts before they are added."""
+
+    attention: float = 1.0
+    recurrence: float = 1.0
+    feed_forward: float = 1.0
+
+    @classmethod
+    def same(cls, factor: float) -> "Multipliers":
+        return cls(attention=factor, recurrence=factor, feed_forward=factor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """Attention and a feed-forward part. A norm is None where the family has none."""
+    """Attention, or a recurrence in its place, or both side by side with the same input, and a
+    feed-forward part. A layer may consist of one part alone. A norm is None where the family has
+    none; a recurrence has the norms of attention."""
 
-    attention: Attention
-    feed_forward: Mlp | Experts
-    before_attention: Norm | None
+    attention: Attention | None = None
+    recurrence: Recurrence | None = None
+    feed_forward: Mlp | Experts | None = None
+    before_attention: Norm | None = None
     after_attention: Norm | None = None
     before_feed_forward: Norm | None = None
     after_feed_forward: Norm | None = None
     is_parallel: bool = False
     """Whether both parts have the same input."""
-    multiplier: float = 1.0
-    """What the results of both parts are multiplied with before they are added."""
+    multipliers: Multipliers = Multipliers()
     has_scalar: bool = False
     """Whether the layer's result is multiplied with a number of the checkpoint."""
+
+    @property
+    def has_mixer(self) -> bool:
+        """Whether tokens are mixed with the tokens before them."""
+        return self.attention is not None or self.recurrence is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputs:
+    """A short vector of each token for each layer, from a table and from the token's embedding. At
+    the end of a layer it multiplies a gate of the layer's result, and their product, expanded and
+    normalized, is added."""
+
+    size: int
+    """The length of the vector."""
+    vocab_size: int
+    """The number of rows of the table."""
+    activation: Activation
+    """The activation of the gate."""
+    norm: Norm
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentNames:
+    """The names of the tensors of attention over latent vectors, after the name of the layer."""
+
+    query: str = "self_attn.q_proj"
+    query_down: str = "self_attn.q_a_proj"
+    query_norm: str = "self_attn.q_a_layernorm"
+    query_up: str = "self_attn.q_b_proj"
+    down: str = "self_attn.kv_a_proj_with_mqa"
+    norm: str = "self_attn.kv_a_layernorm"
+    up: str = "self_attn.kv_b_proj"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNames:
+    """The names of the tensors of a `DeltaNet`, after the name of the layer."""
+
+    inputs: tuple[str, ...] = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z")
+    """Queries, keys, values and gates; a single matrix has the parts of each key head together."""
+    rates: tuple[str, ...] = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
+    """How much a token corrects, and how much fades; a single matrix is divided like ``inputs``."""
+    convolution: str = "linear_attn.conv1d"
+    decay: str = "linear_attn.A_log"
+    decay_bias: str = "linear_attn.dt_bias"
+    norm: str = "linear_attn.norm"
+    output: str = "linear_attn.out_proj"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerNames:
-    """The names of one layer's tensors in a checkpoint, after the name of the layer.
+    """The names of a layer's tensors in a checkpoint, after the name of the layer.
 
-    Several names stand for the parts of one matrix. A name of experts with ``{}`` is that of each
-    expert; without, the tensor holds the matrices of all.
+    Several names stand for the parts of a single matrix. A name of experts with ``{}`` names the
+    tensor of each expert; without, the tensor holds the matrices of all.
     """
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     attention_output: str = "self_attn.o_proj"
+    convolution_input: str = "conv.in_proj"
+    convolution: str = "conv.conv"
+    convolution_output: str = "conv.out_proj"
+    state_space: str = "mamba"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
+    value_norm: str = "self_attn.v_norm"
     sinks: str = "self_attn.sinks"
+    latent: LatentNames = field(default_factory=LatentNames)
+    delta: DeltaNames = field(default_factory=DeltaNames)
     before_attention: str = "input_layernorm"
     after_attention: str = "post_attention_layernorm"
     before_feed_forward: str = "post_attention_layernorm"
     after_feed_forward: str = "post_feedforward_layernorm"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
+    activation: str = "mlp.act_fn"
     router: str = "mlp.gate"
+    router_norm: str = "router.scale"
+    before_experts: str = "pre_feedforward_layernorm_2"
+    after_experts: str = "post_feedforward_layernorm_2"
+    after_shared: str = "post_feedforward_layernorm_1"
+    factors: str = "router.per_expert_scale"
     correction: str = "mlp.gate.e_score_correction_bias"
     expert_gate_up: tuple[str, ...] = ("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj")
     expert_down: str = "mlp.experts.{}.down_proj"
     are_experts_transposed: bool = False
-    """Whether stacked matrices of experts are [inputs, outputs]."""
+    """Whether stacked matrices of experts are [inputs, outputs], in some checkpoints at least."""
     are_gates_interleaved: bool = False
     """Whether the rows of gate and other half alternate in the matrices of experts."""
     shared_gate_up: tuple[str, ...] = (
@@ -170,6 +458,9 @@ class LayerNames:
     shared_down: str = "mlp.shared_expert.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
     scalar: str = "layer_scalar"
+    input_gate: str = "per_layer_input_gate"
+    input_expansion: str = "per_layer_projection"
+    after_input: str = "post_per_layer_input_norm"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,18 +469,32 @@ class Names:
 
     layers: LayerNames = field(default_factory=LayerNames)
     prefixes: tuple[str, ...] = ("model.",)
-    """What the names of the language model's tensors may begin with; the first that fits counts.
-    Everything else in the checkpoint, such as a tower for images, is not read."""
+    """The possible prefixes of the names of the language model's tensors; the first that fits
+    counts. Everything else in the checkpoint, such as a tower for images, is not read."""
+    embedding: str = "embed_tokens"
     final_norm: str = "norm"
     heads: tuple[str, ...] = ("lm_head",)
+    input_table: str = "embed_tokens_per_layer"
+    input_projection: str = "per_layer_model_projection"
+    input_norm: str = "per_layer_projection_norm"
     has_further_layers: bool = False
-    """Whether the checkpoint may have layers after those of the model, which predict several tokens
-    at once and are not read."""
+    """Whether the checkpoint may have further layers after the model's, which predict several
+    tokens at once and are not read."""
     further_parts: tuple[str, ...] = ()
-    """What the names of other tensors begin with, after the prefix, that are not read for the same
+    """How the names of other tensors begin, after the prefix, that are not read for the same
     reason."""
     is_within: bool = False
     """Whether the checkpoint also holds other models, whose tensors are not read."""
+
+    def within(self) -> "Names":
+        """The names of the same model in a checkpoint that also holds towers for images or sound,
+        as saved by new and by old versions of transformers."""
+        return replace(
+            self,
+            prefixes=("model.language_model.", "language_model.model."),
+            heads=("lm_head", "language_model.lm_head"),
+            is_within=True,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,9 +507,11 @@ class ModelSpec:
     layers: tuple[Layer, ...]
     final_norm: Norm
     has_tied_embeddings: bool
+    has_head_bias: bool = False
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    layer_inputs: LayerInputs | None = None
     names: Names = field(default_factory=Names)
 
     @property
@@ -212,16 +519,37 @@ class ModelSpec:
         return len(self.layers)
 
     @property
+    def attentions(self) -> list[Attention]:
+        """The attention of each layer that has attention."""
+        return [layer.attention for layer in self.layers if layer.attention is not None]
+
+    def kv_layer(self, index: int) -> int:
+        """The layer whose keys and values a layer with attention reads: itself, or an earlier
+        layer."""
+        attention = self.layers[index].attention
+        return index if attention is None or attention.kv_from is None else attention.kv_from
+
+    @property
+    def has_states(self) -> bool:
+        """Whether a layer keeps a recurrent state."""
+        return any(layer.recurrence is not None for layer in self.layers)
+
+    @property
     def num_kv_heads(self) -> int:
         """The heads of the layer whose keys take most room in the cache."""
-        return self._largest.num_kv_heads
+        largest = self._largest
+        return 1 if largest is None else largest.num_kv_heads
 
     @property
     def head_dim(self) -> int:
-        """The length of the heads of the layer whose keys take most room in the cache."""
-        return self._largest.head_dim
+        """The length of the heads of the layer whose keys take most room in the cache; without
+        attention, of a part of the longest state."""
+        largest = self._largest
+        if largest is not None:
+            return largest.head_dim
+        longest = max(one.recurrence.state_size for one in self.layers if one.recurrence)
+        return -(-longest // (_STATE_PARTS * _HEAD_STEP)) * _HEAD_STEP
 
     @property
-    def _largest(self) -> Attention:
-        shapes = (layer.attention for layer in self.layers)
-        return max(shapes, key=lambda shape: shape.key_size)
+    def _largest(self) -> Attention | None:
+        return max(self.attentions, key=lambda shape: shape.key_size, default=None)

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -12,7 +12,7 @@ from shared.errors import StartupError
 from worker.engine.cache.block_pool import BlockPool
 from worker.engine.sequence_cache import SequenceCache
 from worker.model import gpu_memory
-from worker.model.cache_layout import CacheLayout, layout_of_spec
+from worker.model.cache_layout import CacheLayout, layout_of_spec, one_group
 from worker.model.forward import Decoder
 from worker.model.graphs import CudaRecorder, DecodeGraphs, ladder
 from worker.model.kv_cache import BlockShape, KVCache, cpu_bytes, num_blocks_for
@@ -46,7 +46,7 @@ class RunnerLimits:
         return longest
 
     def check(self, spec: ModelSpec, dtype: torch.dtype, provider: Provider) -> None:
-        """Check what the configuration of a model suffices for, before its weights are read.
+        """Check the limits against the configuration of a model, before its weights are read.
 
         Raises `StartupError` if the model supports a shorter context, or if ``kv_cache_bytes`` are
         too few.
@@ -54,16 +54,14 @@ class RunnerLimits:
         longest = self.longest(spec.max_seq_len)
         if self.kv_cache_bytes is None:
             return
-        layout = layout_of_spec(spec, longest, provider)
-        block = BlockShape(
-            layout.num_places, self.block_size, spec.num_kv_heads, spec.head_dim, dtype
-        )
+        layout = layout_of_spec(spec, longest, provider, self.block_size, dtype)
+        block = _block_shape(spec, layout, self.block_size, dtype)
         num_blocks = num_blocks_for(
             block,
             kv_cache_bytes=self.kv_cache_bytes,
             free_bytes=0,
             max_num_blocks=0,
-            min_num_blocks=len(layout.groups),
+            min_num_blocks=self.divide(1, layout).num_blocks_for(1),
         )
         self.require_room(longest, block, self.divide(num_blocks, layout))
 
@@ -99,14 +97,8 @@ def start_runner(
     """
     longest = limits.longest(decoder.max_seq_len)
     graph_sizes = ladder(limits.max_num_seqs) if has_graphs else []
-    layout = decoder.cache_layout()
-    block = BlockShape(
-        layout.num_places,
-        limits.block_size,
-        decoder.num_kv_heads,
-        decoder.head_dim,
-        decoder.dtype,
-    )
+    layout = decoder.cache_layout(limits.block_size)
+    block = _block_shape(decoder, layout, limits.block_size, decoder.dtype)
     kv_cache = _kv_cache(decoder, ops, block, layout, limits, longest, graph_sizes)
     cache = limits.divide(kv_cache.num_blocks, layout)
     limits.require_room(longest, block, cache)
@@ -120,6 +112,34 @@ def start_runner(
         max_num_batched_tokens=limits.max_num_batched_tokens,
         num_longest=cache.num_blocks // cache.num_blocks_for(longest),
         graphs=_record(decoder, kv_cache, graph_sizes, longest) if graph_sizes else None,
+    )
+
+
+def whole_cache(decoder: Decoder, block_size: int, num_blocks: int) -> KVCache:
+    """A cache in which all layers keep all tokens, for steps outside an engine.
+
+    Raises `StartupError` if there is no memory for it, or if the model keeps states, for which such
+    steps have no blocks.
+    """
+    layout = decoder.cache_layout(block_size)
+    if layout.state is not None:
+        raise StartupError("the model keeps recurrent states, which only an engine's cache holds")
+    layout = replace(one_group(decoder.num_layers), has_values=layout.has_values)
+    block = _block_shape(decoder, layout, block_size, decoder.dtype)
+    return KVCache.allocate(block, num_blocks, decoder.device, layout)
+
+
+def _block_shape(
+    model: ModelSpec | Decoder, layout: CacheLayout, block_size: int, dtype: torch.dtype
+) -> BlockShape:
+    """The shape of the blocks of a model's cache."""
+    return BlockShape(
+        layout.num_places,
+        block_size,
+        model.num_kv_heads,
+        model.head_dim,
+        dtype,
+        layout.has_values,
     )
 
 
@@ -152,7 +172,7 @@ def _kv_cache(
         kv_cache_bytes=limits.kv_cache_bytes,
         free_bytes=free_bytes,
         max_num_blocks=limits.max_num_seqs * limits.divide(1, layout).num_blocks_for(longest),
-        min_num_blocks=len(layout.groups),
+        min_num_blocks=limits.divide(1, layout).num_blocks_for(1),
     )
     return KVCache.allocate(block, num_blocks, decoder.device, layout)
 

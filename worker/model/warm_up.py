@@ -2,14 +2,16 @@
 the first request.
 
 The largest step (see `worker.model.gpu_memory`) has neither decodes nor edited logits. Few and many
-tokens take different kernels of AWQ, few and many sequences, decodes and chunks different ones of
-attention.
+tokens take different kernels of AWQ; few and many sequences, decodes and chunks take different
+kernels of attention.
 """
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from shared.messages import SamplingParams
+from worker.engine.cache.alone import BlocksAlone
+from worker.engine.cache.layout import ONE_FULL, CacheGroup
 from worker.engine.interface import (
     LogitEdits,
     ScheduledBatch,
@@ -19,7 +21,7 @@ from worker.engine.interface import (
 )
 
 PROMPT_LENS = (12, 48, 100, 200)
-"""Chunks of a prompt, for each of which AWQ has a kernel of its own."""
+"""Chunks of a prompt; AWQ has a separate kernel for each of these lengths."""
 NUM_SEQS = (32, 33, 1025)
 """Attention has kernels for up to 32 sequences, for up to 1,024, and for up to 2,048."""
 _NUM_FIRST = 8
@@ -28,21 +30,29 @@ _DRAWN = SamplingParams(temperature=1.0)
 _FILTERED = SamplingParams(temperature=1.0, top_k=50, top_p=0.9, min_p=0.01, logprobs=1)
 
 
+def in_block_0(
+    groups: Sequence[CacheGroup], start: int, end: int, block_size: int
+) -> list[Sequence[int]]:
+    """The tables of a step whose tokens and states are all in block 0."""
+    tables = BlocksAlone(groups, block_size, end).of_step(start, end)
+    return [[0] * len(table) for table in tables]
+
+
 def first_steps(
-    *, max_num_tokens: int, vocab_size: int, block_size: int, num_groups: int
+    *, max_num_tokens: int, vocab_size: int, block_size: int, groups: Sequence[CacheGroup]
 ) -> list[ScheduledBatch]:
     """The prompt of a few tokens from all of the vocabulary, and a decode after it: the logits of
     any sound model are finite in both."""
     num_tokens = max(1, min(_NUM_FIRST, max_num_tokens - 1))
     token_ids = [k * vocab_size // num_tokens for k in range(num_tokens)]
+    blocks = BlocksAlone(groups, block_size, min(num_tokens + 1, max_num_tokens))
 
     def step(start: int, token_ids: list[int]) -> ScheduledBatch:
-        num_blocks = -(-(start + len(token_ids)) // block_size)
         sequence = ScheduledSequence(
             sequence_id=SequenceId("first steps", 0),
             start=start,
             token_ids=token_ids,
-            block_tables=[range(k * num_blocks, (k + 1) * num_blocks) for k in range(num_groups)],
+            block_tables=blocks.of_step(start, start + len(token_ids)),
             is_sampled=True,
             sampling=_GREEDY,
             seed=0,
@@ -61,7 +71,7 @@ def warm_steps(
     max_seq_len: int,
     block_size: int,
     vocab_size: int,
-    num_groups: int = 1,
+    groups: Sequence[CacheGroup] = ONE_FULL,
 ) -> Iterator[ScheduledBatch]:
     """Steps with decodes after short and after long contexts, alone and beside prompts of various
     lengths, with every way to edit and to draw.
@@ -82,7 +92,7 @@ def warm_steps(
             sequence_id=SequenceId("warm-up", 0),
             start=start,
             token_ids=[0] * num_tokens,
-            block_tables=[[0] * -(-(start + num_tokens) // block_size)] * num_groups,
+            block_tables=in_block_0(groups, start, start + num_tokens, block_size),
             is_sampled=True,
             sampling=sampling,
             seed=0,

@@ -11,6 +11,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 from shared.errors import StartupError
+from shared.settings import Listener
 from shared.telemetry import floods, incidents
 from shared.telemetry.metrics import CONTENT_TYPE, PROCESS
 from worker.process.metrics import WorkerMetrics
@@ -23,13 +24,13 @@ class HealthServer:
     loop is busy.
 
     It listens from the start, so that a port in use is found before the model is loaded. Until
-    `watch` is called, the worker is live and not healthy. With ``port`` None it does nothing.
+    `watch` is called, the worker is live and not healthy. Without a place it does nothing.
     """
 
-    def __init__(self, host: str, port: int | None) -> None:
+    def __init__(self, place: Listener | None) -> None:
         """Listen. Raises `StartupError`."""
         self._app = _App()
-        self._server = None if port is None else _listen(host, port, self._app)
+        self._server = None if place is None else _listen(place, self._app)
 
     def __enter__(self) -> Self:
         if self._server is not None:
@@ -53,19 +54,19 @@ class HealthServer:
         self._app.render = metrics.render
 
 
-def _listen(host: str, port: int, app: "_App") -> WSGIServer:
+def _listen(place: Listener, app: "_App") -> WSGIServer:
     try:
-        return make_server(host, port, app, _ThreadingServer, _QuietHandler)
+        return make_server(place.host, place.port, app, _ThreadingServer, _QuietHandler)
     except OSError as error:
-        place = f"{host}:{port}"
         raise StartupError(
-            f"cannot listen on health port {place}: {error.strerror}; choose another one with "
-            "--health-port"
+            f"cannot listen on health port {place.host}:{place.port}: {error.strerror}; choose "
+            "another one with --health-port"
         ) from error
 
 
 class _ThreadingServer(ThreadingMixIn, WSGIServer):
-    """One thread per connection, so that a silent connection does not block probes."""
+    """Each connection has a thread of its own, so that a silent connection does not block
+    probes."""
 
     daemon_threads = True
 
@@ -81,7 +82,7 @@ class _App:
             "/health": lambda: False,
         }
         self.render: Callable[[], bytes] = PROCESS.render
-        """The metrics; those of the process alone while the model loads."""
+        """The metrics; while the model loads, the metrics of the process alone."""
 
     def __call__(self, environ: WSGIEnvironment, respond: StartResponse) -> Iterable[bytes]:
         path = environ["PATH_INFO"]

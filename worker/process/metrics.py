@@ -16,7 +16,7 @@ _BY_CLASS = ("model", "class")
 
 
 class WorkerMetrics:
-    """All metrics of one worker. Those of the engine are read at each scrape."""
+    """All metrics of a worker. The engine's metrics are read at each scrape."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""The other workers of a model: whether they serve the same one, and their free slots."""
+"""The other workers of a model: whether they serve the same weights and tokenizer, and their free
+slots."""
 
 import asyncio
 import logging
@@ -17,8 +18,6 @@ logger = logging.getLogger(__name__)
 _PATIENCE_S = 0.25
 """Seconds allowed for the delivery of announcements."""
 _RETRY_PAUSE_S = 1.0
-_FORGET_AFTER_S = 10.0
-"""Seconds without an announcement after which a worker counts as gone."""
 
 
 class FreeSlots:
@@ -52,7 +51,7 @@ class FreeSlots:
 
     def _forget(self) -> None:
         """Forget workers that have died without a last announcement."""
-        oldest = time.monotonic() - _FORGET_AFTER_S
+        oldest = time.monotonic() - topology.FORGET_AFTER_S
         gone = [worker for worker, (_, heard_at) in self._free.items() if heard_at <= oldest]
         for worker in gone:
             del self._free[worker]
@@ -69,7 +68,8 @@ async def hear_peers(
 ) -> list[Announcement]:
     """Collect the announcements of running workers of ``model``.
 
-    Takes slightly more than one announcement interval if there are any, and no time otherwise.
+    Takes slightly more than an announcement interval if there are such workers, and no time
+    otherwise.
     """
     while True:
         await bus.wait_connected()

@@ -1,4 +1,4 @@
-"""The worker process: one model, one engine thread, and the tasks around them."""
+"""The worker process: a model, an engine thread, and the tasks around them."""
 
 import asyncio
 import logging
@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from itertools import islice
+
+import httpx
 
 from shared import topology
 from shared.bus.base import MAX_PREFETCH, Bus, Message, Queue
@@ -43,11 +45,12 @@ from worker.jobs.quarantine import Solitude
 from worker.jobs.quick import QuickConsumer
 from worker.jobs.runner import Admission, JobRunner, Workplace
 from worker.jobs.window import JobWindow
-from worker.process import background_loading
+from worker.process import background_loading, interruption
 from worker.process.health_server import HealthServer
 from worker.process.metrics import WorkerMetrics
 from worker.process.peers import FreeSlots, compare, hear_peers, num_free
 from worker.process.supervision import Supervisor
+from worker.process.tuning import WORKER_TUNING, WorkerTuning
 from worker.process.watchdog import Watchdog, end_process
 
 logger = logging.getLogger(__name__)
@@ -63,7 +66,7 @@ _PAUSE_AGAIN_S = 0.5
 _ANNOUNCED_WITHIN_S = 2.0
 """Seconds to wait for a confirmation, which needs every process that listens."""
 _SET_ASIDE_SHARE = 4
-"""The part of the waiting jobs that is taken from those that were set aside is one in so many."""
+"""One in so many waiting jobs is taken from the queue of jobs that were set aside."""
 _SWITCH_INTERVAL_S = 2e-4
 """Python's thread switch interval in seconds. The engine thread reacquires the GIL many times a
 step, and may wait this long each time while the event loop publishes; the default of 5 ms would be
@@ -78,16 +81,19 @@ async def run_worker(
     ready: Callable[[], None] | None = None,
     model: ServedModel | None = None,
     on_stall: Callable[[], object] = end_process,
+    tuning: WorkerTuning = WORKER_TUNING,
 ) -> None:
-    """Serve one model over ``bus`` until ``stop`` is set; then drain and return. An operator's
+    """Serve a model over ``bus`` until ``stop`` is set; then drain and return. An operator's
     `Drain` sets it as well.
 
     Loads the model of the settings unless ``model`` is given, and calls ``ready`` once it consumes
     jobs. Raises `StartupError` if it cannot start, and any error that ends the engine. Calls
     ``on_stall`` if the engine or the event loop hangs.
     """
-    with HealthServer(settings.health_host, settings.health_port) as health:
-        await _run_worker(settings, bus, health, stop, ready or (lambda: None), model, on_stall)
+    with HealthServer(settings.health_port) as health:
+        await _run_worker(
+            settings, bus, health, stop, ready or (lambda: None), model, on_stall, tuning
+        )
 
 
 async def _run_worker(
@@ -98,11 +104,13 @@ async def _run_worker(
     ready: Callable[[], None],
     model: ServedModel | None,
     on_stall: Callable[[], object],
+    tuning: WorkerTuning,
 ) -> None:
     worker_id = uuid.uuid4().hex
     name = served_model.name_of(settings) if model is None else model.name
+    await _check_machine(settings.interruption_notice)
     await _check_account(bus, worker_id)
-    hearing = asyncio.create_task(hear_peers(bus, name, worker_id, settings.announce_interval_s))
+    hearing = asyncio.create_task(hear_peers(bus, name, worker_id, tuning.announce_interval_s))
     try:
         if model is None:
             model = await background_loading.load(settings, name)
@@ -113,11 +121,24 @@ async def _run_worker(
     if model.max_num_seqs is not None:
         slots = min(settings.max_num_seqs, model.max_num_seqs)
         settings = settings.model_copy(update={"max_num_seqs": slots})
-    generations = Generations(model.engine, settings.stream_events_per_s)
+    generations = Generations(model.engine, tuning.stream_events_per_s)
     with Watchdog(lambda: generations.stalled_s, settings.stall_timeout_s, on_stall):
         async with generations:
-            worker = Worker(worker_id, settings, bus, model, generations, stop)
+            worker = Worker(worker_id, settings, bus, model, generations, stop, tuning)
             await worker.run(health, ready)
+
+
+async def _check_machine(place: str) -> None:
+    """Raise `StartupError` if the machine ends soon, rather than load a model for nothing. A notice
+    that cannot be read now is looked for later."""
+    if not place:
+        return
+    try:
+        notice = await interruption.read_notice(place)
+    except (httpx.HTTPError, OSError, ValueError):
+        return
+    if notice:
+        raise StartupError(f"This machine ends soon: {notice}. The worker does not start on it.")
 
 
 async def _check_account(bus: Bus, worker_id: str) -> None:
@@ -137,7 +158,7 @@ async def _check_account(bus: Bus, worker_id: str) -> None:
 
 
 class Worker:
-    """The tasks of one worker: consumers, commands, announcements and supervision."""
+    """The tasks of a worker: consumers, commands, announcements and supervision."""
 
     def __init__(
         self,
@@ -147,8 +168,10 @@ class Worker:
         model: ServedModel,
         generations: Generations,
         stop: asyncio.Event,
+        tuning: WorkerTuning,
     ) -> None:
         self._settings = settings
+        self._tuning = tuning
         self._bus = bus
         self._model = model
         self._generations = generations
@@ -165,7 +188,7 @@ class Worker:
             model=model,
             generations=generations,
             address=self._address,
-            job_timeout_s=settings.job_timeout_s,
+            job_timeout_s=settings.request_timeout_s,
             requires_same_numerics=settings.require_same_numerics,
             metrics=self._metrics,
             ledger=ledger,
@@ -174,12 +197,12 @@ class Worker:
         self._supervisor = Supervisor(
             bus,
             self._held,
-            reader_grace_s=settings.reader_grace_s,
-            batch_patience_s=settings.batch_patience_s,
+            reader_grace_s=tuning.wait_for_reader_s(settings.disconnect_grace_s),
+            batch_patience_s=tuning.batch_patience_s,
         )
         self._publishers = Publishers((bus.user, *settings.trusted_users))
         self._tenants = TenantAdmission(
-            bus, self._address, self._metrics, job_timeout_s=settings.job_timeout_s
+            bus, self._address, self._metrics, job_timeout_s=settings.request_timeout_s
         )
         self._is_draining = False
         self._peers = FreeSlots(model.name, self._address)
@@ -219,6 +242,7 @@ class Worker:
                     self._supervisor.cancel_unread,
                     self._supervisor.promote_batch,
                     self._quick.run,
+                    self._heed_interruption,
                 )
             ]
             # Outside the other tasks' error handling: if the engine fails, the worker ends.
@@ -279,8 +303,8 @@ class Worker:
         return JobWindow(max_begun, weights, max_waiting, fills_slots=fills_slots, pace=pace)
 
     def _pair(self, job_class: JobClass, max_begun: int) -> tuple[JobConsumer, JobConsumer]:
-        """The consumers of the new jobs of a class, and of those that were set aside."""
-        max_waiting = self._settings.max_waiting_jobs
+        """The consumers of the new jobs of a class, and of its jobs that were set aside."""
+        max_waiting = self._tuning.max_waiting_jobs
         window = self._window(max_begun, max_waiting, fills_slots=job_class == "batch")
         lane = topology.OVERFLOW[job_class]
         new = self._consumer(job_class, window, overflow=self._queue_of(lane))
@@ -385,10 +409,21 @@ class Worker:
             if command.is_immediate:
                 self._must_hand_over.set()
 
+    async def _heed_interruption(self) -> None:
+        """Hand all jobs over as soon as the machine is to end."""
+        place = self._settings.interruption_notice
+        if not place:
+            return
+        notice = await interruption.wait_for_notice(place, self._tuning.notice_interval_s)
+        logger.warning("machine ends soon, jobs are handed over", extra={"notice": notice})
+        self._metrics.interruptions.inc()
+        self._stop.set()
+        self._must_hand_over.set()
+
     async def _announce(self) -> None:
         while True:
             await self._announce_once()
-            await asyncio.sleep(self._settings.announce_interval_s)
+            await asyncio.sleep(self._tuning.announce_interval_s)
 
     async def _hear_peers(self) -> None:
         """Note the free slots of the model's other workers."""
@@ -402,8 +437,8 @@ class Worker:
             logger.warning("peer announcements unavailable", extra={"reason": error.message})
 
     async def _balance(self) -> None:
-        """Leave jobs to peers that have free slots, and announce when this worker has some, or
-        begins or ceases to take those whose prefix it may have."""
+        """Leave jobs to peers that have free slots, and announce when this worker has free slots,
+        or begins or ceases to take jobs whose prefix it may have."""
         while True:
             await asyncio.sleep(_BALANCE_INTERVAL_S)
             await self._leave_to_peers(self._interactive, self._overflow, 0)
@@ -413,8 +448,8 @@ class Worker:
                 await self._announce_once()
 
     async def _follow_engine(self) -> None:
-        """While the engine is away, take no jobs, and leave those that are here to other workers,
-        or to this one once the engine is back."""
+        """While the engine is away, take no jobs, and leave the jobs that are here to other
+        workers, or to this worker once the engine is back."""
         while True:
             await self._generations.away.wait()
             logger.warning("no jobs are taken while the engine is away")

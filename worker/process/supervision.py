@@ -1,4 +1,4 @@
-"""Supervises the jobs that a worker runs: those without a reader, and batch jobs that starve."""
+"""Supervises the jobs that a worker runs: jobs without a reader, and batch jobs that starve."""
 
 import asyncio
 import math
@@ -53,8 +53,8 @@ class Supervisor:
                     await self._cancel(held)
 
     async def _cancel(self, held: HeldJob) -> None:
-        """Cancel a run whose log has no reader, unless it has one in another queue. Meanwhile the
-        job may run here again, in a log that has a reader."""
+        """Cancel a run whose log has no reader, unless the log has a reader in another queue.
+        Meanwhile the job may run here again, in a log that has a reader."""
         with suppress(BusUnavailable):
             is_elsewhere = await held.runner.find_log()
             if not is_elsewhere and self._held.get(key_of(held.job)) is held:
@@ -85,8 +85,8 @@ class Supervisor:
         return math.inf
 
     async def promote_batch(self) -> None:
-        """Promote batch jobs that starve behind interactive ones, one at a time, and those that
-        would otherwise miss their deadlines."""
+        """Promote batch jobs that starve behind interactive jobs, one at a time, and all batch jobs
+        that would otherwise miss their deadlines."""
         promoted: JobRunner | None = None
         while True:
             await asyncio.sleep(_PROMOTION_INTERVAL_S)

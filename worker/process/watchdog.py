@@ -68,7 +68,7 @@ class Watchdog:
             elapsed_s, last = now - last, now
             counted_s = min(elapsed_s, 2 * self._tick_s)
             engine_s = engine_s + counted_s if self._stalled_s() >= elapsed_s else 0.0
-            # The mark is due once per tick; it is late after a whole tick without one.
+            # The mark is due once per tick; it is late after a whole tick without a mark.
             is_loop_late = now - self._loop_seen_at >= elapsed_s + self._tick_s
             loop_s = loop_s + counted_s if is_loop_late else 0.0
             if max(engine_s, loop_s) >= self._timeout_s:

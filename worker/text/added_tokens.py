@@ -58,10 +58,10 @@ class _TokenizerFields(Struct):
 
 @dataclass(frozen=True, slots=True)
 class NamedTokens:
-    """The tokens that have a role, and further special ones."""
+    """The tokens that have a role, and further special tokens."""
 
     roles: Mapping[str, TokenEntry]
-    """By name: ``bos_token`` and the like."""
+    """The tokens by the names of their roles: ``bos_token`` and the like."""
     extra: Sequence[TokenEntry]
 
     @property
@@ -110,7 +110,8 @@ def _named(config: dict[str, Any], name: str) -> NamedTokens:
 
 
 def _merged(config: dict[str, Any], special: dict[str, Any]) -> NamedTokens:
-    """The tokens of tokenizer_config.json, with those of special_tokens_map.json in their place."""
+    """The tokens of tokenizer_config.json; a token of special_tokens_map.json replaces the token of
+    the same role."""
     older, newer = _named(config, CONFIG), _named(special, _SPECIAL)
     roles = {**older.roles, **{k: replace(role, special=True) for k, role in newer.roles.items()}}
     adds = "extra_special_tokens" in special or not older.extra

@@ -161,8 +161,8 @@ class ChatTemplate:
 
 def _without_developers(messages: Iterable[ChatMessage]) -> Iterator[ChatMessage]:
     """The messages for a template that does not know the role ``developer``, and would leave them
-    out: they are system messages. One after a system message continues it, because many templates
-    refuse a second one."""
+    out: they become system messages. A developer message after a system message continues it,
+    because many templates refuse a second system message."""
     last: ChatMessage | None = None
     for message in messages:
         is_developer = message.role == _DEVELOPER

@@ -25,7 +25,7 @@ _BY_TAG: Mapping[str, str] = {
     "[func_name1(": "pythonic",
     '"parameters": dictionary of argument name': "llama3_json",  # also of Llama 4
 }
-"""Formats by what their chat templates contain; the first one counts."""
+"""Formats by a text that their chat templates contain; the first match counts."""
 _THINK_PARSERS = ("qwen3", "deepseek_r1")
 """Formats of thoughts in ``<think>``."""
 _QUESTION = ChatPrompt(messages=(ChatMessage(role="user", content="?"),))

@@ -1,5 +1,5 @@
-"""Streams the text of one choice: incremental detokenization, one token at a time, up to the first
-stop string.
+"""Streams the text of a choice: incremental detokenization, token by token, up to the first stop
+string.
 
 The concatenation of the pieces that a detokenizer's `push` and `flush` return equals
 ``tokenizer.decode(token_ids)``. tokenizers' own ``DecodeStream`` (0.23) is not suitable: it raises
@@ -19,7 +19,7 @@ _BYTE_PIECE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class Detokenizer(Protocol):
-    """The text of one choice."""
+    """The text of a choice."""
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; never ends within a character."""
@@ -116,7 +116,8 @@ class PieceDetokenizer:
         if new_text:
             self._context, self._context_text = group, self._decode(group)
         else:
-            # Not a context yet: the piece after an empty start would be decoded as the first one.
+            # This group is no context yet: the piece after an empty start would be decoded as the
+            # first piece.
             self._context, self._context_text = self._context + group, text
         return new_text
 
@@ -165,7 +166,7 @@ class _PieceBytes(dict[int, bytes]):
         if _BYTE_PIECE.fullmatch(piece):
             self[token_id] = bytes.fromhex(piece[3:-1])
         else:
-            # After another piece, because the first one of a text loses its space.
+            # The piece follows another piece, because the first piece of a text loses its space.
             self[token_id] = self._decode(["a", piece]).removeprefix("a").encode()
         return self[token_id]
 
@@ -203,9 +204,9 @@ def _check_step(step: Mapping[str, Any]) -> None:
 class StopFinder:
     """Passes text on up to the first stop string, which is removed unless it is to be included.
 
-    The first stop string is the one whose last character comes first; of several that end at the
-    same position, the longest. Exactly the longest suffix that may still become a stop string is
-    held back, so the output does not depend on how the text is divided.
+    The first stop string is the string whose last character comes first; of several that end at the
+    same position, it is the longest. Exactly the longest suffix that may still become a stop string
+    is held back, so the output does not depend on how the text is divided.
     """
 
     def __init__(self, stop: Sequence[str], *, includes_stop: bool = False) -> None:
@@ -216,7 +217,8 @@ class StopFinder:
         self._includes_stop = includes_stop
 
     def push(self, text: str, *, may_stop: bool = True) -> str:
-        """The text that is certain to precede any stop string, or to belong to an included one.
+        """The text that is certain to precede any stop string, or to belong to an included stop
+        string.
 
         Unless it ``may_stop``, stop strings that end in ``text`` do not count."""
         if self.met is not None:
@@ -264,7 +266,7 @@ class _Matcher:
 
 
 class TextStream:
-    """Converts the tokens of one choice into text that is safe to send.
+    """Converts the tokens of a choice into text that is safe to send.
 
     What each call returns depends only on all token ids so far. It never ends within a character,
     and never contains text that may still become part of a stop string.

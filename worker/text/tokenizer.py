@@ -66,8 +66,8 @@ class Tokenizer:
         ends = [special_tokens.get("eos_token", "")]
         if template is not None and template.is_harmony:
             ends += _HARMONY_ENDS
-        # Fine-tunes often update only one of these files, and an answer that never ends is worse
-        # than one that ends at a token of another file.
+        # Fine-tunes often update only one of these files, and an answer that ends at a token of
+        # another file is better than an answer that never ends.
         eos_ids = generation_config.eos_ids | config.eos_ids
         eos_ids |= {end_id for end in ends if (end_id := encoder.token_to_id(end)) is not None}
         return cls(
@@ -122,8 +122,8 @@ class Tokenizer:
 
     @cached_property
     def num_entries(self) -> int:
-        """The number of tokens that the tokenizer has. A few models generate only the first ones,
-        ``vocab_size``, of them."""
+        """The number of tokens that the tokenizer has. A few models generate only the first
+        ``vocab_size`` of them."""
         return self._encoder.get_vocab_size()
 
     @property
@@ -180,7 +180,7 @@ class Tokenizer:
         return TextStream(detokenizer, finder, min_tokens=min_tokens)
 
     def _text(self, prompt: Prompt, max_chars: int | None) -> str:
-        """What is to be tokenized; empty if it is tokens already."""
+        """The text to tokenize; empty if the prompt consists of tokens already."""
         match prompt:
             case ChatPrompt():
                 if self.template is None:
@@ -252,8 +252,8 @@ def _end_fields(path: Path) -> _EndFields:
 
 
 def _template(directory: Path, special_tokens: Mapping[str, str]) -> ChatTemplate | None:
-    """The templates ``default`` and, for tools, ``tool_use``: files, or else the configuration's
-    template or named ones."""
+    """The templates ``default`` and, for tools, ``tool_use``: files, or else the template or the
+    named templates of the configuration."""
     more = (directory / "additional_chat_templates").glob("*.jinja")
     sources: Any = {path.stem: read_text(path) for path in more}
     if source := read_text(directory / "chat_template.jinja"):

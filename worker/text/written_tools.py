@@ -67,8 +67,8 @@ def written_form(template: str) -> WrittenForm:
 def with_written_tools(
     prompt: ChatPrompt, form: WrittenForm = HERMES, *, takes_system: bool = True
 ) -> ChatPrompt:
-    """The prompt with its tools as text of the system message, or of the user's first one if the
-    template takes no system message. In Hermes' form, calls and their results become text of
+    """The prompt with its tools as text of the system message, or of the user's first message if
+    the template takes no system message. In Hermes' form, calls and their results become text of
     assistant and user, too; other templates have them."""
     messages = list(_messages(prompt.messages) if form is HERMES else prompt.messages)
     if prompt.tools:

@@ -22,10 +22,9 @@ _MAX_DEPTH = 3
 """The depth of lists and objects up to which their values are bound to their schemas."""
 
 Arguments: TypeAlias = Callable[[str, Tool, Budget], Rules]
-"""The rules of a tool's arguments, of which the first has the given name. Raises
-`GrammarTooLong`."""
+"""The rules of a tool's arguments; the first rule has the given name. Raises `GrammarTooLong`."""
 Kind: TypeAlias = Literal["text", "choices", "json", "any"]
-"""The kind of a parameter's values: any text, one of some texts, anything but texts, or either."""
+"""The kind of a parameter's values: any text, a text of a list, anything but texts, or either."""
 
 
 def parameters(tool: Tool) -> dict[str, Any]:
@@ -34,7 +33,7 @@ def parameters(tool: Tool) -> dict[str, Any]:
 
 
 def text_parameters(tool: Tool) -> tuple[str, ...]:
-    """The parameters whose values are strings in any case, or of which nothing is known."""
+    """The parameters whose values are strings in any case, or whose type is unknown."""
     root = _Root(parameters(tool))
     return tuple(
         name
@@ -44,7 +43,8 @@ def text_parameters(tool: Tool) -> tuple[str, ...]:
 
 
 class _Root:
-    """A tool's schema, in which references start. What each names is found and classified once."""
+    """A tool's schema, in which references start. The target of each reference is found and
+    classified once."""
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self.schema = schema
@@ -54,7 +54,7 @@ class _Root:
         """The kind of the values of each schema, by the schema's identity."""
 
     def resolved(self, schema: Any) -> Any:
-        """What a reference names."""
+        """The schema that a reference names; any other schema as it is."""
         for _ in range(_MAX_REFERENCES):
             if not isinstance(schema, dict) or not isinstance(target := schema.get("$ref"), str):
                 break
@@ -66,7 +66,7 @@ class _Root:
         return schema
 
     def kind_of(self, schema: Any) -> Kind:
-        """What the values of a parameter are."""
+        """The kind of a parameter's values."""
         schema = self.resolved(schema)
         if id(schema) not in self._kinds:
             self._kinds[id(schema)] = _kind_of(schema)
@@ -100,7 +100,8 @@ def whole_call(key: str) -> Arguments:
 
     def rules(rule: str, tool: Tool, budget: Budget) -> Rules:
         schema = parameters(tool)
-        # References in a tool's schema start at its root, which is no longer one.
+        # References in a tool's schema start at its root, and the schema now becomes part of
+        # another schema.
         definitions = {name: schema.pop(name) for name in _definitions(schema)}
         call = {
             "type": "object",
@@ -147,7 +148,7 @@ class TaggedArguments:
         }
 
     def _value(self, part: Any, root: _Root, budget: Budget) -> Rules:
-        """The rule of a value, of which equal ones have the same name."""
+        """The rule of a value. Equal rules have the same name."""
         kind, schema = root.kind_of(part), root.resolved(part)
         if kind in ("text", "any"):
             return {"text": "text_value blank?"}
@@ -165,12 +166,12 @@ class TaggedArguments:
 
 @dataclass(frozen=True)
 class _Scope:
-    """What the values of one tool's arguments share."""
+    """The state that the values of a tool's arguments share."""
 
     root: _Root
     budget: Budget
     rules: dict[str, str] = field(default_factory=dict)
-    """Those of objects."""
+    """The rules of objects."""
     objects: dict[tuple[int, int], str] = field(default_factory=dict)
     """Their names, by the identity of a schema and the depth, because references may recur."""
 
@@ -185,7 +186,7 @@ class LiteralArguments:
     literals: Rules
     """The rules ``string``, ``boolean``, ``null``, and ``key`` of an object."""
     quote: Callable[[str], str]
-    """What stands for one string."""
+    """Returns the rule of a string."""
     key: "re.Pattern[str] | None" = None
     """The keys of an object that stand without quotes."""
     is_sorted: bool = False
@@ -212,7 +213,8 @@ class LiteralArguments:
     def _sequence(
         self, rule: str, schema: Mapping[str, Any], named: Mapping[str, str], other: str
     ) -> dict[str, str]:
-        """The rules of what is ``named``, in this order, and of others if the schema is open."""
+        """The rules of the ``named`` properties, in this order, and of other properties if the
+        schema is open."""
         comma, required, written = self.separator, _required(schema), list(named.values())
         needed = {k for k, name in enumerate(named) if name in required}
         more = f" ({comma} {other})*" if _is_open(schema) else ""
@@ -268,7 +270,7 @@ class LiteralArguments:
                 return "value"
 
     def _object(self, schema: Mapping[str, Any], scope: _Scope, depth: int) -> str:
-        """The rule of an object, of which equal ones have the same name."""
+        """The rule of an object. Equal rules have the same name."""
         known = scope.objects.get((id(schema), depth))
         if known is not None:
             return known
@@ -305,7 +307,7 @@ def _any_of(texts: Iterable[str], quote: Callable[[str], str], budget: Budget) -
 
 
 def _named(target: str, root: Mapping[str, Any]) -> Any:
-    """What a reference within ``root`` names, or None."""
+    """The target of a reference within ``root``, or None."""
     found: Any = root if target.startswith("#") else None
     for name in target.removeprefix("#").split("/")[1:]:
         name = name.replace("~1", "/").replace("~0", "~")

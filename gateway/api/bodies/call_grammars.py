@@ -1,4 +1,5 @@
-"""What a model may write as calls, in the form of its family: one row of a table for each."""
+"""What a model may write as calls, in the form of its family: a table with a row for each
+family."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -38,18 +39,18 @@ class Form(NamedTuple):
     ARGUMENTS for the rule of its arguments."""
 
     inside: str
-    """What follows the tag: a ``call``, after which MORE stands for the others, if there may be
-    some."""
+    """The text after the tag: a ``call``, after which MORE stands for further calls, if there may
+    be some."""
     calls: Mapping[str, str]
-    """Rules of one call, of which there is an alternative for each function: the text that its
-    parser needs, because an answer may end right after a repeated call. Its tags are left out if
-    they mean nothing to the parser by then."""
+    """The rules of a call, with an alternative for each function: the text that its parser needs,
+    because an answer may end right after a repeated call. Its tags are left out if they mean
+    nothing to the parser by then."""
     more: str = ""
-    """What stands for each of the others."""
+    """The form of each further call."""
     tag: str = ""
     """The opening tag; empty if there is none."""
     between: str | None = None
-    """What stands between a call and the next tag; None: one tag precedes all calls."""
+    """The text between a call and the next tag; None: a single tag precedes all calls."""
     entries: Rules = MappingProxyType({})
     """Further tags."""
     arguments: Arguments = json_arguments
@@ -228,8 +229,8 @@ def calls(
 def text_with_calls(
     parser: str, tools: Collection[Tool], reasoning_parser: str | None, *, is_single: bool
 ) -> Constraint | None:
-    """Any text, in which the opening tag of a call is followed by one of these tools. None if calls
-    have no such tag, or the text may have special tokens of its own. Raises `GrammarTooLong`."""
+    """Any text in which a call of these tools follows the opening tag of a call. None if calls have
+    no such tag, or the text may have special tokens of its own. Raises `GrammarTooLong`."""
     form = FORMS[parser]
     if not form.tag or form.has_other_tokens:
         return None

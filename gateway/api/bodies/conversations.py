@@ -37,7 +37,7 @@ NoParameters: TypeAlias = Annotated[list[Any], Meta(max_length=0)]
 
 
 class ContentPart(Struct, frozen=True):
-    """Part of a message: text, or what the assistant has refused."""
+    """Part of a message: text, or a refusal of the assistant."""
 
     type: str
     text: Any = None
@@ -82,7 +82,7 @@ class MessageParam(Struct, frozen=True, kw_only=True):
     tool_call_id: Name | None = None
     reasoning_content: Text | None = None
     refusal: Text | None = None
-    """What the assistant has said instead of an answer."""
+    """The text of the assistant that replaces an answer."""
     function_call: Any = None
     audio: Any = None
 
@@ -129,7 +129,7 @@ class OfferedTools(NamedTuple):
     others: Mapping[str, str]
     """The types of the tools that are left out, by the path of the type."""
     custom: frozenset[str] = frozenset()
-    """The names of those functions that are custom tools."""
+    """The names of the functions that are custom tools."""
 
 
 Messages: TypeAlias = Annotated[
@@ -157,7 +157,7 @@ def offered_tools(
     schema_name: str = "parameters",
 ) -> OfferedTools:
     """The tools of a request. ``tools`` has the type and definition of each, and the definition's
-    path in the body; ``schema_name`` is what the API calls the schema of a function. Raises
+    path in the body; ``schema_name`` is the API's name for the schema of a function. Raises
     `InvalidRequest`."""
     functions: dict[str, Tool] = {}
     others: dict[str, str] = {}
@@ -178,7 +178,7 @@ def offered_tools(
 def tool_call(
     call_id: str | None, name: str, arguments: str | dict[str, Any] | None, param: str
 ) -> ToolCall:
-    """``arguments`` are those of `json_arguments`. Raises `InvalidRequest`."""
+    """``arguments`` are as for `json_arguments`. Raises `InvalidRequest`."""
     return ToolCall(id=call_id or "", name=name, arguments=json_arguments(arguments, param))
 
 

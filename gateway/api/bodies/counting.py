@@ -1,6 +1,6 @@
-"""The bodies and answers of the endpoints that count the tokens of a prompt. A body is that of a
-generation, so that a client can count what it is about to send; parameters that do not change the
-prompt have no effect."""
+"""The bodies and answers of the endpoints that count the tokens of a prompt. A body is the same as
+for a generation, so that a client can count the tokens of a request before it sends the request;
+parameters that do not change the prompt have no effect."""
 
 from typing import Literal
 

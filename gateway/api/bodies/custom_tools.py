@@ -1,5 +1,5 @@
-"""Custom tools of a body: tools that are given a text, which the model calls as functions of one
-string."""
+"""Custom tools of a body: a custom tool takes a text, and the model calls it as a function with a
+single string argument."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -10,7 +10,7 @@ from shared.messages import Tool
 from shared.messages.fields import Name, Text
 
 INPUT = "input"
-"""The one parameter of the function."""
+"""The only parameter of the function."""
 ToolName: TypeAlias = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_.-]{1,256}\Z")]
 
 

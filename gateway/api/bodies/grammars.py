@@ -28,7 +28,7 @@ class GrammarTooLong(Exception):
 
 
 class Budget:
-    """Limits what is built for one grammar, since a short body can make a long one."""
+    """Limits the size of a grammar, because a short body can require a long grammar."""
 
     def __init__(self) -> None:
         self._num_chars = 0
@@ -42,7 +42,7 @@ class Budget:
 
 
 def quoted(text: str) -> str:
-    """What stands for a text in a grammar."""
+    """A text as a literal of a grammar."""
     return _ENCODER.encode(text)
 
 
@@ -79,7 +79,7 @@ HARMONY_RULES: Rules = {
 
 
 def json_rule(schema: dict[str, Any]) -> str:
-    """What stands for a schema in a grammar. It allows what the schema allows alone.
+    """The rule for a schema in a grammar. It allows the same texts as the schema alone.
 
     A grammar with a schema that cannot be obeyed is refused when it is compiled; the check of the
     schema itself names the reason.
@@ -92,7 +92,7 @@ def json_rule(schema: dict[str, Any]) -> str:
 
 
 def rule_of(constraint: Constraint) -> str:
-    """What stands for a constraint in a grammar."""
+    """The rule for a constraint in a grammar."""
     match constraint.kind:
         case "json_schema":
             return json_rule(msgspec.json.decode(constraint.source))
@@ -119,7 +119,7 @@ def text_rules(constraint: Constraint, reasoning_parser: str | None) -> Rules:
 
 
 def after_thought(rules: Rules, reasoning_parser: str | None) -> Constraint:
-    """The grammar of ``answer``, one of the rules, after what thought there may be."""
+    """The grammar of the rule ``answer``, after a thought if there is any."""
     if reasoning_parser is None:
         return grammar({"start": "answer", **rules})
     thought = THOUGHTS[reasoning_parser]
@@ -130,7 +130,8 @@ def after_thought(rules: Rules, reasoning_parser: str | None) -> Constraint:
 
 
 def after_reasoning(constraint: Constraint, reasoning_parser: str | None) -> Constraint:
-    """The same, for what a model says once it has thought. A grammar stands for all its text."""
+    """The same, for the answer after the thought. A grammar of the client is for the whole text of
+    the model, including its thought."""
     if reasoning_parser is None or constraint.kind == "lark":
         return constraint
     return after_thought(
@@ -141,9 +142,8 @@ def after_reasoning(constraint: Constraint, reasoning_parser: str | None) -> Con
 def any_text_with(
     inside: Rules, tag: str, reasoning_parser: str | None, *, after: str, is_single: bool
 ) -> Constraint:
-    """The grammar of any text, in which each ``tag`` is followed by ``inside``, one of the rules;
-    in a thought the tag means nothing. A single tag ends the text, and ``after``, one of the rules,
-    may end it."""
+    """The grammar of any text in which the rule ``inside`` follows each ``tag``; in a thought the
+    tag means nothing. A single tag ends the text, and the rule ``after`` may end it."""
     ending = f" {after}?" if after else ""
     rest = ending if is_single else " answer"
     rules = {
@@ -157,7 +157,7 @@ def any_text_with(
     rules |= _thought(thought)
     if thought.is_open:
         return grammar({"start": "thought answer | anything", **rules})
-    # The longest lexeme wins: without a thought, none of them may begin like one.
+    # The longest lexeme wins: without a thought, no lexeme may begin like a thought.
     begun = f"\\s*{pattern(thought.opening + thought.label)}"
     return grammar(
         {

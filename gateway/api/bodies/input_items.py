@@ -37,7 +37,8 @@ class FunctionCallOutput(Struct, frozen=True, kw_only=True):
 
 
 class CustomToolCall(Struct, frozen=True, kw_only=True):
-    """A call of a tool that is given a text. In a chat it is a function of one argument."""
+    """A call of a tool that is given a text. In a chat it calls a function with a single
+    argument."""
 
     call_id: Name | None = None
     name: Name
@@ -50,7 +51,7 @@ class CustomToolCall(Struct, frozen=True, kw_only=True):
 
 
 class CustomToolCallOutput(FunctionCallOutput, frozen=True, kw_only=True):
-    """What that tool has answered."""
+    """The output of a custom tool."""
 
 
 class ReasoningItem(Struct, frozen=True, kw_only=True):

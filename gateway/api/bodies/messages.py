@@ -43,8 +43,8 @@ from shared.messages import (
 from shared.messages.fields import Name, Text
 
 _BILLING_HEADER = "x-anthropic-billing-header:"
-"""What a block of Claude Code's system prompt begins with that differs in each request. It would
-keep all that follows from the prefix cache."""
+"""The beginning of a block of Claude Code's system prompt that differs in each request. The block
+would keep the rest of the prompt from the prefix cache."""
 _NAMES: Mapping[str, str] = {
     "max_completion_tokens": "max_tokens",
     "parallel_tool_calls": "tool_choice.disable_parallel_tool_use",
@@ -243,9 +243,9 @@ def conversation_of(
 ) -> tuple[ChatMessage, ...]:
     """The messages of a chat. Raises `InvalidRequest`, which names the invalid part.
 
-    Consecutive turns of one role become one message, as in Anthropic's API. A system message that
-    follows other turns becomes part of the user's, because most chat templates allow only one, at
-    the start.
+    Consecutive turns of the same role become one message, as in Anthropic's API. A system message
+    that follows other turns becomes part of the user's turn, because most chat templates allow a
+    system message only at the start.
     """
     texts = [system] if isinstance(system, str) else [block.text for block in system]
     messages: list[_Joined] = []
@@ -318,7 +318,7 @@ def _message(role: Role, texts: Iterable[str]) -> ChatMessage:
 
 
 def _append(messages: list["_Joined"], message: ChatMessage, path: str) -> None:
-    """Append ``message``, or join it with the last one of the same role. Raises
+    """Append ``message``, or join it with the last message if both have the same role. Raises
     `InvalidRequest`."""
     if message.role == "system" and not message.content:
         return
@@ -328,7 +328,7 @@ def _append(messages: list["_Joined"], message: ChatMessage, path: str) -> None:
 
 
 class _Joined:
-    """One message of consecutive turns, whose texts are copied only once however many there
+    """A message of consecutive turns. Each text is copied only once, however many turns there
     are."""
 
     def __init__(self, role: Role, tool_call_id: str | None) -> None:
@@ -356,7 +356,7 @@ class _Joined:
 
 
 class _Lines:
-    """Texts that are joined with line feeds, without those that are empty."""
+    """Joins texts with line feeds and leaves out empty texts."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []

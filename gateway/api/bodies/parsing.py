@@ -3,7 +3,7 @@ or that are unsupported parameters of OpenAI or vLLM.
 
 Each unsupported parameter is listed with its neutral values; null, {} and [] are removed first.
 Parameters that do not change answers (``store``, ``metadata``, ``service_tier``, ...) and unknown
-ones are not listed, and therefore ignored.
+parameters are not listed, and therefore ignored.
 """
 
 import re
@@ -23,7 +23,7 @@ _MISSING = re.compile(r"Object missing required field `(\w+)`")
 _FLOAT_FOR_INT = re.compile(r"Expected `(?:.* )?int\b.*`, got `float` - at `\$(.*)`")
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]", re.ASCII)
 _MAX_FLOATS = 16
-"""Places at which integral floats are accepted. All items of a list are one place."""
+"""Places at which integral floats are accepted. All items of a list count as a single place."""
 _ESCAPE = re.compile(
     rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(u[dD][89a-fA-F]\w\w)|.)",
     re.DOTALL,
@@ -32,7 +32,8 @@ _ESCAPE = re.compile(
 _WITH_PARTS = frozenset(
     {"messages", "reasoning", "response_format", "stream_options", "text", "tools"}
 )
-"""Parameters of which errors name the part: `messages[0].role`, but `stop` for `stop[3]`."""
+"""Errors name the invalid part of these parameters: `messages[0].role`, but `stop` for
+`stop[3]`."""
 
 _T = TypeVar("_T")
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
@@ -112,7 +113,7 @@ QUICK_NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "rank_fields": (),
     "truncate_prompt_tokens": (),
 }
-"""Those of vLLM's and Cohere's endpoints without generation."""
+"""The parameters of vLLM's and Cohere's endpoints without generation."""
 _MAX_IGNORED = 16
 
 
@@ -283,8 +284,8 @@ def parse_with_ignored(kind: type[_Body], body: bytes) -> tuple[_Body, tuple[str
 
 
 def json_fault(text: bytes, error: Exception) -> str:
-    """Why ``text`` is not valid JSON, of which msgspec says ``error``. A text that was cut within
-    an emoji is named as such, because msgspec may take the end of the string for missing."""
+    """Why ``text`` is not valid JSON; msgspec reports ``error``. A text that was cut within an
+    emoji is named as such, because msgspec may take the end of the string for missing."""
     reason = str(error)
     if "truncated" not in reason and "surrogate" not in reason:
         return reason

@@ -84,7 +84,7 @@ class ResponseTool(Struct, frozen=True, kw_only=True):
 
 
 class NamedFunction(Struct, frozen=True, kw_only=True, tag="function"):
-    """The one function to call."""
+    """The function that must be called."""
 
     name: str | None = None
     function: FunctionChoice | None = None
@@ -92,7 +92,7 @@ class NamedFunction(Struct, frozen=True, kw_only=True, tag="function"):
 
 
 class NamedCustomTool(Struct, frozen=True, kw_only=True, tag="custom"):
-    """The one custom tool to call."""
+    """The custom tool that must be called."""
 
     name: str
 

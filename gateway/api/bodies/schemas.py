@@ -1,12 +1,12 @@
 """The bodies of chats and completions, and the parameters that several kinds of generations have.
 
-The structs are also the source of the OpenAPI document. The limits of sampling are those of
-`shared.messages.SamplingParams`; a test compares them. Limits that depend on several parameters
-are checked in `submission`.
+The structs are also the source of the OpenAPI document. The limits of sampling are the same as in
+`shared.messages.SamplingParams`; a test compares them. Limits that depend on several parameters are
+checked in `submission`.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -105,8 +105,8 @@ class StreamOptions(Struct, frozen=True, kw_only=True):
     include_obfuscation: bool | None = None
     """Whether chunks are padded, so that their sizes do not reveal their texts. Off by default."""
     each_token: bool | None = None
-    """Whether every token is sent at once. By default, the tokens of a tenth of a second are sent
-    together after the first ones. An extension of Warren."""
+    """Whether every token is sent at once. By default, the first tokens are sent at once, and later
+    tokens together for each tenth of a second. An extension of Warren."""
 
 
 class GenerationRequest(Body, frozen=True, kw_only=True):
@@ -169,6 +169,13 @@ class GenerationRequest(Body, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+    on_limit: Annotated[
+        Literal["refuse", "wait"],
+        Meta(
+            description="`wait`: wait for the limits of the API key until the request's `timeout` "
+            "instead of being answered 429. An extension of Warren."
+        ),
+    ] = "refuse"
     service_tier: (
         Annotated[
             str,
@@ -202,7 +209,7 @@ class GenerationRequest(Body, frozen=True, kw_only=True):
 
     @property
     def tier(self) -> ServiceTier | None:
-        """The one in which the request is served, if it names any."""
+        """The tier in which the request is served, if the request names any tier."""
         if self.service_tier is None:
             return None
         return "flex" if self.job_class == "batch" else "default"
@@ -281,7 +288,7 @@ def text_prompts(
     max_prompts: int,
     add_special_tokens: bool = True,
 ) -> tuple[Prompt, ...]:
-    """The prompts of a parameter that is one prompt or a list. Raises `InvalidRequest`."""
+    """The prompts of a parameter that is a single prompt or a list. Raises `InvalidRequest`."""
     if isinstance(prompt, str):
         return (TextPrompt(text=prompt, add_special_tokens=add_special_tokens),)
     token_ids = [item for item in prompt if isinstance(item, int)]

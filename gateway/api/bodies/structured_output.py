@@ -20,7 +20,7 @@ _MAX_REASON_CHARS = 500
 _MAX_SHOWN_CHARS = 64
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 PARAMETERS = ("response_format", "structured_outputs", *(f"guided_{kind}" for kind in _KINDS))
-"""What a constraint is asked for with."""
+"""The parameters of bodies that ask for a constraint."""
 
 
 class NamedSchema(Struct, frozen=True):
@@ -31,7 +31,7 @@ class TextFormat(Struct, frozen=True, kw_only=True):
     """The format of a response's text."""
 
     schema_param: ClassVar[str] = "text.format.schema"
-    """What is missing if there is no schema."""
+    """The parameter that is missing if there is no schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     schema: Any = None
@@ -66,8 +66,8 @@ class RequestedConstraint(NamedTuple):
     """For an optional constraint: returns it without the part at this parameter, which no worker
     can compile, or None if nothing is left."""
     with_lark: Callable[[Constraint], "RequestedConstraint"] | None = None
-    """For a grammar of llama.cpp, which ``constraint`` is until it is translated: returns what is
-    asked for with the translation."""
+    """For a grammar of llama.cpp, which ``constraint`` is until it is translated: returns the same
+    request with the translated grammar."""
 
     def of(self, constraint: Constraint) -> "RequestedConstraint":
         """The same parameter with another constraint, which is ready for workers."""
@@ -75,10 +75,10 @@ class RequestedConstraint(NamedTuple):
 
 
 def wanted_constraint(fields: Mapping[str, Any]) -> RequestedConstraint | None:
-    """What a body's ``response_format``, ``structured_outputs`` or ``guided_*`` ask for. Raises
-    `InvalidRequest`."""
+    """The constraint that a body's ``response_format``, ``structured_outputs`` or ``guided_*`` ask
+    for. Raises `InvalidRequest`."""
     found = list(_all_wanted(fields))
-    # Some clients send one grammar under its older and its newer name.
+    # Some clients send the same grammar under its older and its newer name.
     for other in found[1:]:
         if other.constraint != found[0].constraint:
             raise refused(other.param, f"not together with {found[0].param}.")
@@ -86,7 +86,7 @@ def wanted_constraint(fields: Mapping[str, Any]) -> RequestedConstraint | None:
 
 
 def json_constraint(schema: Any, param: str) -> Constraint:
-    """A schema, or one as JSON. Raises `InvalidRequest`."""
+    """The constraint of a schema, which may also be given as JSON text. Raises `InvalidRequest`."""
     if isinstance(schema, str):
         try:
             schema = msgspec.json.decode(schema)
@@ -99,8 +99,8 @@ def json_constraint(schema: Any, param: str) -> Constraint:
 
 
 async def translated(wanted: RequestedConstraint, tenant: str) -> RequestedConstraint:
-    """What is asked for, with its grammar translated if it is one of llama.cpp's. Raises
-    `InvalidRequest` and `Overloaded`."""
+    """The same constraint. A grammar of llama.cpp is translated. Raises `InvalidRequest` and
+    `Overloaded`."""
     if wanted.with_lark is None:
         return wanted
     try:
@@ -122,8 +122,8 @@ def translated_now(wanted: RequestedConstraint) -> RequestedConstraint:
 
 
 async def check(wanted: RequestedConstraint, tenant: str) -> None:
-    """Raise `InvalidRequest` if no worker could obey, naming the part at fault if it is one, and
-    `Overloaded`."""
+    """Raise `InvalidRequest` if no worker could obey; the error names the part if a single part is
+    at fault. Also raises `Overloaded`."""
     problem = await TRIALS.problem(wanted.constraint, tenant)
     for part in wanted.parts if problem else ():
         await check(part, tenant)

@@ -45,7 +45,7 @@ from shared.off_loop import LARGE_BYTES, off_loop
 from shared.telemetry import requests
 
 _MAX_RETURNED_LOGPROBS = 1024
-"""Maximum number of logprobs for one position of all choices."""
+"""Maximum number of logprobs at each position, over all choices."""
 _MAX_SCORED = 1 << 23
 """Maximum number of logprobs of all prompts."""
 _MAX_DROPPED = 4
@@ -54,7 +54,8 @@ find each takes about a second."""
 _MAX_ECHOED = 4 << 20
 """Maximum number of characters of the prompts that the choices of an answer repeat."""
 _ECHOED_CHARS_PER_TOKEN = 16
-"""More than those of a usual token. Few tokens have more, such as long rows of spaces."""
+"""A safe bound on the characters per token. Only a few tokens exceed it, such as long runs of
+spaces."""
 
 _PARAMS = {"constraint": "response_format"}
 """The names that clients use for sampling parameters, where they differ."""
@@ -62,7 +63,7 @@ GenerationBody: TypeAlias = ChatRequest | CompletionRequest | ResponsesRequest |
 
 
 class Submission(NamedTuple):
-    """A job that is ready to be published, and what the readers of its log need."""
+    """A job that is ready to be published, and the facts that the readers of its log need."""
 
     job: GenerationJob
     facts: LogFacts
@@ -268,7 +269,7 @@ def facts_of(
     context = facts.encode()
     if len(context) > MAX_CONTEXT_BYTES:
         repeated = msgspec.json.decode(rendering.echoed, type=dict[str, msgspec.Raw])
-        # Apart from what is repeated, only the names of tools and of their parameters are long.
+        # Apart from repeated fields, only the names of tools and of their parameters are long.
         param = max(repeated, key=lambda name: len(repeated[name]), default="tools")
         raise InvalidRequest(
             f"{param}: the part of the request that its response needs is longer than "
@@ -339,8 +340,8 @@ def _reasoning_parser(
 
 
 def _may_end_in_thought(chat: ChatPrompt, thought: Thought) -> bool:
-    """Whether a thought may be open at the end of the prompt: that is where the template begins an
-    answer, or the client has left its own one open."""
+    """Whether a thought may be open at the end of the prompt: the template may begin an answer with
+    a thought, or the client may have left its own thought open."""
     if not chat.continue_final_message:
         return chat.add_generation_prompt
     begun = chat.messages[-1].content
@@ -358,7 +359,7 @@ def _sampling(
         prompt_logprobs = max(logprobs, prompt_logprobs or 0)
     if request.best_of > request.n:
         logprobs = logprobs or 0
-    # The tags of calls are special tokens, except those of Hermes.
+    # The tags of calls are special tokens, except in the format of Hermes.
     has_tags = calls is not None and calls.parser != "hermes"
     has_tags |= reasoning_parser is not None and THOUGHTS[reasoning_parser].are_special
     return SamplingParams(
@@ -481,8 +482,8 @@ def _check_returned(request: GenerationBody, job: GenerationJob) -> None:
 
 
 def _num_prompt_chars(job: GenerationJob) -> int:
-    """An upper bound on the tokens of all prompts: except in rare scripts, a token has at least one
-    character."""
+    """An upper bound on the tokens of all prompts: except in rare scripts, each token has a
+    character or more."""
     return sum(map(_num_chars, job.prompts))
 
 

@@ -31,13 +31,13 @@ class FunctionChoice(Struct, frozen=True):
 
 
 class ChatFunctionChoice(Struct, frozen=True, tag="function"):
-    """The one function to call."""
+    """The function that must be called."""
 
     function: FunctionChoice
 
 
 class ChatCustomChoice(Struct, frozen=True, tag="custom"):
-    """The one custom tool to call."""
+    """The custom tool that must be called."""
 
     custom: FunctionChoice
 
@@ -87,9 +87,9 @@ class ToolUse(NamedTuple):
     is_required: bool
     """Whether the model has to call."""
     callable: Mapping[str, Tool]
-    """The tools of which it may call any, by the path of their schemas in the body."""
+    """The tools that the model may call, by the path of their schemas in the body."""
     custom: tuple[str, ...] = ()
-    """The names of those that are custom tools."""
+    """The names of the custom tools."""
 
     def text_parameters(self) -> dict[str, tuple[str, ...]] | None:
         """The text parameters of each callable tool, by its name; None if the parser does not need
@@ -104,13 +104,14 @@ class ToolUse(NamedTuple):
         return self._replace(callable={**self.callable, path: tool})
 
     def schemas(self) -> tuple[RequestedConstraint, ...]:
-        """What the arguments of each of these have to match. Raises `InvalidRequest`."""
+        """The constraints that the arguments of the callable tools have to match. Raises
+        `InvalidRequest`."""
         return tuple(_schema(tool, path) for path, tool in self.callable.items())
 
     def constraint(
         self, reasoning_parser: str | None, answer: Constraint | None = None
     ) -> Constraint:
-        """Calls, or an ``answer``, if there is one, after what thought there may be. Raises
+        """Calls, or an ``answer`` if the request allows it, after a thought if there is any. Raises
         `InvalidRequest`."""
         too_long = refused("tools", f"longer than {MAX_GRAMMAR_CHARS} characters together.")
         try:
@@ -132,8 +133,8 @@ class ToolUse(NamedTuple):
         return constraint
 
     def constraint_after_tag(self, reasoning_parser: str | None) -> Constraint | None:
-        """Any text, in which the opening tag of a call is followed by one of these tools. None if
-        calls have no such tag, or the tools are too long."""
+        """Any text in which a call of these tools follows the opening tag of a call. None if calls
+        have no such tag, or the tools are too long."""
         tools = self.callable.values()
         try:
             constraint = text_with_calls(
@@ -155,14 +156,14 @@ def tool_use(
 ) -> ToolUse | None:
     """None: nothing may be called.
 
-    Raises `InvalidRequest`, and `Unavailable` if there is no worker, because only workers know the
-    format in which their model writes calls.
+    Raises `InvalidRequest`, and `Unavailable` if no worker was heard yet, because only workers know
+    the format in which their model writes calls.
     """
     chosen = callable_tools(choice, offered)
     if not chosen:
         return None
     if served is None:
-        raise Unavailable("No worker of this model is available to say how it calls tools.")
+        raise Unavailable("No worker of this model has said yet how it calls tools.")
     is_one = isinstance(choice, ChatFunctionChoice | ChatCustomChoice)
     is_required = is_one or _mode(choice) == "required"
     parser = served.tool_parser

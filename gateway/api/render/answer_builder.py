@@ -33,7 +33,7 @@ class Call:
 
 @dataclass(slots=True)
 class AnswerChoice:
-    """The current state of one choice."""
+    """The current state of a choice."""
 
     index: int
     """The index among all generated choices."""
@@ -84,7 +84,7 @@ class AnswerChoice:
 
 
 class AnswerBuilder:
-    """The whole answer to one request."""
+    """The whole answer to a request."""
 
     def __init__(self, rendering: Rendering) -> None:
         self.rendering = rendering
@@ -105,7 +105,7 @@ class AnswerBuilder:
         self.receipt: str | None = None
         """The signed receipt, once it is issued."""
         self.num_logprobs = 0
-        """Those of tokens and their alternatives that the log has had so far."""
+        """The logprobs of tokens and of their alternatives in the log so far."""
 
     def read(self, event: LogEvent) -> None:
         """Read the next accepted event of the log."""
@@ -157,7 +157,7 @@ class AnswerBuilder:
 
     @property
     def choices(self) -> list[AnswerChoice]:
-        """The choices to return: the most likely ones of each prompt, if more were generated."""
+        """The choices to return: the most likely choices of each prompt, if more were generated."""
         wanted, drawn = self.rendering.num_choices, self.rendering.num_drawn
         if wanted == drawn:
             return self._drawn

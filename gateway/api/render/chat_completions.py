@@ -1,4 +1,4 @@
-"""Renders the answers of POST /v1/chat/completions and /v1/completions, whole and as streams of one
+"""Renders the answers of POST /v1/chat/completions and /v1/completions, whole and as streams with a
 chunk for each piece of each choice."""
 
 from collections import defaultdict
@@ -76,7 +76,7 @@ class ChatChunks:
         pieces: Sequence[Piece],
         shown: Sequence[TokenLogprobs],
     ) -> list[ChunkChoice]:
-        """New tokens of one choice, the pieces of their text, and the logprobs to show."""
+        """New tokens of a choice, the pieces of their text, and the logprobs to show."""
         deltas = [self._delta(event.choice, piece) for piece in pieces]
         logprobs = _chat_logprobs(self._rendering, shown)
         if logprobs is not None and not deltas:
@@ -87,7 +87,7 @@ class ChatChunks:
         ]
 
     def plain(self, choice: int, text: str) -> ChunkChoice:
-        """New text of one choice whose chunks contain nothing else."""
+        """New text of a choice whose chunks contain nothing else."""
         return ChatChunkChoice(index=choice, delta=Delta(content=text))
 
     def ending(self, event: Finished, *, has_called: bool) -> ChunkChoice:
@@ -198,7 +198,7 @@ class TextChunks:
 
 
 class ChunkEncoder:
-    """Renders the stream of one request, and counts its tokens."""
+    """Renders the stream of a request, and counts its tokens."""
 
     def __init__(self, rendering: Rendering, words: ChatChunks | TextChunks) -> None:
         self._rendering = rendering
@@ -311,7 +311,7 @@ class ChunkEncoder:
         return Payload(ENCODER.encode(chunk))
 
     def _padding(self, choices: Sequence[ChunkChoice]) -> str:
-        """For what the choices have more than ones with empty texts."""
+        """Padding that hides the length of the text in this chunk."""
         said = ENCODER.encode(choices)
         empty = ENCODER.encode([self._words.plain(choice.index, "") for choice in choices])
         return obfuscation(said, len(said) - len(empty))

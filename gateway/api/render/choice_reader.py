@@ -1,5 +1,5 @@
-"""Splits the text of one choice into content, reasoning and tool calls, as its request requires,
-and selects the logprobs that belong to the text."""
+"""Splits the text of a choice into content, reasoning and tool calls, as its request requires, and
+selects the logprobs that belong to the text."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -27,14 +27,14 @@ from gateway.text.tools.mistral import MistralParser
 from shared.messages import Choice, Finished, TokenDelta, TokenLogprobs
 
 _PART_CHARS = 1024
-"""A long text is parsed in parts, because parsers copy what they have not read of a part."""
+"""A long text is parsed in parts, because parsers copy the unread rest of a part."""
 
 Part: TypeAlias = tuple[list[Piece], Sequence[TokenLogprobs]]
 """The pieces that tokens complete, and the tokens' logprobs."""
 
 
 class ShownLogprobs:
-    """Selects the logprobs of one choice that the client is shown.
+    """Selects the logprobs of a choice that the client is shown.
 
     While a text is held back because it may be a stop string, its tokens are held back as well. A
     token that begins before the stop string is shown, even if the stop string begins within it.
@@ -72,7 +72,7 @@ class ShownLogprobs:
 
 
 class ChoiceReader:
-    """The text of one choice in, its pieces out."""
+    """Turns the text of a choice into its pieces."""
 
     def __init__(self, rendering: Rendering) -> None:
         self.num_calls = 0
@@ -106,7 +106,7 @@ class ChoiceReader:
         return self._kept(pieces)
 
     def read_parts(self, event: TokenDelta | Finished | Choice) -> list[Part]:
-        """Read the next tokens; all events except `TokenDelta` contain the last ones.
+        """Read the next tokens; all events except `TokenDelta` contain the last tokens.
 
         Each token with logprobs becomes a separate part, so that the pieces that belong to a
         token's logprobs do not depend on the division into events.
@@ -152,7 +152,7 @@ class ChoiceReader:
         num_tokens: int,
         num_chars: Sequence[int],
     ) -> None:
-        """Count the tokens up to the one that completes the end of the reasoning."""
+        """Count the tokens up to the token that completes the end of the reasoning."""
         num_thought_chars = split.num_thought_chars - self._num_chars
         if split.is_thinking:
             self.num_reasoning_tokens = self._num_tokens + num_tokens
@@ -194,7 +194,7 @@ def merged(pieces: Iterable[Piece]) -> list[Piece]:
 
 
 def _kind(piece: Piece) -> tuple[type[Piece], int | None]:
-    """What adjacent pieces that are joined have in common."""
+    """The properties that adjacent pieces must share to be joined."""
     return type(piece), getattr(piece, "index", None)
 
 

@@ -41,7 +41,8 @@ FinishReason: TypeAlias = messages.FinishReason | Literal["tool_calls", "functio
 
 
 class ReceiptTerms(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the receipt of an answer states of its request, which the log does not have."""
+    """The facts about the request that the receipt of its answer states, which the log does not
+    have."""
 
     request_sha256: str
     sampling: SamplingParams
@@ -82,13 +83,13 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
     tool_parser: str | None = None
     """The format of tool calls to parse; None: the text contains none."""
     tool_names: tuple[str, ...] | None = None
-    """The functions that may be called; None: any. What names another one is text."""
+    """The functions that may be called; None: any function. A call of another function is text."""
     text_parameters: dict[str, tuple[str, ...]] | None = None
     """The text parameters of each of these functions, by its name, if the parser needs them."""
     custom_tools: tuple[str, ...] = ()
-    """Those of the functions that clients know as custom tools."""
+    """The functions that clients know as custom tools."""
     num_earlier_calls: int = 0
-    """The calls of the conversation, if the ids of further ones count them."""
+    """The calls of the conversation, if the ids of further calls count them."""
     is_forced: bool = False
     """The model is constrained to write only tool calls."""
     has_functions: bool = False
@@ -99,7 +100,7 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
     include_reasoning: bool = True
     fingerprint: str | None = None
     service_tier: ServiceTier | None = None
-    """The one in which the request is served, if it names any."""
+    """The tier in which the request is served, if the request names any tier."""
     is_stored: bool = False
     """The response is stored in the database."""
     receipt: ReceiptTerms | None = None
@@ -132,8 +133,8 @@ class Rendering(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
         As in OpenAI's answers, they spell the text: a token that ended the choice without being
         part of it is left out. Tokens as ids are the model's output rather than text, and contain
-        it. So does an echo: lm-eval asks for one token after the prompt, and ignores the last of
-        all logprobs.
+        it. So does an echo: lm-eval asks for a single token after the prompt, and ignores the last
+        of all logprobs.
         """
         return event.logprobs[:-1] if event.has_end_token and self._spells_text else event.logprobs
 
@@ -174,8 +175,8 @@ def error_payload(error: WarrenError) -> Payload:
 
 
 def obfuscation(said: bytes, num_bytes: int) -> str:
-    """What pads the ``num_bytes`` of a text to a multiple of 32: an observer of an encrypted stream
-    could otherwise guess its words from the sizes of its chunks.
+    """The padding of a text of ``num_bytes`` to a multiple of 32: an observer of an encrypted
+    stream could otherwise guess its words from the sizes of its chunks.
 
     It is derived from ``said``, so that a stream is rendered again with the same bytes, and a proxy
     cannot compress it.
@@ -253,7 +254,7 @@ class TokenCounts:
     @property
     def usage(self) -> Usage:
         num_prompt_tokens = self._num_prompt_tokens or 0
-        # Further choices of a prompt find the first one's prefix in the cache.
+        # Further choices of a prompt find the prefix of the first choice in the cache.
         num_cached_tokens = sum(map(min, self._cached.values()))
         return Usage(
             prompt_tokens=num_prompt_tokens,

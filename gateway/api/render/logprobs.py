@@ -28,7 +28,7 @@ class ChatLogprobs(Struct, frozen=True, kw_only=True):
 
 
 class TextLogprobs(Struct, frozen=True, kw_only=True):
-    """Parallel lists, one entry for each token."""
+    """Parallel lists with an entry for each token."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -51,7 +51,7 @@ def chat_logprobs(tokens: Sequence[TokenLogprobs], *, as_ids: bool) -> ChatLogpr
 
 
 class Ruler:
-    """Measures the text of one choice's tokens."""
+    """Measures the text of a choice's tokens."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -63,7 +63,7 @@ class Ruler:
 
 
 class TextScale:
-    """Renders the tokens of one choice for completions, with their offsets in the text."""
+    """Renders the tokens of a choice for completions, with their offsets in the text."""
 
     def __init__(self, *, as_ids: bool) -> None:
         self._as_ids = as_ids
@@ -80,7 +80,7 @@ class TextScale:
     def echo(
         self, text: str, token_ids: Sequence[int], tokens: Sequence[TokenLogprobs | None]
     ) -> TextLogprobs:
-        """All tokens of the prompt; the first one has no logprob."""
+        """All tokens of the prompt; the first token has no logprob."""
         words = _no_tokens()
         scored = [token for token in tokens if token is not None]
         if len(scored) < len(tokens):
@@ -112,7 +112,7 @@ class TextScale:
 
     def _alternatives(self, token: TokenLogprobs) -> dict[str, float]:
         best: dict[str, float] = {}
-        # Parts of a character look alike: the likelier one counts, and it comes first.
+        # Parts of a character look alike: the likelier part counts, and it comes first.
         for other in (*token.top, token.chosen):
             best.setdefault(_word(other, self._as_ids), _finite(other.logprob))
         return best

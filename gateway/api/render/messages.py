@@ -63,7 +63,7 @@ class MessageUsage(Struct, frozen=True, kw_only=True):
 
 
 class AnswerMessage(Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
-    """A whole message, or one that begins."""
+    """A whole message, or the beginning of a streamed message."""
 
     id: str
     role: Literal["assistant"] = "assistant"
@@ -100,7 +100,7 @@ def whole_message(builder: AnswerBuilder) -> AnswerMessage:
 
 
 class MessageEncoder:
-    """Renders the stream of one message."""
+    """Renders the stream of a message."""
 
     def __init__(self, rendering: Rendering) -> None:
         self._rendering = rendering
@@ -207,7 +207,8 @@ def _payloads(events: Sequence[Event]) -> list[Payload]:
 
 
 def _content(rendering: Rendering, pieces: Sequence[Piece]) -> list[ContentBlock]:
-    """The blocks of a whole message. There is at least one, because clients read the first."""
+    """The blocks of a whole message. There is always a block, because clients read the first
+    block."""
     blocks: list[ContentBlock] = []
     for piece in merged(pieces):
         match piece:
@@ -254,7 +255,7 @@ def _stop(
     usage: Usage,
     reader: ChoiceReader,
 ) -> tuple[StopReason, str | None]:
-    """Why the message ended, and the stop sequence if it was one."""
+    """Why the message ended, and the stop sequence if it ended at a stop sequence."""
     if reason == "length":
         is_at_limit = usage.completion_tokens >= (rendering.max_tokens or 0)
         return "max_tokens" if is_at_limit else "model_context_window_exceeded", None

@@ -20,15 +20,15 @@ _TEXT: Mapping[type[Piece], tuple[str, str, str, str]] = {
     Content: ("message", "msg", "output_text", "response.output_text"),
     Reasoning: ("reasoning", "rs", "reasoning_text", "response.reasoning_text"),
 }
-"""Item type, what its id begins with, part type and event of each kind of text."""
+"""The item type, the prefix of its id, the part type and the event of each kind of text."""
 
 
 _CALLS: Mapping[str, tuple[str, str, str]] = {
     "function_call": ("fc", "arguments", "response.function_call_arguments"),
     "custom_tool_call": ("ctc", "input", "response.custom_tool_call_input"),
 }
-"""The prefix of the id, the field with what is given to the tool, and the prefix of the events, for
-each item type of a call."""
+"""The prefix of the id, the field with the tool's input, and the prefix of the events, for each
+item type of a call."""
 
 
 def response_of(item_id: str) -> str | None:
@@ -38,7 +38,7 @@ def response_of(item_id: str) -> str | None:
 
 
 class ItemWriter:
-    """Writes one item after the other: the pieces of a text have an order."""
+    """Writes items one after the other, because the pieces of a text have an order."""
 
     def __init__(self, rendering: Rendering) -> None:
         self._items: list[dict[str, Any]] = []
@@ -49,7 +49,7 @@ class ItemWriter:
 
     @property
     def items(self) -> list[dict[str, Any]]:
-        """All that have begun; the last one may be open."""
+        """All items that have begun; the last item may be open."""
         if isinstance(self._open, _OpenText):
             return [*self._items[:-1], self._open.snapshot()]
         return self._items
@@ -58,7 +58,7 @@ class ItemWriter:
         """The next parts of the text.
 
         A piece has the logprobs of all tokens after the piece before, because a token may complete
-        no text; only those of a message are written.
+        no text; only the logprobs of a message are written.
         """
         joined: list[tuple[Piece, list[TokenLogprobs]]] = []
         for piece, logprobs in self._scored(parts):
@@ -70,12 +70,12 @@ class ItemWriter:
         return [event for piece, logprobs in joined for event in self._write(piece, logprobs)]
 
     def close(self, *, is_complete: bool = True) -> list[Event]:
-        """End the text. There is one message even if there was no text."""
+        """End the text. An empty text also has a message."""
         events = [] if self._items else self._begin_text(Content)
         return events + self._end("completed" if is_complete else "incomplete")
 
     def cut_off(self) -> list[Event]:
-        """The text ends in its middle: what is open stays incomplete."""
+        """The text ends in its middle: the open item stays incomplete."""
         return self._end("incomplete")
 
     def _scored(self, parts: Iterable[Part]) -> Iterator[tuple[Piece, list[TokenLogprobs]]]:
@@ -179,7 +179,7 @@ class _OpenText:
         return [done, part_done, _item_event("done", self._place["output_index"], self.item)]
 
     def _more(self, logprobs: Sequence[Any]) -> Event:
-        """The logprobs of an event: unlike those of a part, they are without bytes."""
+        """The logprobs of an event: unlike the logprobs of a part, they have no bytes."""
         return (
             {"logprobs": [_without_bytes(one) for one in logprobs]} if self.kind is Content else {}
         )
@@ -226,5 +226,5 @@ def _without_bytes(logprob: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _item_event(what: str, index: Any, item: Mapping[str, Any]) -> Event:
-    # A copy: the item changes further, and what was sent must not.
+    # The event has a copy of the item, because the item changes further after the event was sent.
     return {"type": f"response.output_item.{what}", "output_index": index, "item": dict(item)}

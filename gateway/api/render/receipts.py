@@ -43,7 +43,7 @@ class _ChoiceRecord:
 
 
 class ReceiptRecorder:
-    """Records what the receipt of one answer states."""
+    """Records the facts that the receipt of an answer states."""
 
     def __init__(self, rendering: Rendering, terms: ReceiptTerms) -> None:
         self._rendering = rendering

@@ -62,7 +62,7 @@ class Echo(Struct, frozen=True, kw_only=True):
 
 class ResponseError(Struct, frozen=True, omit_defaults=True):
     code: str
-    """One of OpenAI's."""
+    """A code of OpenAI's API."""
     message: str
     reason: str = ""
     """The code of the error elsewhere in this API. An extension of Warren."""
@@ -157,7 +157,7 @@ def build_response(
 
 
 class ResponseEncoder:
-    """Renders the stream of one response; its events contain their sequence numbers."""
+    """Renders the stream of a response; its events contain their sequence numbers."""
 
     def __init__(self, rendering: Rendering) -> None:
         self._rendering = rendering
@@ -167,7 +167,7 @@ class ResponseEncoder:
         self._has_begun = False
         self._finish_reason: FinishReason | None = None
         self.outcome: ResponseObject | None = None
-        """The response in the last event, once there is one."""
+        """The response in the last event, once there is a last event."""
 
     @property
     def usage(self) -> Usage:

@@ -1,4 +1,4 @@
-"""One module for each group of endpoints, with a ``router`` that `gateway.app` includes."""
+"""A module for each group of endpoints, with a ``router`` that `gateway.app` includes."""
 
 from functools import partial
 from typing import TypeVar

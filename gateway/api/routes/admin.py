@@ -38,7 +38,7 @@ _WORKER_ID = Path(description="The id of the worker, as `/admin/v1/status` lists
 
 class GatewayStatus(Struct, frozen=True, kw_only=True):
     id: str
-    """Differs between gateways: behind a proxy, each answer may come from another one."""
+    """Differs between gateways: behind a proxy, each answer may come from another gateway."""
     version: str
     started_at: float
     """Unix time in seconds."""
@@ -107,13 +107,13 @@ class StreamStatus(Struct, frozen=True, kw_only=True):
 
 
 class TenantStatus(Struct, frozen=True, kw_only=True):
-    """The generation requests of one tenant at this gateway, since its start."""
+    """The generation requests of a tenant at this gateway, since the gateway's start."""
 
     tenant: str
     num_requests: int
     num_in_flight: int
     num_interactive: int
-    """Those in flight of the class ``interactive``."""
+    """The requests in flight of the class ``interactive``."""
     num_failed: int
     num_cancelled: int
     """Requests that were cancelled, also by the end of their batch. They did not fail."""
@@ -123,8 +123,8 @@ class TenantStatus(Struct, frozen=True, kw_only=True):
 
 
 class KeyStatus(Struct, frozen=True, kw_only=True):
-    """The limits of an API key, and what it uses of them at all gateways. A limit of null is no
-    limit, and the use of a key without any of them is not counted: it is null."""
+    """The limits of an API key, and its use at all gateways. A limit of null is no limit, and the
+    use of a key without limits is not counted: it is null."""
 
     id: str
     tenant: str
@@ -154,8 +154,8 @@ class Status(Struct, frozen=True, kw_only=True):
     """The API keys in the order of their file, at most 200."""
     num_dead_letters: int
     recent: HistorySample | None
-    """What this gateway measured in its last interval of 15 seconds; null before the first one has
-    ended."""
+    """The measurements of this gateway in its last interval of 15 seconds; null before the first
+    interval has ended."""
 
 
 class Done(Struct, frozen=True, kw_only=True):
@@ -192,8 +192,8 @@ def router(gateway: Gateway) -> APIRouter:
             False, description="Hand running requests over to other workers at once."
         ),
     ) -> Response:
-        """Make a worker exit once it has no more requests. It takes no new ones; running ones may
-        finish within its `WARREN_DRAIN_GRACE_S` and then continue on other workers."""
+        """Make a worker exit once it has no more requests. It takes no new requests; running
+        requests may finish within its `WARREN_DRAIN_GRACE_S` and then continue on other workers."""
         # Log lines name a worker by its address.
         address = f"{_WORKER_PREFIX}{worker_id.removeprefix(_WORKER_PREFIX)}"
         if address not in {worker.worker for worker, _ in gateway.workers.announced()}:

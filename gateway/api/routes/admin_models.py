@@ -58,7 +58,7 @@ def router(gateway: Gateway) -> APIRouter:
                 "The gateway's account of the broker may not delete queues of jobs. Use `warren "
                 "models remove` with the broker's account of an operator."
             ) from None
-        gateway.workers.known_models.pop(model, None)
+        gateway.workers.forget_model(model)
         return json_response(RemovedModel(model=model, num_jobs=num_jobs))
 
     return routes

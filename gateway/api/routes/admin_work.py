@@ -46,7 +46,7 @@ class StoppedKey(Struct, frozen=True, kw_only=True):
     num_batches: int
     """Batches that are being cancelled."""
     num_detached: int
-    """Requests without a client that were cancelled. Those with a client end, too."""
+    """Requests without a client that were cancelled. Requests with a client end, too."""
 
 
 def router(gateway: Gateway) -> APIRouter:
@@ -80,7 +80,7 @@ def router(gateway: Gateway) -> APIRouter:
         "/batches/{batch_id}/cancel", openapi_extra={"responses": {"200": answered(TenantBatch)}}
     )
     async def stop_batch(batch_id: str = _BATCH_ID) -> Response:
-        """Cancel a batch of any tenant. What is running is stopped, and what is answered is
+        """Cancel a batch of any tenant. Running requests are stopped, and existing answers are
         kept."""
         return json_response(_of_tenant(await cancelled(gateway, None, batch_id)))
 

@@ -144,7 +144,7 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.post("/v1/batches", openapi_extra=document)
     async def create_batch(request: Request) -> Response:
         """Order the answers to all requests of a file. The file is checked first: the batch fails
-        if one of them is not valid."""
+        if any request is not valid."""
         with gateway.admission.admit_with_body(request.state.tenant) as entry:
             raw_body = await read_body(request, gateway.settings.max_body_bytes, entry)
             body = await off_loop(partial(parse, BatchOrder, raw_body), entry.num_bytes)
@@ -204,7 +204,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.post("/v1/batches/{batch_id}/cancel", openapi_extra=documents)
     async def cancel_batch(request: Request, batch_id: str = _BATCH_ID) -> Response:
-        """Cancel a batch. What is running is stopped, and what is answered is kept."""
+        """Cancel a batch. Running requests are stopped, and existing answers are kept."""
         batch = await cancelled(gateway, request.state.tenant, batch_id)
         return json_response(described(batch))
 

@@ -70,7 +70,7 @@ class ConversationAnswer(Struct, frozen=True, kw_only=True, tag_field="object", 
 
 
 class ItemList(Struct, frozen=True, kw_only=True, tag_field="object", tag="list"):
-    """A page of items. The ids of an empty one are empty."""
+    """A page of items. The ids of an empty page are empty."""
 
     data: Sequence[msgspec.Raw]
     first_id: str
@@ -168,14 +168,14 @@ def router(gateway: Gateway) -> APIRouter:
     async def get_item(
         conversation_id: str = _CONVERSATION_ID, item_id: str = _ITEM_ID
     ) -> Response:
-        """Return one item of a conversation."""
+        """Return an item of a conversation."""
         return admitted(gateway, partial(_item, gateway, conversation_id, item_id))
 
     @routes.delete("/v1/conversations/{conversation_id}/items/{item_id}", openapi_extra=documents)
     async def delete_item(
         request: Request, conversation_id: str = _CONVERSATION_ID, item_id: str = _ITEM_ID
     ) -> Response:
-        """Delete one item of a conversation, which is returned."""
+        """Delete an item of a conversation. Returns the conversation."""
         state = await gateway.store.open()
         tenant = request.state.tenant
         return _described(await state.conversations.delete_item(tenant, conversation_id, item_id))

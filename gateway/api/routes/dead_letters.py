@@ -25,7 +25,7 @@ _LETTER_ID = Path(description="The id of the dead letter, as the list shows it."
 
 class DeadLetterStatus(Struct, frozen=True, kw_only=True):
     id: str
-    """The request id of the job; of a message without one, its message id or a hash."""
+    """The request id of the job; for a message without a request id, its message id or a hash."""
     model: str
     tenant: str
     """The tenant of the job, or else of the user; empty without a tenant."""
@@ -39,7 +39,7 @@ class DeadLetterStatus(Struct, frozen=True, kw_only=True):
     dead-lettered."""
     num_bytes: int
     can_retry: bool
-    """Whether it can be returned to its queue; what cannot can only be dropped."""
+    """Whether it can be returned to its queue; otherwise it can only be dropped."""
 
 
 class DeadLetterList(Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class DeadLetterList(Struct, frozen=True, kw_only=True):
 class DeadLetterBody(Struct, frozen=True, kw_only=True):
     id: str
     content_type: str
-    """What the message says about its body."""
+    """The content type in the properties of the message."""
     format: Literal["json", "text", "base64"]
     """How `body` is written. A body in MessagePack is translated to JSON."""
     body: str

@@ -18,6 +18,7 @@ from gateway.intake.multipart import read_form
 from gateway.store.files.records import Draft, FileRecord, Files, not_found
 from gateway.wiring import Gateway
 from shared.errors import InvalidRequest
+from shared.settings import DAY_S
 
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 30 * 24 * 3600
 """OpenAI's limits of ``expires_after``."""
@@ -92,7 +93,7 @@ def router(gateway: Gateway) -> APIRouter:
                     await draft.write(data)
 
                 fields = await read_form(request, left, take)
-                _complete(draft, fields, settings.file_retention_s)
+                _complete(draft, fields, settings.retention_days * DAY_S)
         return json_response(file_object(draft.record))
 
     @routes.get("/v1/files", openapi_extra={"responses": {"200": answered(FileList)}})
@@ -226,8 +227,8 @@ async def _content(files: Files, file: FileRecord, range_header: str | None) -> 
 
 
 def _range(header: str | None, num_bytes: int) -> tuple[int, int, int]:
-    """Start, end and status of a response. What is not one range is ignored, as HTTP demands.
-    Raises HTTPException 416."""
+    """Start, end and status of a response. Any other header than a single range is ignored, as HTTP
+    demands. Raises HTTPException 416."""
     match = _RANGE.fullmatch(header or "")
     if match is None or not any(match.groups()):
         return 0, num_bytes, 200
@@ -245,7 +246,7 @@ def _range(header: str | None, num_bytes: int) -> tuple[int, int, int]:
 
 
 async def _begun(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The same parts, the first of which is read at once: its errors still set the status. The
+    """The same parts. The first part is read at once, so that its errors still set the status. The
     response ends early if the file is deleted."""
     first = await anext(parts, b"")
 

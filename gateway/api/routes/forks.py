@@ -1,4 +1,4 @@
-"""POST /v1/streams/{id}/fork: continues an answer at one of its tokens, with other parameters."""
+"""POST /v1/streams/{id}/fork: continues an answer at any of its tokens, with other parameters."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -62,8 +62,8 @@ def router(gateway: Gateway) -> APIRouter:
     async def fork_stream(
         stream_id: str = STREAM_ID, at: int = _AT, choice: int = _CHOICE
     ) -> Response:
-        """Continue an answer at one of its tokens with other parameters. The body is that of a
-        request to the endpoint of the stream, and the answer begins with the tokens before `at`.
+        """Continue an answer at any of its tokens with other parameters. The body is the same as in
+        a request to the endpoint of the stream, and the answer begins with the tokens before `at`.
         The stream must still be kept; its current reader is disconnected."""
         prefix, kind = _kind(checked_id(stream_id))
 

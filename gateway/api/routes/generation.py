@@ -3,8 +3,15 @@ last byte of its answer, in one coroutine."""
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -54,7 +61,9 @@ from shared.settings import GatewaySettings
 from shared.telemetry import requests
 
 _BYTES_OF_LOGPROB = 400
-"""The approximate memory of one logprob in a whole answer."""
+"""The approximate memory of a logprob in a whole answer."""
+_MAX_WAITING_BYTES = 1 << 20
+"""Of the body of a request that waits for the limits of its key."""
 _MANY_LOGPROBS = 1 << 12
 _WHOLE_HEADERS = [(b"content-type", b"application/json")]
 _TOKEN_HEADERS: Sequence[tuple[bytes, Verb]] = (
@@ -119,8 +128,8 @@ class ParsedRequest(NamedTuple):
     async def load_history(
         self, gateway: Gateway, tenant: str, entry: Entry
     ) -> tuple["ParsedRequest", ResponseStorage | None]:
-        """The request with the items that it continues, and how its response is stored, if it is.
-        ``entry`` holds what is added until the request ends."""
+        """The request with the items that it continues, and the storage of its response, if it is
+        stored. ``entry`` holds the added items until the request ends."""
         return self, None
 
     async def truncate_prompt(self, gateway: Gateway, job: GenerationJob) -> GenerationJob:
@@ -173,9 +182,13 @@ async def generate(
     repeated = "" if key is None else _repeated_id(gateway, prefix, tenant, key)
     with (
         gateway.admission.admit_with_body(tenant) as entry,
-        gateway.limits.attempt(caller, repeated) as attempt,
+        gateway.limits.attempt(caller, repeated, might_wait=_is_small(request)) as attempt,
+        suppress(ClientGone),
     ):
         parsed, body_hash = await _read(gateway, request, entry, read)
+        if parsed.body.on_limit == "wait":
+            attempt.refusal = None
+        attempt.require_now()
         arrived_at = time.time()
         parsed, storage = await parsed.load_history(gateway, tenant, entry)
         with _log_for(gateway, prefix, repeated, is_detached=parsed.body.detach) as log:
@@ -193,7 +206,7 @@ async def generate(
                 submitted = submitted.continuing(parsed.given_ids)
             job = submitted.job
             num_tokens = tokens_of(job) if caller.has_limits else 0
-            async with gateway.limits.admit(caller, num_tokens, job) as grant:
+            async with _admitted(gateway, request, parsed.body, num_tokens, job) as grant:
                 attempt.is_admitted = True
                 # What takes long counts, even if the request is refused then.
                 submitted = await submitted.check_constraint()
@@ -209,13 +222,37 @@ async def generate(
                 async with (
                     nullcontext() if storage is None else storage.begin(log.request_id, grant)
                 ):
-                    # Not before: the spare log of a refused request becomes another one's.
+                    # Set only now: the log of a refused request is reused, and its id must not
+                    # appear in two requests.
                     request.state.request_id = log.request_id
                     if parsed.background_answer is not None:
                         await responder.start(parsed.background_answer)
                     else:
                         with parsed.translate_errors():
                             await responder.answer()
+
+
+def _is_small(request: Request) -> bool:
+    """Whether the body may be read although the key is at its limits."""
+    length = request.headers.get("content-length", "")
+    return length.isdecimal() and int(length) <= _MAX_WAITING_BYTES
+
+
+@asynccontextmanager
+async def _admitted(
+    gateway: Gateway, request: Request, body: GenerationBody, num_tokens: int, job: GenerationJob
+) -> AsyncIterator[Grant]:
+    """The slot of a request within the limits of its key, for which it may wait as long as its
+    client does. Raises as `Limits.admit`, and `ClientGone` and `ShuttingDown`."""
+    caller: ApiKey = request.state.caller
+    async with AsyncExitStack() as stack:
+        if body.on_limit == "wait":
+            async with until_disconnect(request.receive):
+                admission = gateway.turnstiles.admit(caller, num_tokens, job)
+                grant = await stack.enter_async_context(admission)
+        else:
+            grant = await stack.enter_async_context(gateway.limits.admit(caller, num_tokens, job))
+        yield grant
 
 
 async def _read(
@@ -296,7 +333,7 @@ def _repeated_id(gateway: Gateway, prefix: str, tenant: str, key: str) -> str:
 def _log_for(
     gateway: Gateway, prefix: str, repeated: str, *, is_detached: bool
 ) -> Iterator[ReplyLog]:
-    """The log of a request with the id ``repeated``, or of a new one whose id begins with
+    """The log of a request with the id ``repeated``, or of a new request whose id begins with
     ``prefix``."""
     queues = gateway.reply_queues
     retention_s = gateway.settings.detach_ttl_s if is_detached else 0.0
@@ -384,7 +421,8 @@ class Responder:
 
     def _framer(self) -> Framer:
         """Some of OpenAI's clients expect frames that contain only ``data:``. Ids are sent to
-        clients that accept event streams, and to those of detached requests, which may return."""
+        clients that accept event streams, and to clients of detached requests, because they may
+        return."""
         accepts_ids = "text/event-stream" in self.request.headers.get("accept", "")
         return Framer(is_numbered=accepts_ids or self.submitted.facts.is_detached)
 
@@ -413,7 +451,7 @@ class Responder:
     async def _stream(self, relay: LogRelay, framer: Framer, observation: Observation) -> None:
         stream = EventStream(
             relay,
-            self.gateway.settings,
+            self.gateway.tuning.ping_interval_s,
             framer,
             self.gateway.receipts.sign,
             partial(response_storage.finish, self.gateway),
@@ -421,7 +459,7 @@ class Responder:
             self.submitted,
         )
         async with until_disconnect(self.request.receive):
-            first = await relay.take(self.gateway.settings.first_event_timeout_s)
+            first = await relay.take(self.gateway.tuning.first_event_timeout_s)
             raise_failure(first)
             data = stream.render(first) if first else stream.ping
             headers = [*STREAM_HEADERS, *self._tokens(relay.request_id)]
@@ -437,8 +475,10 @@ class Responder:
         if self.request.state.caller.person:
             return
         settings, job = self.gateway.settings, self.submitted.job
-        is_detached = self.submitted.facts.is_detached
-        kept_s = settings.detach_ttl_s if is_detached else settings.reply_retention_s
+        if self.submitted.facts.is_detached:
+            kept_s = settings.detach_ttl_s
+        else:
+            kept_s = self.gateway.tuning.keep_log_s(settings.disconnect_grace_s)
         scopes = self.request.state.caller.scopes
         assert job.deadline is not None
         for header, verb in _TOKEN_HEADERS:
@@ -458,7 +498,7 @@ async def read_answer(
     hold: Callable[[int], object] = lambda num_bytes: None,
 ) -> object:
     """Read the whole answer of a log, and ``sign`` its receipt. ``hold`` counts the memory of its
-    logprobs, which may be many times that of the request. Raises the error with which the job
+    logprobs, which may be many times the memory of the request. Raises the error with which the job
     failed."""
     builder: AnswerBuilder | None = None
     num_held = 0
@@ -505,7 +545,7 @@ def router(gateway: Gateway) -> APIRouter:
         openapi_extra=documented(CompletionRequest, _COMPLETION_EXAMPLE, Completion, streams=True),
     )
     async def create_completion() -> Response:
-        """Continue one or several prompts."""
+        """Continue one prompt or several prompts."""
         return answer(CompletionRequest, "cmpl-")
 
     return routes

@@ -38,9 +38,10 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.get("/health", responses={503: {"description": "No requests are taken."}})
     async def health(request: Request) -> Response:
         """Tell whether requests are taken: 503 while the broker is away or blocks publishers, or
-        the gateway drains. Requests in flight, live workers, none of which is needed because jobs
-        wait, whether the stores work, which streams do not need, and problems of single models are
-        listed for API keys with the scope `metrics`, and for everyone on a gateway without keys."""
+        the gateway drains. Requests in flight, live workers, the state of the stores and problems
+        of single models are listed for API keys with the scope `metrics`, and for everyone on a
+        gateway without keys. Without a worker requests are still taken, because jobs wait; without
+        stores they are taken, because streams do not need stores."""
         now = gateway.state
         body: dict[str, Any] = {"status": now}
         if gateway.keys.permit(authorization_of(request.headers), "metrics"):

@@ -33,10 +33,10 @@ def history_sample(sample: Sample) -> HistorySample:
 
 class History(Struct, frozen=True, kw_only=True):
     gateway: str
-    """The id of the gateway: behind a proxy, each answer may come from another one."""
+    """The id of the gateway: behind a proxy, each answer may come from another gateway."""
     interval_s: float
     data: Sequence[HistorySample]
-    """The oldest interval first, those of an hour at most."""
+    """The intervals of at most an hour, the oldest interval first."""
 
 
 def router(gateway: Gateway) -> APIRouter:

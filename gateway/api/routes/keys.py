@@ -16,11 +16,11 @@ from gateway.intake.keys.api_key import DEFAULT_SCOPES, SETTABLE, ApiKey, Scope,
 from gateway.intake.keys.tenant_limits import Limit
 from gateway.wiring import Gateway
 from shared.errors import InvalidRequest
+from shared.settings import DAY_S
 from shared.telemetry import audit
 
 _KEY_ID = Path(max_length=64, description="The id of the key, which is the second part of it.")
 _MAX_GRACE_S = 87_600 * 3600
-_DAY_S = 24 * 3600
 _MAX_ITEMS = 256
 _ANY_TENANT = Query(None, max_length=128, description="Those of one tenant only.")
 
@@ -95,7 +95,7 @@ class KeyRotation(Body, frozen=True, kw_only=True):
     grace_seconds: Annotated[
         int,
         Meta(ge=0, le=_MAX_GRACE_S, description="Seconds for which the old key remains valid."),
-    ] = _DAY_S
+    ] = int(DAY_S)
 
 
 class KeyDescription(Struct, frozen=True, kw_only=True, tag_field="object", tag="api_key"):
@@ -126,7 +126,7 @@ class KeyWithSecret(KeyDescription, frozen=True, kw_only=True, tag="api_key"):
 
 
 class KeyList(Struct, frozen=True, kw_only=True, tag_field="object", tag="list"):
-    """All keys in force, in one page."""
+    """All keys in force, in a single page."""
 
     data: Sequence[KeyDescription]
 
@@ -163,8 +163,8 @@ def router(gateway: Gateway) -> APIRouter:
         openapi_extra=documented(KeyChanges, {"max_tokens": 500}, KeyDescription, streams=False),
     )
     async def change_key(request: Request, key_id: str = _KEY_ID) -> Response:
-        """Change the label, the expiry, the scopes, the models or the limits of a key. What is left
-        out stays as it is."""
+        """Change the label, the expiry, the scopes, the models or the limits of a key. Fields that
+        the body leaves out stay as they are."""
         body = await body_of(gateway, request, KeyChanges)
         options: dict[str, Any] = {name: _DEFAULTS[name] for name in body.unset}
         options |= body.options()
@@ -178,7 +178,7 @@ def router(gateway: Gateway) -> APIRouter:
         "/{key_id}/rotate", openapi_extra=documented(KeyRotation, {}, KeyWithSecret, streams=False)
     )
     async def rotate_key(request: Request, key_id: str = _KEY_ID) -> Response:
-        """Replace a key by a new one with the same id, limits and expiry."""
+        """Replace a key by a new key with the same id, limits and expiry."""
         body = await body_of(gateway, request, KeyRotation)
         grace = timedelta(seconds=body.grace_seconds)
         secret, key = await gateway.key_directory.rotate(key_id, grace)

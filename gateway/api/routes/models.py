@@ -27,7 +27,8 @@ class Model(
     engine: str
     """The kind and version of the server that computes the tokens; empty for Warren's engine."""
     unsupported_parameters: Sequence[str]
-    """The sampling parameters that the engine lacks. A request with one of them is refused."""
+    """The sampling parameters that the engine lacks. A request with any of these parameters is
+    refused."""
 
 
 class ModelList(Struct, frozen=True, forbid_unknown_fields=True, tag_field="object", tag="list"):
@@ -59,7 +60,7 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.head("/v1/models/{model:path}", include_in_schema=False)
     @routes.get("/v1/models/{model:path}", openapi_extra={"responses": {"200": answered(Model)}})
     async def get_model(request: Request, model: str = _MODEL) -> Response:
-        """Describe one model."""
+        """Describe a model."""
         caller: ApiKey = request.state.caller
         caller.require_model(model)
         workers = gateway.workers.models().get(model)

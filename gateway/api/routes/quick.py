@@ -167,7 +167,7 @@ async def _answer(
         trace=requests.inject(),
     )
     job: QuickJob = await off_loop(partial(body.job, draft), entry.num_bytes)
-    # Refuses what is out of its limits before the broker is asked.
+    # A job that exceeds its limits is refused here, before the broker is asked.
     num_tokens = tokens_of_quick(job)
     entry.begin()
     served = await gateway.workers.find(model, may_wait=False)

@@ -65,7 +65,7 @@ def router(gateway: Gateway) -> APIRouter:
         openapi_extra={"responses": {"200": answered(PublishedKeys)}},
     )
     async def get_keys() -> Response:
-        """The public keys of receipts, the current one first."""
+        """The public keys of receipts, the current key first."""
         return json_response(gateway.receipts.published())
 
     return routes

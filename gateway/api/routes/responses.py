@@ -1,6 +1,6 @@
 """POST /v1/responses; reading, streaming, cancelling and deleting a stored response.
 
-A response that has ended is read from the database, and one that has not from its log.
+A response that has ended is read from the database, and a running response from its log.
 """
 
 from collections.abc import Mapping
@@ -104,8 +104,8 @@ def router(gateway: Gateway) -> APIRouter:
             description="With `stream`: the `sequence_number` of the last event that was received.",
         ),
     ) -> Response:
-        """Get a stored response as it is at the moment. A response that has not ended has one
-        reader: a client that is streaming it is disconnected."""
+        """Get a stored response as it is at the moment. A running response has a single reader, so
+        a client that is streaming it is disconnected."""
         tenant = request.state.tenant
         request.state.request_id = _checked(response_id)
         if stream:
@@ -130,8 +130,8 @@ def router(gateway: Gateway) -> APIRouter:
         limit: int = LIMIT,
         order: Literal["asc", "desc"] = ORDER,
     ) -> Response:
-        """List the items that a stored response was generated from: those that it continues, and
-        its own."""
+        """List the items that a stored response was generated from: the items that it continues,
+        and its own items."""
 
         async def serve(request: Request, send: Send) -> None:
             tenant = request.state.tenant
@@ -153,7 +153,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.delete("/v1/responses/{response_id}")
     async def delete_response(request: Request, response_id: str = _RESPONSE_ID) -> dict[str, Any]:
-        """Delete a response. One that has not ended is cancelled."""
+        """Delete a response. A running response is cancelled."""
         await _delete(gateway, _checked(response_id), request.state.tenant)
         return {"id": response_id, "object": "response", "deleted": True}
 
@@ -172,7 +172,7 @@ def read_response(raw_body: bytes) -> ParsedRequest:
 
 def echoed(body: bytes) -> bytes:
     """The fields of the request's ``body`` that the response repeats, as JSON. Raises
-    `InvalidRequest` if one is nested too deeply to be decoded in any place."""
+    `InvalidRequest` if a field is nested too deeply to be decoded in any place."""
     said = msgspec.structs.asdict(msgspec.json.decode(body, type=Echo))
     said = {name: value for name, value in said.items() if not is_unused(value)}
     for name, value in said.items():
@@ -195,7 +195,7 @@ def _whole_tool(tool: Any) -> Any:
 
 
 def _checked(response_id: str) -> str:
-    """Return the id if it can be that of a response. Raises `NotFound`."""
+    """Return the id if it can be the id of a response. Raises `NotFound`."""
     try:
         if response_id.startswith(_PREFIX):
             return checked_id(response_id)
@@ -248,7 +248,7 @@ async def _input_items(
     order: Literal["asc", "desc"],
     entry: Entry,
 ) -> list[StoredItem]:
-    """The items from after the one with the id ``after``. Raises `NotFound`, `Overloaded` and
+    """The items that follow the item with the id ``after``. Raises `NotFound`, `Overloaded` and
     `Unavailable`."""
     record = await _stored(gateway, response_id, tenant)
     if record is None:
@@ -279,7 +279,7 @@ async def _cancel(gateway: Gateway, response_id: str, tenant: str) -> ResponseOb
 
 
 async def _delete(gateway: Gateway, response_id: str, tenant: str) -> None:
-    """Delete what is stored of a response, and cancel it. Raises `NotFound` and `Unavailable`."""
+    """Delete the stored data of a response, and cancel it. Raises `NotFound` and `Unavailable`."""
     has_log = True
     try:
         await gateway.cancel(response_id, tenant)

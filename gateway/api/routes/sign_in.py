@@ -3,6 +3,8 @@
 All answers of a sign-in lead to the console's own page, which says why a sign-in did not succeed.
 """
 
+from contextlib import suppress
+
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from msgspec import Struct
@@ -11,7 +13,7 @@ from gateway.api.routes import json_response
 from gateway.sign_in.access import Person
 from gateway.sign_in.signing_in import BEGIN_S, CALLBACK_PATH, NotSignedIn, SignIn
 from gateway.wiring import Gateway
-from shared.errors import PermissionDenied
+from shared.errors import PermissionDenied, Unavailable
 from shared.telemetry import audit
 
 _VIEW = Query("chat", max_length=32, pattern="^[a-z-]+$")
@@ -35,7 +37,9 @@ def install(app: FastAPI, gateway: Gateway) -> None:
     async def show_session(request: Request) -> Response:
         if sign_in is None:
             return json_response(ConsoleSession(sign_in_url=None, person=None))
-        person = sign_in.person_of(request.headers.get("cookie", ""))
+        person = None
+        with suppress(Unavailable):  # the console's requests are answered so, too
+            person = sign_in.person_of(request.headers.get("cookie", ""))
         url = f"{sign_in.access.origin}/console/sign-in"
         name = None if person is None else person.name
         session = ConsoleSession(sign_in_url=url, person=name)
@@ -74,9 +78,13 @@ def _install_sign_in(app: FastAPI, gateway: Gateway, sign_in: SignIn) -> None:
     async def sign_out(request: Request) -> Response:
         if not sign_in.is_own(request.headers):
             raise PermissionDenied("Only the console's own page may end a session.")
-        person = sign_in.person_of(request.headers.get("cookie", ""))
-        if person is not None:
-            _record("signed out", request, sign_in, person)
+        session = sign_in.session_of(request.headers.get("cookie", ""))
+        if session is not None:
+            _record("signed out", request, sign_in, session.person)
+            with suppress(
+                Unavailable
+            ):  # it has ended here, and elsewhere when the database is back
+                await sign_in.endings.end(session.subject)
         response = Response(status_code=204, headers=_NOT_STORED)
         _keep(response, sign_in, sign_in.session_cookie, "", 0, is_strict=True)
         return response
@@ -95,7 +103,7 @@ def _refused(gateway: Gateway, request: Request, error: NotSignedIn) -> Response
 def _keep(
     response: Response, sign_in: SignIn, name: str, value: str, seconds: int, *, is_strict: bool
 ) -> None:
-    """Set a cookie that no script can read. A strict one is not sent when a browser comes from
+    """Set a cookie that no script can read. A strict cookie is not sent when a browser comes from
     another site."""
     response.set_cookie(
         name,

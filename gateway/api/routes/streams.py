@@ -38,7 +38,7 @@ _CANCEL_TOKEN = Query(None, description="The stream's `x-cancel-token`, instead 
 
 
 def checked_id(request_id: str) -> str:
-    """Return the id if it can be that of a request. Raises `StreamNotFound`."""
+    """Return the id if it can be the id of a request. Raises `StreamNotFound`."""
     if _ID.fullmatch(request_id) is None:
         raise StreamNotFound(NOT_FOUND)
     return request_id
@@ -57,7 +57,7 @@ class ResumedStream(Response):
         *,
         admitted_as: str = "",
     ) -> None:
-        """``tenant`` must be that of the request; None if the right to the stream is already
+        """``tenant`` must be the tenant of the request; None if the right to the stream is already
         proved, and the client takes its slot as ``admitted_as``."""
         super().__init__()
         self._gateway = gateway
@@ -82,7 +82,11 @@ class ResumedStream(Response):
     async def _stream(self, relay: LogRelay, receive: Receive, send: Send) -> None:
         finish = partial(response_storage.finish, self._gateway)
         stream = EventStream(
-            relay, self._gateway.settings, self._framer, self._gateway.receipts.sign, finish
+            relay,
+            self._gateway.tuning.ping_interval_s,
+            self._framer,
+            self._gateway.receipts.sign,
+            finish,
         )
         async with until_disconnect(receive):
             data = await self._first(relay, stream)
@@ -121,7 +125,7 @@ class ResumedStream(Response):
         )
 
     def _fields_of(self, relay: LogRelay) -> dict[str, object]:
-        """What the log says of the request, if it was read by now."""
+        """The facts of the request as fields of a log line, as far as they have been read."""
         fields: dict[str, object] = {"request_id": self._request_id, "tenant": self._tenant or None}
         if relay.facts is not None:
             fields |= {
@@ -132,9 +136,9 @@ class ResumedStream(Response):
         return fields
 
     async def _first(self, relay: LogRelay, stream: EventStream) -> bytes:
-        """What the client has not received yet, or a ping if that takes too long; empty if the log
-        ends first."""
-        data, timeout_s = b"", self._gateway.settings.first_event_timeout_s
+        """The first bytes that the client has not received yet, or a ping if they take too long;
+        empty if the log ends first."""
+        data, timeout_s = b"", self._gateway.tuning.first_event_timeout_s
         while not data and not relay.is_ended:
             items = await relay.take(timeout_s)
             if relay.facts is None:

@@ -17,6 +17,7 @@ from gateway.intake.keys.tenant_limits import NO_LIMITS, Limit, TenantLimits
 from gateway.ledger.budgets import LONGEST_MONTH_S
 from gateway.wiring import Gateway
 from shared.errors import Conflict, Unavailable
+from shared.settings import DAY_S
 from shared.telemetry import audit
 
 _TENANT = Path(max_length=128, pattern=f"^{TENANT.pattern}$", description="The name of the tenant.")
@@ -66,8 +67,8 @@ class TenantChanges(Body, frozen=True, kw_only=True):
 
 
 class TenantDescription(Struct, frozen=True, kw_only=True, tag_field="object", tag="tenant"):
-    """A tenant with its limits, and what all its API keys use of them at all gateways. A limit of
-    null is no limit, and the use of a tenant without any of them is not counted: it is null."""
+    """A tenant with its limits, and the use of all its API keys at all gateways. A limit of null is
+    no limit, and the use of a tenant without limits is not counted: it is null."""
 
     tenant: str
     num_keys: int
@@ -89,7 +90,7 @@ class TenantDescription(Struct, frozen=True, kw_only=True, tag_field="object", t
 
 
 class TenantList(Struct, frozen=True, kw_only=True, tag_field="object", tag="list"):
-    """The tenants that have API keys or limits, in one page."""
+    """The tenants that have API keys or limits, in a single page."""
 
     data: Sequence[TenantDescription]
 
@@ -117,7 +118,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.get("/{tenant}", openapi_extra={"responses": {"200": answered(TenantDescription)}})
     async def get_tenant(tenant: str = _TENANT) -> Response:
-        """Show the limits of a tenant, and what it uses of them."""
+        """Show the limits of a tenant, and its current use."""
         return json_response(_described(gateway, tenant))
 
     @routes.post(
@@ -127,8 +128,8 @@ def router(gateway: Gateway) -> APIRouter:
         ),
     )
     async def change_limits(request: Request, tenant: str = _TENANT) -> Response:
-        """Change the limits that all API keys of a tenant have together. What is left out stays as
-        it is."""
+        """Change the limits that all API keys of a tenant have together. Fields that the body
+        leaves out stay as they are."""
         changes = (await body_of(gateway, request, TenantChanges)).changes()
         if changes.get("monthly_budget") is not None:
             _require_costs(gateway)
@@ -141,8 +142,8 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.delete("/{tenant}", openapi_extra={"responses": {"200": answered(ErasedTenant)}})
     async def erase_tenant(request: Request, tenant: str = _TENANT) -> Response:
-        """Permanently delete all that is stored of a tenant, and cancel its work. Its API keys must
-        be revoked before. An erasure that was interrupted is completed by the next one."""
+        """Permanently delete all stored data of a tenant, and cancel its work. Its API keys must be
+        revoked before. The next erasure completes an interrupted erasure."""
         await gateway.key_directory.refresh()
         if key_ids := gateway.erasure.keys_of(tenant):
             raise Conflict(_still_has(tenant, key_ids))
@@ -181,10 +182,10 @@ def _require_costs(gateway: Gateway) -> None:
     """Raises `Conflict` if the gateway does not know what a month costs."""
     if not gateway.prices.models:
         raise Conflict("This gateway has no prices for a budget. Set WARREN_PRICES_FILE.")
-    if gateway.settings.usage_retention_s < LONGEST_MONTH_S:
+    if gateway.settings.usage_retention_days * DAY_S < LONGEST_MONTH_S:
         raise Conflict(
             "Usage records are deleted before the month of a budget ends. Set "
-            f"WARREN_USAGE_RETENTION_S to {LONGEST_MONTH_S:.0f} at least."
+            f"WARREN_USAGE_RETENTION_DAYS to {LONGEST_MONTH_S / DAY_S:.0f} at least."
         )
 
 

@@ -18,6 +18,7 @@ from gateway.store.files.uploads import MAX_PARTS, Status, UploadRecord
 from gateway.store.state import StoredState
 from gateway.wiring import Gateway
 from shared.off_loop import off_loop
+from shared.settings import DAY_S
 
 MAX_PART_BYTES = 64 << 20
 """OpenAI's limit, and the size of the parts that its clients send."""
@@ -88,7 +89,7 @@ def router(gateway: Gateway) -> APIRouter:
                 filename=plain_name(body.filename),
                 purpose=body.purpose,
                 num_bytes=body.bytes,
-                kept_s=int(settings.file_retention_s) if expiry is None else expiry.seconds,
+                kept_s=int(settings.retention_days * DAY_S) if expiry is None else expiry.seconds,
             )
         return await _described(state, upload)
 

@@ -1,4 +1,4 @@
-"""GET /v1/usage and /admin/v1/usage: what requests have used, and what it costs."""
+"""GET /v1/usage and /admin/v1/usage: the usage of requests, and its cost."""
 
 import csv
 import io
@@ -60,7 +60,7 @@ ErasedTenant = Annotated[
 
 
 class UsageRow(Struct, frozen=True, kw_only=True):
-    """What requests have used together. What they are not grouped by is null."""
+    """The usage of requests together. Fields by which they are not grouped are null."""
 
     tenant: str | None
     api_key_id: str | None
@@ -71,11 +71,11 @@ class UsageRow(Struct, frozen=True, kw_only=True):
     requests: int
     """Requests that ended, whatever their outcome."""
     completed: int
-    """Those of them that were answered completely."""
+    """Requests that were answered completely."""
     input_tokens: int
     """Tokens of prompts."""
     cached_tokens: int
-    """Those of them that were found in a prefix cache."""
+    """Tokens of prompts that were found in a prefix cache."""
     output_tokens: int
     takeovers: int
     """How often another worker continued a request."""
@@ -87,7 +87,8 @@ class UsageRow(Struct, frozen=True, kw_only=True):
 
 
 class MonthlyBudget(Struct, frozen=True, kw_only=True):
-    """What a tenant may spend in this calendar month, in UTC, and what it has spent."""
+    """The amount that a tenant may spend in this calendar month, in UTC, and the amount that it has
+    spent."""
 
     monthly_budget: float
     """In `currency`, like `spent`."""
@@ -104,7 +105,7 @@ class UsageList(Struct, frozen=True, kw_only=True, tag_field="object", tag="list
     currency: str | None
     """Null if the gateway has no prices."""
     budget: MonthlyBudget | None
-    """Null if the report is not about one tenant, or the tenant has no budget."""
+    """Null if the report is not about a single tenant, or the tenant has no budget."""
 
 
 class Erased(Struct, frozen=True, kw_only=True):
@@ -130,8 +131,7 @@ def router(gateway: Gateway) -> APIRouter:
         group_by: GroupBy = "model,day",
         format: Format = "json",  # noqa: A002 (the name of the parameter)
     ) -> Response:
-        """Sum up what the requests of your tenant have used. A request counts a second after its
-        end."""
+        """Sum up the usage of your tenant's requests. A request counts a second after its end."""
 
         async def answer(request: Request) -> Response:
             tenant = request.state.tenant
@@ -147,7 +147,7 @@ def router(gateway: Gateway) -> APIRouter:
         format: Format = "json",  # noqa: A002 (the name of the parameter)
         tenant: OfTenant = None,
     ) -> Response:
-        """Sum up what the requests of all tenants have used, or those of one."""
+        """Sum up the usage of all tenants' requests, or of a single tenant's requests."""
 
         async def answer(_: Request) -> Response:
             return await _reported(gateway, start_time, end_time, group_by, format, tenant)

@@ -87,7 +87,7 @@ class WebhookWithSecret(WebhookStatus, frozen=True, kw_only=True, tag="webhook_e
 
 
 class WebhookList(Struct, frozen=True, kw_only=True, tag_field="object", tag="list"):
-    """All endpoints, in one page."""
+    """All endpoints, in a single page."""
 
     data: Sequence[WebhookStatus]
     first_id: str | None
@@ -175,7 +175,7 @@ def router(gateway: Gateway) -> APIRouter:
         "/{webhook_id}", openapi_extra=_document(WebhookChanges, {"url": _URL}, WebhookStatus)
     )
     async def change_webhook(request: Request, webhook_id: str = _WEBHOOK_ID) -> Response:
-        """Change the URL, the name or the event types of a webhook. What is due goes to the new
+        """Change the URL, the name or the event types of a webhook. Pending events go to the new
         URL."""
         body = await body_of(gateway, request, WebhookChanges)
         said = msgspec.structs.asdict(body)
@@ -190,7 +190,7 @@ def router(gateway: Gateway) -> APIRouter:
 
     @routes.delete("/{webhook_id}", openapi_extra={"responses": {"200": answered(DeletedWebhook)}})
     async def remove_webhook(webhook_id: str = _WEBHOOK_ID) -> Response:
-        """Remove a webhook, and what has not been delivered to it."""
+        """Remove a webhook, and its undelivered events."""
         await (await _stored(gateway)).remove(webhook_id)
         return json_response(DeletedWebhook(webhook_id))
 
@@ -203,7 +203,7 @@ def _add_operations(routes: APIRouter, gateway: Gateway) -> None:
         "/{webhook_id}/rotate_secret", openapi_extra=_document(Rotation, {}, WebhookWithSecret)
     )
     async def rotate_secret(request: Request, webhook_id: str = _WEBHOOK_ID) -> Response:
-        """Replace the secret of a webhook. Events are signed with both secrets while the old one
+        """Replace the secret of a webhook. Events are signed with both secrets while the old secret
         stays active."""
         body = await body_of(gateway, request, Rotation)
         overlap_s = OVERLAP_S if body.keep_old_secret_active_for_24_hours else 0
@@ -246,7 +246,7 @@ def _add_dead_deliveries(routes: APIRouter, gateway: Gateway) -> None:
         "/dead/{delivery_id}/retry", openapi_extra={"responses": {"200": answered(Retried)}}
     )
     async def retry_dead_delivery(delivery_id: str = _DELIVERY_ID) -> Response:
-        """Try a dead delivery again, as often as a new one."""
+        """Try a dead delivery again, as often as a new delivery."""
         await (await _stored(gateway)).retry(delivery_id)
         return json_response(Retried(delivery_id))
 

@@ -1,2 +1,2 @@
-"""API keys: what each permits (`api_key.ApiKey`), the file that stores them (`key_file.KeyFile`),
-and the ones that a gateway accepts (`accepted.Keys`)."""
+"""API keys: the permissions of each key (`api_key.ApiKey`), the file that stores them
+(`key_file.KeyFile`), and the keys that a gateway accepts (`accepted.Keys`)."""

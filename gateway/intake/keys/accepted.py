@@ -52,8 +52,8 @@ class Keys:
     of tenants, which keys of the file have as well. While it cannot, the keys that it has read stay
     valid for an hour.
 
-    If the file becomes invalid, the current keys stay in force. Those whose lines are gone are
-    still revoked if other lines are valid.
+    If the file becomes invalid, the current keys stay in force. Keys whose lines are gone are still
+    revoked if other lines are valid.
     """
 
     def __init__(
@@ -77,7 +77,8 @@ class Keys:
         self._stored: Mapping[str, ApiKey] = {}
         self._tenants: Mapping[str, TenantLimits] = {}
         self._stored_until = math.inf
-        """Until when what was read of the database counts; in the time of `time.monotonic`."""
+        """The time of `time.monotonic` until which the keys that were read from the database are
+        valid."""
         if path is not None and not self._keys:
             logger.warning(
                 "there is no API key yet, so no request is accepted", extra={"file": str(path)}
@@ -106,7 +107,8 @@ class Keys:
 
     @property
     def known(self) -> list[ApiKey]:
-        """The keys in force, those of the file in its order first; none if no key is required."""
+        """The keys in force. The keys of the file come first, in its order; none if no key is
+        required."""
         self._refresh()
         return list(self._keys.values())
 
@@ -115,8 +117,8 @@ class Keys:
         return key_id in self._of_file
 
     def expect_stored(self) -> None:
-        """The database has keys that are not read yet, so a key that is not in the file may be one
-        of them."""
+        """Note that the database has keys that are not read yet, so a key that is not in the file
+        may be in the database."""
         self._stored_until = -math.inf
 
     @property
@@ -130,14 +132,14 @@ class Keys:
     def accept_stored(
         self, keys: Mapping[str, ApiKey], tenants: Mapping[str, TenantLimits]
     ) -> None:
-        """Accept these keys of the database, and no other ones of it, within these limits of their
-        tenants. A key of the file with the same id counts more."""
+        """Accept exactly these keys of the database, within these limits of their tenants. A key of
+        the file with the same id takes precedence."""
         self._stored, self._tenants = keys, tenants
         self._replace(self._of_file)
         self.confirm_stored()
 
     def confirm_stored(self) -> None:
-        """What was read of the database is still up to date."""
+        """Note that the keys that were read from the database are still up to date."""
         self._stored_until = time.monotonic() + self._stored_valid_s
 
     @property
@@ -159,9 +161,9 @@ class Keys:
         return "cancel" if is_cancelling else "generate"
 
     def find(self, authorization: str) -> ApiKey:
-        """The key of this Authorization header; if no key is required, one without an id and a
-        tenant. Raises `InvalidApiKey`, and `Unavailable` while the key may be one of the database
-        that cannot be read."""
+        """The key of this Authorization header; if no key is required, a key without an id and a
+        tenant. Raises `InvalidApiKey`, and `Unavailable` while the key may be in the database but
+        the database cannot be read."""
         if self._path is None:
             return self._anonymous
         self._refresh()
@@ -225,7 +227,7 @@ class Keys:
         logger.error("API keys not reloaded", extra=fields)
 
     def _replace(self, of_file: dict[str, ApiKey]) -> None:
-        """Accept these keys of the file, and those of the database."""
+        """Accept these keys of the file, and the keys of the database."""
         self._of_file = of_file
         keys = of_file | {one: key for one, key in self._stored.items() if one not in of_file}
         keys = {one: self._within_limits(key) for one, key in keys.items()}
@@ -266,8 +268,8 @@ class Keys:
 
 
 def _is_key(key: str, known: ApiKey | None) -> bool:
-    """Whether this is the current key, or the one before its rotation while that is valid. It takes
-    the same time for any key."""
+    """Whether this is the current key, or the key before its rotation while that key is valid. It
+    takes the same time for any key."""
     now, given = datetime.now(UTC), digest(key)
     current = known.digest if known is not None else _NO_DIGEST
     is_previous_valid = (

@@ -63,7 +63,8 @@ class ApiKey:
     max_detached: int | None = None
     """Detached requests of the tenant whose jobs have not ended."""
     max_tokens: int | None = None
-    """The largest ``max_tokens`` of a request, and that of a request without one."""
+    """The largest ``max_tokens`` of a request, and the value for a request without
+    ``max_tokens``."""
     receipts: bool = False
     """Whether all answers have a receipt, as if each request had ``receipt``."""
     previous: str = ""
@@ -86,7 +87,7 @@ class ApiKey:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What the key is limited to, by field."""
+        """The limits of the key, by field."""
         values = {name: getattr(self, name) for name in _LIMITS}
         return {name: value for name, value in values.items() if value != _DEFAULTS[name]}
 
@@ -300,8 +301,8 @@ def parse_line(line: str) -> ApiKey | None:
 
 
 def new_key(tenant: str, **options: Any) -> tuple[str, ApiKey]:
-    """Create a key for a tenant; returns the secret, and what is stored of it. ``options`` are the
-    fields of `ApiKey` after ``created``. Raises ValueError for the name of a tenant."""
+    """Create a key for a tenant; returns the secret, and the key as it is stored. ``options`` are
+    the fields of `ApiKey` after ``created``. Raises ValueError for the name of a tenant."""
     if TENANT.fullmatch(tenant) is None:
         raise ValueError(f"{tenant!r} is not a valid tenant name: {TENANT.pattern}")
     key_id = secrets.token_hex(_ID_BYTES)
@@ -326,7 +327,7 @@ def _new_secret(key_id: str) -> str:
 
 
 def digest(key: str) -> str:
-    """What the file stores of a key."""
+    """The digest of a key, which the file stores."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 

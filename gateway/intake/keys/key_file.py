@@ -17,7 +17,7 @@ from gateway.intake.keys.api_key import ApiKey, new_key, parse_line, rotated
 from shared.errors import StartupError
 
 _BEFORE_COMMENT = re.compile(r"""(?:[^"'#\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*')*""")
-"""What `shlex` reads of a line."""
+"""The part of a line that `shlex` reads, which ends before a comment."""
 
 
 def read_keys(path: Path) -> dict[str, ApiKey]:
@@ -29,7 +29,7 @@ def read_keys(path: Path) -> dict[str, ApiKey]:
 
 
 def examine(path: Path) -> tuple[dict[str, ApiKey], list[str]]:
-    """The keys of a file's valid lines by id, and what is wrong with the other lines. Raises
+    """The keys of a file's valid lines by id, and the faults of the other lines. Raises
     `StartupError` if the file cannot be read."""
     try:
         text = path.read_text()
@@ -75,8 +75,8 @@ class KeyFile:
         return key
 
     def rotate(self, key_id: str, grace: timedelta) -> str:
-        """Replace a key by a new one with the same id, which is returned. The old one remains valid
-        for ``grace``."""
+        """Replace a key by a new key with the same id; returns the new key. The old key remains
+        valid for ``grace``."""
         with self._changing() as lines:
             index, old = self._place(lines, key_id)
             key, new = rotated(old, grace)
@@ -139,7 +139,7 @@ def _comment(line: str) -> str:
 
 
 def _copy_access(before: os.stat_result, to: int) -> None:
-    """Give a file the owner, the group and the mode of another one. Raises `OSError`."""
+    """Give a file the owner, the group and the mode of another file. Raises `OSError`."""
     now = os.fstat(to)
     if (now.st_uid, now.st_gid) != (before.st_uid, before.st_gid):
         os.fchown(to, before.st_uid, before.st_gid)

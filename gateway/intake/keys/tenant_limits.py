@@ -1,4 +1,5 @@
-"""The limits of a tenant, which all its API keys share, and what has limits: keys and tenants."""
+"""The limits of a tenant, which all its API keys share, and the accounts with limits: keys and
+tenants."""
 
 from dataclasses import dataclass
 from decimal import Decimal
@@ -21,7 +22,7 @@ class TenantLimits(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_detached: Limit | None = None
     """Detached requests whose jobs have not ended. The limit of a key counts more."""
     monthly_budget: Decimal | None = None
-    """What its requests may cost in a calendar month, in the currency of the prices."""
+    """The most that its requests may cost in a calendar month, in the currency of the prices."""
 
     @property
     def are_counted(self) -> bool:
@@ -44,7 +45,7 @@ class Account:
     tokens_per_minute: int | None
     max_concurrent: int | None
     limit_prefix: str = ""
-    """What distinguishes its limits from those of other accounts in metrics."""
+    """The prefix that distinguishes its limits from the limits of other accounts in metrics."""
 
 
 def account_of(tenant: str, limits: TenantLimits) -> Account:

@@ -26,7 +26,7 @@ _PART_BYTES = 5 << 20
 """The smallest part that S3 takes."""
 _MAX_PARTS_AT_ONCE = 2
 _READ_BYTES = 1 << 20
-"""Bytes that one request reads. None is open while a reader is busy, which may take hours."""
+"""Bytes that a request reads. No request is open while a reader is busy, which may take hours."""
 _TIMEOUT = timedelta(minutes=10)
 """The time for a whole request to a store, which transfers a few MiB."""
 _READ_TIMEOUT = timedelta(seconds=30)
@@ -36,6 +36,8 @@ _RETRY_TIMEOUT = timedelta(seconds=30)
 a store that sends nothing would be asked six times."""
 _CLIENT_OPTIONS = ("allow_http", "proxy_url", "proxy_ca_certificate", "proxy_excludes")
 """Options of connections that environment and credentials may contain."""
+_CREDENTIALS_FILE = "AWS_SHARED_CREDENTIALS_FILE"
+_S3 = ("s3://", "s3a://")
 _Result = TypeVar("_Result")
 
 
@@ -44,7 +46,7 @@ class _Abandoned(Exception):
 
 
 class BlobWriter:
-    """Writes one blob, which exists once the block ends without an error."""
+    """Writes a blob, which exists once the block ends without an error."""
 
     def __init__(self, store: ObjectStore, name: str, outage: StoreOutage) -> None:
         self.num_bytes = 0
@@ -122,13 +124,11 @@ class Blobs:
         self._outage = StoreOutage("file storage") if outage is None else outage
 
     @classmethod
-    def at(
-        cls, url: str, credentials: Path | None = None, outage: StoreOutage | None = None
-    ) -> Self:
-        """Those under a URL. Credentials and the like come from a file in AWS's format, and
-        otherwise from the variables of the store's own tools, such as ``AWS_ACCESS_KEY_ID`` and
-        ``AWS_ENDPOINT_URL``. Raises `StartupError`."""
-        config = {} if credentials is None else credentials_in(credentials)
+    def at(cls, url: str, outage: StoreOutage | None = None) -> Self:
+        """The blobs under a URL. Credentials and the like come from the variables of the store's
+        own tools, such as ``AWS_ACCESS_KEY_ID`` and ``AWS_ENDPOINT_URL``, and first of all from the
+        file that ``AWS_SHARED_CREDENTIALS_FILE`` names. Raises `StartupError`."""
+        config = file_credentials(url)
         options: dict[str, str | timedelta] = {"timeout": _TIMEOUT, "read_timeout": _READ_TIMEOUT}
         for name in _CLIENT_OPTIONS:  # obstore takes them from nowhere else then
             key = f"aws_{name}"
@@ -166,8 +166,9 @@ class Blobs:
     async def parts(
         self, name: str, start: int = 0, end: int | None = None
     ) -> AsyncIterator[bytes]:
-        """All bytes from ``start``, or those to before ``end``, which is not beyond the blob's end,
-        in parts. Raises `Unavailable`, and `FileNotFoundError`, also between parts."""
+        """The bytes from ``start`` to the end of the blob, or to before ``end``, which is not
+        beyond the blob's end, in parts. Raises `Unavailable`, and `FileNotFoundError`, also between
+        parts."""
         if end is None:
             end = (await self._reading(obstore.head_async(self._store, name)))["size"]
         for first in range(start, end, _READ_BYTES):
@@ -191,8 +192,13 @@ class Blobs:
         return result
 
 
-def credentials_in(path: Path) -> dict[str, str]:
-    """The names and values of the section ``[default]``. Raises `StartupError`."""
+def file_credentials(url: str) -> dict[str, str]:
+    """The names and values of the section ``[default]`` of AWS's credentials file, if it is named.
+    obstore does not read it. Raises `StartupError`."""
+    named = os.environ.get(_CREDENTIALS_FILE, "")  # noqa: TID251 (of the store)
+    if not named or not url.startswith(_S3):
+        return {}
+    path = Path(named).expanduser()
     parser = configparser.ConfigParser(interpolation=None)
     try:
         parser.read_string(secret_in(path))

@@ -1,4 +1,4 @@
-"""The free space of a disk, of which the last part is kept for what has begun."""
+"""The free space of a disk. The last part is kept for work that has begun."""
 
 import asyncio
 import shutil
@@ -64,5 +64,5 @@ class FreeSpace:
 
 def _floor(total: int) -> int:
     """The space that is kept: 5 % of the disk, within bounds that suit large disks and small
-    ones."""
+    disks."""
     return min(total // 4, max(_MIN_FLOOR_BYTES, min(total // 20, _MAX_FLOOR_BYTES)))

@@ -1,7 +1,7 @@
 """Files: their records in the database, and their bytes in the blobs.
 
-A record is written before the first byte and removed after the last one, so that no bytes are left
-behind by a process that dies: `sweep` removes what is unfinished, deleted or expired.
+A record is written before the first byte and removed after the last byte, so that a process that
+dies leaves no bytes behind: `sweep` removes unfinished, deleted and expired files.
 """
 
 import logging
@@ -30,12 +30,12 @@ _UPLOAD_TIMEOUT_S = 24 * 3600
 _COMPLETION_TIMEOUT_S = 3600
 """Parts are kept so much longer than their upload, which may just be completed."""
 MAX_FILES = 100_000
-"""Files of one tenant, including the parts of its uploads. Even an empty file takes a row and an
+"""Files of a tenant, including the parts of its uploads. Even an empty file takes a row and an
 inode."""
 _MAX_SWEPT = 100
 _TOO_LARGE = "The tenant's files exceed their total size limit."
 _ROOM_LOCK = 0x46494C45
-"""Any number; the locks with two numbers are separate from those with one."""
+"""Any number; the locks with two numbers are separate from the locks with one number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +107,8 @@ class Files:
         max_tenant_bytes: int = sys.maxsize,
         space: FreeSpace | None = None,
     ) -> None:
-        """The files that a tenant uploads have at most ``max_tenant_bytes`` together, and leave
-        what is kept of ``space``."""
+        """The files that a tenant uploads have at most ``max_tenant_bytes`` together, and leave the
+        reserved part of ``space``."""
         self.space = FreeSpace() if space is None else space
         self._database = database
         self._blobs = blobs
@@ -117,8 +117,8 @@ class Files:
         """The bytes of each tenant's files that are being sent to this gateway and are not
         finished, and of the answers of the batches that it runs."""
         self._left_bytes: dict[str, int] = {}
-        """What its finished files left of its limit when they were last counted, less those of this
-        gateway since."""
+        """The bytes that the finished files of each tenant left of its limit when they were last
+        counted, less the files of this gateway since."""
 
     @asynccontextmanager
     async def writing(
@@ -170,7 +170,7 @@ class Files:
     async def page(
         self, tenant: str, *, purpose: str | None, after: str | None, limit: int, newest_first: bool
     ) -> list[FileRecord]:
-        """At most ``limit`` files, from after the one with the id ``after``. Raises `NotFound`."""
+        """At most ``limit`` files, from after the file with the id ``after``. Raises `NotFound`."""
         position = tuple_(FILES.c.created_at, FILES.c.id)
         order = (FILES.c.created_at, FILES.c.id)
         query = select(*_COLUMNS).where(_visible(tenant)).limit(limit)
@@ -187,7 +187,7 @@ class Files:
     @uncancelled
     async def bytes_left(self, tenant: str) -> int:
         """How large the next file of a tenant may be. Raises `InvalidRequest` if there is no room
-        for another one."""
+        for another file."""
         async with self._database.read() as connection:
             left = await self._bytes_left(connection, tenant)
         left -= self._num_draft_bytes[tenant]
@@ -203,13 +203,13 @@ class Files:
             raise InvalidRequest(_TOO_LARGE)
 
     def count(self, tenant: str, num_bytes: int) -> None:
-        """Count what was added to a tenant's files, for which there was room."""
+        """Count bytes that were added to a tenant's files, for which there was room."""
         if tenant in self._left_bytes:  # it is not after an erasure
             self._left_bytes[tenant] -= num_bytes
 
     def hold_answers(self, tenant: str, num_bytes: int) -> None:
-        """Take room for the answers of a batch, of which its files will be made. A negative number
-        gives room back."""
+        """Take room for the answers of a batch, which become its files. A negative number gives
+        room back."""
         self._num_draft_bytes[tenant] += num_bytes
 
     def content(self, file_id: str, start: int = 0, end: int | None = None) -> AsyncIterator[bytes]:
@@ -231,8 +231,8 @@ class Files:
             await self._remove(file_id)
 
     async def erase(self, tenant: str) -> int:
-        """Remove all files of a tenant, whatever their state; returns how many. What is being
-        written when its record goes is removed by its writer."""
+        """Remove all files of a tenant, whatever their state; returns how many. A file that is
+        being written when its record goes is removed by its writer."""
         num_erased = 0
         while file_ids := await self._any_of(tenant):
             for file_id in file_ids:
@@ -242,8 +242,8 @@ class Files:
         return num_erased
 
     async def sweep(self) -> None:
-        """Remove files that have expired, and what is left of unfinished and deleted ones. What
-        cannot be removed is left to the next sweep."""
+        """Remove expired files, and the remnants of unfinished and deleted files. The next sweep
+        tries again to remove files that cannot be removed now."""
         last, num_left, reason = "", 0, ""
         while file_ids := await self._garbage(last):
             for file_id in file_ids:
@@ -259,8 +259,7 @@ class Files:
     @uncancelled
     async def discard(self, file_id: str) -> None:
         """Remove a file that is not used. It stays whole if the database cannot be reached, because
-        a commit whose confirmation was lost may have made it visible. `sweep` removes what is
-        left."""
+        a commit whose confirmation was lost may have made it visible. `sweep` removes the rest."""
         deletion = update(FILES).where(FILES.c.id == file_id).values(state="deleted")
         async with self._database.begin() as connection:
             await connection.execute(deletion)
@@ -281,7 +280,7 @@ class Files:
 
     @uncancelled
     async def _garbage(self, after: str) -> Sequence[str]:
-        """Some files that are to be removed, in the order of their ids, from after this one."""
+        """Some files that are to be removed, in the order of their ids, from after this id."""
         now = time.time()
         is_uploading = FILES.c.state == "uploading"
         has_upload = exists().where(
@@ -299,8 +298,8 @@ class Files:
             return (await connection.execute(query)).scalars().all()
 
     async def _bytes_left(self, connection: AsyncConnection, tenant: str) -> int:
-        """What the finished files of a tenant leave of its limit. Raises `InvalidRequest` if it has
-        as many files as it may have."""
+        """The bytes that the finished files of a tenant leave of its limit. Raises `InvalidRequest`
+        if the tenant has the maximum number of files."""
         is_kept = or_(_visible(tenant), and_(FILES.c.tenant == tenant, _IS_PART))
         query = select(func.count(), func.coalesce(func.sum(FILES.c.num_bytes), 0)).where(is_kept)
         num_files, num_bytes = (await connection.execute(query)).one()
@@ -310,8 +309,8 @@ class Files:
         return left
 
     async def _hold(self, tenant: str, num_bytes: int) -> None:
-        """Raises `InvalidRequest` if there is no room beside what the tenant's other files have,
-        and `Unavailable`."""
+        """Raises `InvalidRequest` if there is no room beside the tenant's other files, and
+        `Unavailable`."""
         await self.space.require()
         num_draft_bytes = self._num_draft_bytes[tenant] + num_bytes
         if num_draft_bytes > self._left_bytes.get(tenant, self._max_tenant_bytes):
@@ -360,7 +359,7 @@ async def reveal(connection: AsyncConnection, file_ids: tuple[str, ...]) -> None
 
 async def lock_file(connection: AsyncConnection, tenant: str, file_id: str) -> bool:
     """Whether the file exists; if so, no other transaction can delete it or make a batch of it
-    until that of the caller ends."""
+    until the transaction of the caller ends."""
     query = select(FILES.c.id).where(FILES.c.id == file_id, _visible(tenant)).with_for_update()
     return (await connection.execute(query)).one_or_none() is not None
 

@@ -6,7 +6,8 @@
 
 A part is a file that only its upload refers to. Completing an upload copies the parts into the
 file; then one transaction, which requires a pending upload, makes the file exist and deletes the
-parts. Whatever dies before it leaves a pending upload, and `Files.sweep` removes the copy.
+parts. A process that dies before this transaction leaves a pending upload, and `Files.sweep`
+removes the copy.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ Status: TypeAlias = Literal["pending", "completed", "cancelled", "expired"]
 
 MAX_PARTS = 10_000
 MAX_UPLOADS = 100_000
-"""Uploads of one tenant, including those that have ended and are still known."""
+"""Uploads of a tenant, including uploads that have ended and are still known."""
 LIFETIME_S = 3600
 """Seconds from the creation of an upload to its expiry, as OpenAI has them."""
 _KEPT_S = 24 * 3600
@@ -67,7 +68,7 @@ class Uploads:
     """The uploads of all tenants. Every method raises `Unavailable`."""
 
     def __init__(self, database: Database, files: Files, max_bytes: int) -> None:
-        """The parts of one upload have at most ``max_bytes`` together."""
+        """The parts of an upload have at most ``max_bytes`` together."""
         self._database = database
         self._files = files
         self._max_bytes = max_bytes
@@ -135,8 +136,8 @@ class Uploads:
         md5: str | None = None,
     ) -> UploadRecord:
         """Make a file of these parts, in this order. ``md5`` is the hexadecimal digest of its
-        bytes. A repetition, which has the same ``body_hash``, returns the same upload. One that
-        comes meanwhile waits.
+        bytes. A repetition, which has the same ``body_hash``, returns the same upload. A repetition
+        that comes meanwhile waits.
 
         Raises `NotFound`, and `InvalidRequest` if the upload is not pending, a part is unknown or
         repeated, or size or digest are not as announced; the upload is then as before.

@@ -1,6 +1,6 @@
-"""What models were asked and what they answered: stored responses, and the conversations to which
-they add their items.
+"""The requests to models and their answers: stored responses, and the conversations to which they
+add their items.
 
 `responses.Responses` and `conversations.Conversations` are the operations on each, and
-`room.TenantRoom` is what a tenant may store of both.
+`room.TenantRoom` limits the size of both for each tenant.
 """

@@ -18,7 +18,7 @@ from gateway.store.schema import CONVERSATION_ITEMS, CONVERSATIONS
 from shared.errors import InvalidRequest, NotFound
 
 MAX_PAGE_BYTES = 16 << 20
-"""The size of the items in one page."""
+"""The size of the items in a page."""
 
 
 class StoredItem(NamedTuple):
@@ -36,7 +36,7 @@ _NAMED = msgspec.json.Decoder(_NamedItem)
 
 
 def hold_nothing(_: int) -> None:
-    """For what is loaded while nothing counts it."""
+    """Holds no memory: for items that are loaded while nothing counts them."""
 
 
 def items_of(array: bytes | msgspec.Raw) -> list[StoredItem]:
@@ -136,8 +136,9 @@ class Conversations:
         newest_first: bool,
         max_bytes: int = MAX_PAGE_BYTES,
     ) -> tuple[list[StoredItem], bool]:
-        """At most ``limit`` items, from after the one with the id ``after``, and whether there are
-        more. They have at most ``max_bytes`` together, or it is only one. Raises `NotFound`."""
+        """At most ``limit`` items, from after the item with the id ``after``, and whether there are
+        more. The items have at most ``max_bytes`` together; a single item may have more. Raises
+        `NotFound`."""
         position = CONVERSATION_ITEMS.c.position
         is_of_it = CONVERSATION_ITEMS.c.conversation_id == conversation_id
         order = position.desc() if newest_first else position
@@ -146,7 +147,7 @@ class Conversations:
         async with self._database.read() as connection:
             await _get(connection, tenant, conversation_id)
             if after is not None:
-                # From the last one with this id on, so that no page comes again.
+                # The page begins after the last item with this id, so that no page comes again.
                 last = await _item(connection, conversation_id, after, newest=not newest_first)
                 query = query.where(
                     position < last.position if newest_first else position > last.position
@@ -199,9 +200,9 @@ class Conversations:
         max_bytes: int,
         hold: Callable[[int], None] = hold_nothing,
     ) -> tuple[list[StoredItem], int] | None:
-        """The items up to the position ``end``, or all, and the position of the last one; None if
+        """The items up to the position ``end``, or all, and the position of the last item; None if
         they have more than ``max_bytes``. Calls ``hold`` with their size before they are loaded.
-        Raises `NotFound`, and what ``hold`` raises."""
+        Raises `NotFound`, and the errors of ``hold``."""
         async with self._database.read() as connection:
             conversation = await _get(connection, tenant, conversation_id)
             # On PostgreSQL, items may be added between the queries.
@@ -284,7 +285,7 @@ async def _item(
     connection: AsyncConnection, conversation_id: str, item_id: str, *, newest: bool = True
 ) -> Any:
     """The newest or the oldest item with this id: an older gateway adds the items of responses that
-    fail, and those of their retries have the same ids. Raises `NotFound`."""
+    fail, and the items of their retries have the same ids. Raises `NotFound`."""
     position = CONVERSATION_ITEMS.c.position
     query = (
         select(CONVERSATION_ITEMS)

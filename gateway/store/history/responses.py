@@ -1,4 +1,4 @@
-"""Stored responses: their input, what they became, and the chains that they form."""
+"""Stored responses: their input, their result, and the chains that they form."""
 
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -62,8 +62,8 @@ class Responses:
     @uncancelled
     async def begin(self, draft: ResponseDraft, *, is_again: bool = False) -> bool:
         """Store a response that has not ended. Returns whether it is new: a request that is sent
-        again with its Idempotency-Key is not. ``is_again``: it takes the place of one that has
-        ended."""
+        again with its Idempotency-Key is not. ``is_again``: it takes the place of a response that
+        has ended."""
         values = {name: getattr(draft, name) for name in ResponseDraft.__slots__}
         values |= {
             "expires_at": self._room.expiry(),
@@ -92,8 +92,9 @@ class Responses:
         has_failed: bool = False,
         event: EventType | None = None,
     ) -> bool:
-        """Store what a response became, add its input and ``output`` to its conversation unless it
-        has failed, and announce the event. Returns False if it has ended before, or was deleted."""
+        """Store the result of a response, add its input and ``output`` to its conversation unless
+        it has failed, and announce the event. Returns False if it has ended before, or was
+        deleted."""
         is_it = and_(_is(tenant, response_id), RESPONSES.c.is_pending)
         num_bytes = len(body)
         statement = (
@@ -153,11 +154,11 @@ class Responses:
         max_bytes: int,
         hold: Callable[[int], None] = hold_nothing,
     ) -> list[ResponseRecord] | None:
-        """A response and all before it, the first one first; None if they are more than
+        """A response and all responses before it, the earliest first; None if they are more than
         `MAX_CHAIN_LEN` or have more than ``max_bytes``. Calls ``hold`` with their size before they
         are loaded.
 
-        Raises `NotFound`, which names the response that is missing, and what ``hold`` raises.
+        Raises `NotFound`, which names the response that is missing, and the errors of ``hold``.
         """
         start = select(
             RESPONSES.c.id,
@@ -204,8 +205,8 @@ class Responses:
         max_bytes: int,
         hold: Callable[[int], None] = hold_nothing,
     ) -> list[bytes] | None:
-        """Those of the responses that exist and have ended, in any order; None if they have more
-        than ``max_bytes``. Calls ``hold`` with their size before they are loaded."""
+        """The bodies of the responses that exist and have ended, in any order; None if they have
+        more than ``max_bytes``. Calls ``hold`` with their size before they are loaded."""
         is_one = and_(
             RESPONSES.c.id.in_(response_ids), RESPONSES.c.tenant == tenant, ~RESPONSES.c.is_pending
         )

@@ -16,14 +16,14 @@ from shared.errors import Unavailable
 
 _TABLES = (RESPONSES, CONVERSATIONS)
 _MAX_SWEPT = 10_000
-"""Objects of one tenant that are deleted at once. PostgreSQL takes at most 32,767 parameters."""
+"""Objects of a tenant that are deleted at once. PostgreSQL takes at most 32,767 parameters."""
 _SLACK = 64
 """The part of the limit that becomes free when it is reached, so that not every addition looks for
 the oldest objects."""
 
 
 class StoreLimits(NamedTuple):
-    """What is kept of one tenant."""
+    """The limits of the objects that are kept of a tenant."""
 
     retention_s: float
     max_objects: int
@@ -33,11 +33,11 @@ class StoreLimits(NamedTuple):
 
 @dataclass(slots=True)
 class _Kept:
-    """What is known of one tenant."""
+    """The stored bytes of a tenant, as far as this gateway knows."""
 
     num_bytes: int | None = None
-    """At least what the tenant has, as far as this gateway knows; None if it was not counted since
-    the last sweep."""
+    """At least the bytes that the tenant has; None if they were not counted since the last
+    sweep."""
     shrinking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -45,26 +45,27 @@ class TenantRoom:
     """The room of all tenants. A tenant whose room is full loses the responses and conversations
     that were not used for longest.
 
-    Each gateway adds up what it stores itself. What others store and what is deleted is counted
-    after the next sweep, and when the limit seems to be reached.
+    Each gateway adds up the objects that it stores itself. The objects of other gateways and
+    deletions are counted after the next sweep, and when the limit seems to be reached.
     """
 
     def __init__(
         self, database: Database, limits: StoreLimits, space: FreeSpace | None = None
     ) -> None:
-        """``space`` is that of the database's disk."""
+        """``space`` is the free space of the database's disk."""
         self.limits = limits
         self.space = FreeSpace() if space is None else space
         self._database = database
         self._kept: defaultdict[str, _Kept] = defaultdict(_Kept)
 
     def expiry(self) -> int:
-        """When what is stored or changed now expires."""
+        """When an object that is stored or changed now expires."""
         return int(time.time() + self.limits.retention_s)
 
     async def take(self, tenant: str, num_bytes: int, newest: str) -> None:
-        """Count what was just stored in the object with the id ``newest``, and delete what it
-        leaves no room for. A sweep makes up for it if the database cannot be reached."""
+        """Count the bytes that were just stored in the object with the id ``newest``, and delete
+        the objects that it leaves no room for. A sweep makes up for it if the database cannot be
+        reached."""
         kept = self._kept[tenant]
         if kept.num_bytes is not None:
             kept.num_bytes += num_bytes
@@ -75,8 +76,8 @@ class TenantRoom:
                 await self._shrink(tenant, kept, newest)
 
     async def sweep(self) -> None:
-        """Delete the responses and conversations that have expired, and of each tenant those that
-        were not used for longest, as far as there are too many. Raises `Unavailable`."""
+        """Delete expired responses and conversations. If a tenant has too many objects, also delete
+        the objects that were not used for longest. Raises `Unavailable`."""
         now = int(time.time())
         for table in _TABLES:
             await self._database.delete(table, table.c.expires_at <= now)
@@ -97,7 +98,7 @@ class TenantRoom:
     async def _count(self, tenant: str, kept: _Kept) -> int:
         before = kept.num_bytes or 0
         (total,) = await self._values(select(func.sum(_objects(tenant).c.num_bytes)))
-        # What is added meanwhile may be counted twice, but is not left out.
+        # Objects that are added meanwhile may be counted twice, but none are left out.
         kept.num_bytes = (kept.num_bytes or 0) - before + int(total or 0)
         return kept.num_bytes
 
@@ -128,7 +129,8 @@ class TenantRoom:
         """The ids of the responses and conversations behind the newest that a tenant may have. The
         newest itself goes only if it does not fit into the whole room."""
         objects = _objects(tenant)
-        # Several objects of one second expire together: the last one is not known by its time.
+        # Several objects of one second expire together, so their times do not say which object is
+        # the newest.
         is_older = case((objects.c.id == newest, 0), else_=1)
         order = (is_older, objects.c.expires_at.desc(), objects.c.id)
         ranked = select(
@@ -150,7 +152,7 @@ class TenantRoom:
 
 
 def _objects(tenant: str | None = None) -> Any:
-    """The responses and conversations of one tenant, or of all."""
+    """The responses and conversations of a tenant, or of all tenants."""
     columns = ("tenant", "id", "expires_at", "num_bytes")
     queries = (select(*(table.c[name] for name in columns)) for table in _TABLES)
     if tenant is not None:

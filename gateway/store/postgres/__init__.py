@@ -1,1 +1,1 @@
-"""What is special about PostgreSQL: `url` translates what libpq takes in its URLs."""
+"""The specifics of PostgreSQL: `url` translates the parameters that libpq takes in its URLs."""

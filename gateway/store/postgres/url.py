@@ -1,6 +1,6 @@
 """The URL of a PostgreSQL database, as libpq and its users write it, for asyncpg.
 
-asyncpg reads most of libpq's parameters itself, and takes any other one for a setting of the
+asyncpg reads most of libpq's parameters itself, and takes any other parameter for a setting of the
 server, which refuses the connection. So each parameter is known here, or refused by its name.
 """
 
@@ -100,7 +100,7 @@ def connect_args(url: str) -> dict[str, Any]:
 
 
 def fault_of_settings(error: BaseException | None) -> StartupError | None:
-    """The error of a connection that the settings explain; None for any other one."""
+    """The error of a connection that the settings explain; None for any other error."""
     cause = error.orig.__cause__ if isinstance(error, DBAPIError) and error.orig else error
     match cause:
         case InvalidAuthorizationSpecificationError():

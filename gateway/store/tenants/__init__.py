@@ -1,5 +1,5 @@
-"""What operators administer of tenants.
+"""The properties of tenants that operators administer.
 
-`keys` are the API keys in the database, `limits` what tenants may use, and `erasure` deletes all
-that is stored of a tenant.
+`keys` are the API keys in the database, `limits` the limits of tenants, `sessions` the sessions of
+people that have ended early, and `erasure` deletes all stored data of a tenant.
 """

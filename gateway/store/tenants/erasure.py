@@ -1,7 +1,7 @@
 """Erases a tenant: every row of the database and every blob that belongs to it.
 
-What belongs to a tenant follows from the schema: the rows of tables with a column ``tenant``, and
-the rows of tables that refer to them. A new table is therefore erased without any change here.
+The schema determines the data of a tenant: the rows of tables with a column ``tenant``, and the
+rows of tables that refer to them. A new table is therefore erased without any change here.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from gateway.store.schema import FILES, METADATA, USAGE
 
 
 class _Owned(NamedTuple):
-    """The rows of one table that belong to a tenant."""
+    """The rows of a table that belong to a tenant."""
 
     table: Table
     condition: ColumnElement[bool]
@@ -29,9 +29,8 @@ class Erasure:
         self._files = files
 
     async def erase(self, tenant: str) -> Mapping[str, int]:
-        """Delete all that is stored of a tenant, except for its usage records; returns how many
-        rows of each table were deleted. An erasure that was interrupted is completed by the next
-        one."""
+        """Delete all stored data of a tenant, except for its usage records; returns how many rows
+        of each table were deleted. The next erasure completes an interrupted erasure."""
         num_deleted = {FILES.name: await self._files.erase(tenant)}
         for table, condition in _owned_by(tenant):
             if table is not FILES and table is not USAGE:
@@ -45,8 +44,8 @@ class Erasure:
 
 
 def _owned_by(tenant: str) -> Iterator[_Owned]:
-    """What belongs to a tenant, the rows that refer to others first: to delete a million rows
-    together with the row that they refer to would exceed the time of one statement."""
+    """The rows that belong to a tenant. Rows that refer to other rows come first: to delete a
+    million rows together with the row that they refer to would exceed the time of a statement."""
     owned: dict[str, _Owned] = {}
     for table in METADATA.sorted_tables:  # those that others refer to come first
         if "tenant" in table.c:

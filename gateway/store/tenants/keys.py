@@ -56,8 +56,8 @@ class StoredKeys:
 
     @uncancelled
     async def change(self, key_id: str, change: Callable[[ApiKey], ApiKey]) -> ApiKey:
-        """Replace a key by what ``change`` makes of it, which is returned. Raises `NotFound`, and
-        what ``change`` raises."""
+        """Replace a key by the result of ``change``, which is returned. Raises `NotFound`, and the
+        errors of ``change``."""
         async with self._database.begin() as connection:
             key = change(await _locked(connection, key_id))
             values = {"line": key.line, "revision": new_revision()}

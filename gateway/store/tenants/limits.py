@@ -15,7 +15,8 @@ from gateway.store.tenants.revisions import TableVersion, new_revision, version_
 logger = logging.getLogger(__name__)
 
 _CHANGE_LOCK = 0x4C494D49
-"""Two changes of one tenant's limits that have no row yet would each miss the other."""
+"""Without this lock, two changes of a tenant's limits that have no row yet would each miss the
+other."""
 
 
 class StoredLimits:
@@ -45,7 +46,7 @@ class StoredLimits:
     async def change(
         self, tenant: str, change: Callable[[TenantLimits], TenantLimits]
     ) -> TenantLimits:
-        """Replace the limits of a tenant by what ``change`` makes of them, which is returned."""
+        """Replace the limits of a tenant by the result of ``change``, which is returned."""
         known = select(TENANTS.c.limits).where(TENANTS.c.tenant == tenant)
         async with self._database.begin() as connection:
             await self._database.hold(connection, _CHANGE_LOCK, tenant)

@@ -7,6 +7,9 @@ from sqlalchemy import Table, func, select
 
 from gateway.store.database import Database
 
+LOOK_INTERVAL_S = 2.0
+"""Seconds after which a gateway asks again whether another gateway has changed a table."""
+
 
 class TableVersion(NamedTuple):
     """Differs whenever any row was added, changed or removed."""
@@ -24,5 +27,6 @@ async def version_of(database: Database, table: Table) -> TableVersion:
 
 
 def new_revision() -> int:
-    """Larger than that of each earlier change, even of a row that was removed since."""
+    """A revision that is larger than the revision of each earlier change, even of a row that was
+    removed since."""
     return time.time_ns()

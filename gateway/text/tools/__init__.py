@@ -1,4 +1,4 @@
-"""Parsers of tool calls, one for each format in which models write them.
+"""Parsers of tool calls: a parser for each format in which models write calls.
 
 `TOOL_PARSERS` lists them by name.
 """
@@ -33,4 +33,4 @@ TOOL_PARSERS: Mapping[str, Callable[[Names], Parser]] = {
 """The parsers of tool calls, by their names in workers' announcements. Each is given the names of
 the functions that may be called."""
 TAGGED = frozenset({"glm45", "qwen3_coder"})
-"""Those that are given, by the name of each function, its parameters that are text."""
+"""The parsers that are given the text parameters of each function, by its name."""

@@ -1,4 +1,5 @@
-"""What the formats of tool calls share, and a call as a JSON object with a name and arguments."""
+"""The parts that the formats of tool calls share, and a call as a JSON object with a name and
+arguments."""
 
 import json
 import re
@@ -50,7 +51,7 @@ class Outside:
         self._until = Until(*tags)
 
     def read(self, text: str, pieces: list[Piece]) -> tuple[str | None, str]:
-        """Adds the certain content to ``pieces``. Returns the tag with its whitespace if one was
+        """Adds the certain content to ``pieces``. Returns the tag with its whitespace if a tag was
         found, and the text after it."""
         content, tag, rest = self._until.read(text)
         content = content.lstrip() if self.follows_call else content
@@ -66,7 +67,7 @@ class Outside:
 
 
 class JsonValue:
-    """Finds the end of one JSON value. Its content is not validated: the model wrote it."""
+    """Finds the end of a JSON value. Its content is not validated: the model wrote it."""
 
     def __init__(self) -> None:
         self.is_complete = False
@@ -105,7 +106,7 @@ class JsonValue:
 
 
 class CallObject:
-    """Parses one object ``{"name": ..., "arguments": {...}}``, character by character.
+    """Parses an object ``{"name": ..., "arguments": {...}}``, character by character.
 
     The call starts once its name is known and its arguments start. Until then the text may turn out
     not to be a call, in which case it is returned as content. An object whose name is not in

@@ -1,4 +1,4 @@
-"""The inputs of custom tools, which models call as functions of one string."""
+"""The inputs of custom tools, which models call as functions with a single string argument."""
 
 import json
 import re
@@ -36,7 +36,7 @@ class CustomInputs:
         return read
 
     def end(self) -> list[Piece]:
-        """End the open call; returns what was held back."""
+        """End the open call; returns the pieces that were held back."""
         if self._input is None:
             return []
         rest, self._input = self._input.end(), None
@@ -47,7 +47,7 @@ class CustomInputs:
 
 
 class _Input:
-    """The text of one call.
+    """The text of a call.
 
     It is read while it comes if the arguments begin with it, as they do if a grammar binds them,
     and otherwise once they are complete.
@@ -81,7 +81,7 @@ class _Input:
         return "" if self._has_begun else _input_of("".join(self._all))
 
     def _unescaped(self) -> str:
-        """What is certain of the string whose rest is held."""
+        """The certain part of the string. The rest stays held."""
         texts: list[str] = []
         position = 0
         while position < len(self._held):
@@ -116,7 +116,7 @@ def _escape_chars(text: str) -> int:
 
 
 def _text_of(written: str) -> str:
-    """What a part of a JSON string means; what means nothing stays as it is."""
+    """The text that a part of a JSON string stands for; an invalid part stays as it is."""
     if not written.startswith("\\"):
         return written
     try:
@@ -127,7 +127,7 @@ def _text_of(written: str) -> str:
 
 
 def _input_of(arguments: str) -> str:
-    """The input in whole arguments: that parameter, or the only one."""
+    """The input in whole arguments: the parameter of that name, or else the only parameter."""
     try:
         values = json.loads(arguments)
     except (ValueError, RecursionError):

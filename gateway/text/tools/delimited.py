@@ -122,7 +122,7 @@ class DelimitedParser:
 
 
 class _DelimitedCall:
-    """One call, from its header on."""
+    """A call, from its header on."""
 
     def __init__(self, index: int, header: "re.Pattern[str]", names: Names) -> None:
         self.index = index

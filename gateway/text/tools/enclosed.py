@@ -1,4 +1,4 @@
-"""Finds calls that begin with an opening tag; what a call is, is the family's."""
+"""Finds calls that begin with an opening tag; the family's parser reads the call itself."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -8,7 +8,7 @@ from gateway.text.tools.calls import Outside
 
 
 class EnclosedCall(Protocol):
-    """One call, after its opening tag."""
+    """A call, after its opening tag."""
 
     index: int
     has_begun: bool

@@ -43,8 +43,8 @@ def gemma_parser(tokens: GemmaTokens, names: Names = None) -> EnclosedParser:
 
 
 class _Call:
-    """One call, after its opening tag: a header up to ``{``, which is held until it names a
-    declared function, and the arguments, which are written as JSON while they come."""
+    """A call, after its opening tag: a header up to ``{``, which is held until it names a declared
+    function, and the arguments, which are written as JSON while they come."""
 
     def __init__(self, index: int, tokens: GemmaTokens, names: Names) -> None:
         self.index = index
@@ -98,13 +98,13 @@ class _Arguments:
         self._quote = tokens.quote
         self._closing = tokens.closing
         self._closers: list[str] = []
-        """What closes the brackets that are open."""
+        """The closing brackets of the open brackets."""
         self._is_empty = True
         """Whether there is nothing in the innermost bracket so far."""
         self._expected = "value"
         """Or a key, or after a value nothing until the next comma or bracket."""
         self._word: list[str] = []
-        """What stands outside of strings, or a quoted key."""
+        """The current word outside of strings, or a quoted key."""
         self._last_chars = ""
         """The last characters of the word, which may be a token."""
         self._is_blank = True

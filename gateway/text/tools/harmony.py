@@ -2,8 +2,8 @@
 
 An answer continues ``<|start|>assistant``. Each of its messages has a header, which names its
 channel and perhaps its recipient, and ends with ``<|end|>``, such as
-``<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.`` What
-is written to a function is a call.
+``<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.`` A
+message to a function is a call.
 """
 
 import re
@@ -18,7 +18,7 @@ HARMONY = "harmony"
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _HEADERS = (_START, _CHANNEL, "to=")
-"""What a header begins with: ``<|start|>`` is missing from the first one."""
+"""The beginnings of a header: ``<|start|>`` is missing from the first header."""
 _MAX_HEADER_CHARS = 512
 _CHANNEL_NAME = re.compile(re.escape(_CHANNEL) + r"\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=(?:functions\.)?([\w.-]+)")
@@ -142,7 +142,7 @@ class HarmonyParser:
         return ""
 
     def _read_rest(self, text: str, pieces: list[Piece]) -> str:
-        """What follows the arguments of a call means nothing."""
+        """Skip the text after the arguments of a call, which means nothing."""
         _, tag, rest = self._body.read(text)
         return rest if tag is None else self._end_message(tag, rest)
 

@@ -56,7 +56,7 @@ class MistralParser:
 
 
 class _Calls:
-    """Parses the text after one tag, character by character."""
+    """Parses the text after a tag, character by character."""
 
     def __init__(self, num_calls: int, tag: str, names: Names) -> None:
         self._names = names

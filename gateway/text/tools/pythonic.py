@@ -17,13 +17,13 @@ _BEGUN = re.compile(r"\[\s*([A-Za-z_][\w.]*\s*(\(.*)?)?", re.DOTALL)
 """A list of calls, as far as it has been read."""
 _SPACES = re.compile(r"\s+")
 _MAX_HEAD_CHARS = 512
-"""Before the arguments of the first call, where several spaces count as one."""
+"""The characters before the arguments of the first call. Several spaces count as a single space."""
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
 
 class PythonicParser:
-    """A text that cannot become a list of calls is content. What can is held until its end,
-    because only then is it known to be one."""
+    """A text that cannot become a list of calls is content. A text that can is held until its end,
+    because only the end proves that it is a list of calls."""
 
     open_call = None
 
@@ -31,8 +31,8 @@ class PythonicParser:
         self._names = names
         self._held: list[str] = []
         self._head: str | None = ""
-        """The beginning of what may be a list of calls, with single spaces; None once it has the
-        name of a function, after which anything may follow."""
+        """The beginning of a text that may be a list of calls, with single spaces; None once it has
+        the name of a function, after which anything may follow."""
         self._is_content = False
 
     def read(self, text: str) -> list[Piece]:
@@ -54,7 +54,7 @@ class PythonicParser:
         return [Content(held)]
 
     def _may_be_calls(self, text: str) -> bool:
-        """Whether what was read may be a list of calls; ``text`` is the last part of it."""
+        """Whether the text so far may be a list of calls; ``text`` is its last part."""
         if self._head is None:
             return True
         self._head = _SPACES.sub(" ", self._head + text)
@@ -98,7 +98,7 @@ def _call(node: ast.expr, names: Names) -> tuple[str, dict[str, Any]]:
 
 
 def _value(node: ast.expr | None) -> Any:
-    """What JSON has, too."""
+    """The value of an expression. Raises `ValueError` if JSON has no such value."""
     match node:
         case ast.Constant(value=value) if isinstance(value, str | int | float | None):
             return value

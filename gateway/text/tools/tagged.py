@@ -30,7 +30,7 @@ class Tags(NamedTuple):
     value: "re.Pattern[str]"
     """After the name of a parameter, which is its group."""
     value_begin: str
-    """What the text ends with that matches ``value``."""
+    """The end of the text that matches ``value``."""
     value_end: str
     is_padded: bool
     """Whether a value has a line of its own."""
@@ -59,10 +59,10 @@ def tagged_parser(tags: Tags, names: Names = None) -> EnclosedParser:
 
 
 class _TaggedCall:
-    """One call, after its opening tag.
+    """A call, after its opening tag.
 
-    What comes before the first parameter is held until it names a declared function. After that,
-    text is written as JSON while it comes, and other values once they are complete.
+    The text before the first parameter is held until it names a declared function. After that, text
+    is written as JSON while it comes, and other values once they are complete.
     """
 
     def __init__(self, index: int, tags: Tags, names: Names) -> None:
@@ -71,9 +71,9 @@ class _TaggedCall:
         self.is_complete = False
         self.is_broken = False
         self._raw: list[str] = []
-        """What precedes the first parameter."""
+        """The text before the first parameter."""
         self._is_lost = False
-        """Whether what follows means nothing, until the answer ends."""
+        """Whether the rest of the answer means nothing."""
         self._tags = tags
         self._names = names
         self._texts: Collection[str] | None = None
@@ -148,7 +148,7 @@ class _TaggedCall:
 
 
 class _Value:
-    """One parameter, after its name."""
+    """A parameter, after its name."""
 
     def __init__(self, tags: Tags, start: str, *, is_text: bool) -> None:
         self.is_complete = False

@@ -43,6 +43,7 @@ struct Heads {
 };
 
 constexpr int kTileTokens = 32;  // tokens of a prompt that process the keys together
+constexpr int kTileHeads = 16;   // query heads that process the keys of one head together
 constexpr int kRowsAtOnce = kLanes == 16 ? 6 : 3;  // their sums fill the registers
 
 // The state of one query while it processes its keys.
@@ -186,16 +187,20 @@ inline void attend_span(Running* row, Running* end, const Visit<Element>& visit)
         attend_groups(row, end, visit);
 }
 
-// Tokens `from` .. `to` - 1 of one sequence's share of the step, for the query heads that share one key head.
+// Query heads first .. end - 1, which share one key head.
+struct HeadRange {
+    int kv_head, first, end;
+};
+
+// Tokens `from` .. `to` - 1 of one sequence's share of the step.
 inline std::vector<Running>& find_rows(const Cache& cache, const Batch& batch, const Heads& heads, int seq, int from, int to,
-                                       int kv_head) {
+                                       const HeadRange& range) {
     thread_local std::vector<Running> rows;
-    const int group = heads.num_heads / cache.num_kv_heads;
     const int start = batch.query_starts[seq];
     const int position = batch.context_lens[seq] - (batch.query_starts[seq + 1] - start);  // of the share's first token
     rows.clear();
     for (int token = from; token < to; token++) {
-        for (int h = kv_head * group; h < (kv_head + 1) * group; h++) {
+        for (int h = range.first; h < range.end; h++) {
             Running& row = rows.emplace_back();
             row.query = heads.query + (start + token) * heads.stride + h * cache.head_dim;
             row.out = heads.out + (int64_t(start + token) * heads.num_heads + h) * cache.head_dim;
@@ -212,10 +217,16 @@ inline std::vector<Running>& find_rows(const Cache& cache, const Batch& batch, c
     return rows;
 }
 
+struct AttentionTask {
+    int seq, from, to;
+};
+
 template <class Element>
-inline void attend_tile(const Cache& cache, const Batch& batch, const Heads& heads, int seq, int from, int to, int kv_head) {
+inline void attend_tile(const Cache& cache, const Batch& batch, const Heads& heads, const AttentionTask& task,
+                        const HeadRange& range) {
     alignas(64) thread_local float keys[kMaxHeadDim * kSpan], values[kSpan * kMaxHeadDim];
-    std::vector<Running>& rows = find_rows(cache, batch, heads, seq, from, to, kv_head);
+    const int seq = task.seq, kv_head = range.kv_head;
+    std::vector<Running>& rows = find_rows(cache, batch, heads, seq, task.from, task.to, range);
     Running *row = rows.data(), *end = row + rows.size();
     const int32_t* table = batch.block_tables + int64_t(seq) * batch.max_num_blocks;
     const int first = rows.front().first, last = rows.back().last, head_dim = cache.head_dim;
@@ -242,10 +253,6 @@ inline void attend_tile(const Cache& cache, const Batch& batch, const Heads& hea
     }
 }
 
-struct AttentionTask {
-    int seq, from, to;
-};
-
 // All pieces of a batch, longest first, because a long piece that starts last would delay the end.
 inline std::vector<AttentionTask> attention_tasks(const Batch& batch) {
     std::vector<AttentionTask> tasks;
@@ -265,13 +272,16 @@ inline std::vector<AttentionTask> attention_tasks(const Batch& batch) {
 // Called by all threads of a team, with the same tasks.
 inline void attention(Team& team, const Cache& cache, const Batch& batch, const Heads& heads,
                       const std::vector<AttentionTask>& tasks) {
-    team.share(static_cast<int>(tasks.size()) * cache.num_kv_heads, [&](int index) {
-        const AttentionTask& task = tasks[index / cache.num_kv_heads];
-        const int kv_head = index % cache.num_kv_heads;
+    const int group = heads.num_heads / cache.num_kv_heads, parts = (group + kTileHeads - 1) / kTileHeads;
+    const int num_ranges = cache.num_kv_heads * parts;
+    team.share(static_cast<int>(tasks.size()) * num_ranges, [&](int index) {
+        const AttentionTask& task = tasks[index / num_ranges];
+        const int kv_head = index % num_ranges / parts, part = index % num_ranges % parts;
+        const HeadRange range{kv_head, kv_head * group + group * part / parts, kv_head * group + group * (part + 1) / parts};
         if (cache.type == kCacheFloat32)
-            attend_tile<float>(cache, batch, heads, task.seq, task.from, task.to, kv_head);
+            attend_tile<float>(cache, batch, heads, task, range);
         else
-            attend_tile<uint16_t>(cache, batch, heads, task.seq, task.from, task.to, kv_head);
+            attend_tile<uint16_t>(cache, batch, heads, task, range);
     });
 }
 

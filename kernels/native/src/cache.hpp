@@ -23,7 +23,7 @@ struct Cache {
 
 constexpr int kSpan = 32;
 constexpr int kSpanVectors = kSpan / kLanes;
-constexpr int kMaxHeadDim = 512;
+constexpr int kMaxHeadDim = 576;
 
 inline Floats load_element(const float* from) { return load(from); }
 inline Floats load_element(const uint16_t* from) { return from_bf16(from); }

@@ -4,19 +4,58 @@
 #include <chrono>
 #include <memory>
 
+#include "delta.hpp"
 #include "experts.hpp"
+#include "selective_scan.hpp"
+#include "state_space.hpp"
 
 namespace warren {
+
+// What attention over latent vectors (DeepSeek-AI, arXiv:2405.04434) has in addition. A vector, followed by a rotary key, is
+// both key and value of all heads. A head's query is multiplied with the matrix that would expand vectors to its keys, and
+// its result with the matrix that would expand them to its values.
+struct Latent {
+    Norm query_norm;
+    Weight query_up;  // of compressed queries; without panels, queries are not compressed
+    Weight absorb;    // [num_heads * rank, key_dim]
+    Weight expand;    // [num_heads * value_dim, rank]
+    int32_t rank, key_dim, value_dim, query_rank;
+};
+
+// How a layer uses its own input of each token, and the inputs of all layers: see worker.model.spec.LayerInputs.
+struct LayerInput {
+    Weight gate;       // [size, hidden_size]
+    Weight expansion;  // [hidden_size, size]
+    Norm norm;
+};
+
+struct LayerInputs {
+    Weight table;       // [vocab_size, num_layers * size]
+    Weight projection;  // [num_layers * size, hidden_size]
+    Norm norm;
+    int32_t size;
+    int32_t activation;
+    float table_scale;
+    float projection_scale;
+    float scale;  // of the sum of both
+};
 
 // One layer: see worker.model.spec.Layer. Kinds that a layer does not have are `kNoNorm`, null or 0.
 struct Layer {
     Norm before_attention, after_attention, before_feed_forward, after_feed_forward;
     Norm query_norm, key_norm, value_norm;
-    Weight qkv;
-    Weight attention_output;
-    const float* rope_table;    // [max_positions, head_dim]: cosines, then sines
-    const float* temperatures;  // [max_positions], the factors of queries; or null
-    const Experts* experts;     // instead of `mlp`; or null
+    Weight qkv;               // or everything that a recurrence makes from the hidden state
+    Weight attention_output;  // or the product that ends a recurrence
+    const float* rope_table;         // [max_positions, head_dim]: cosines, then sines
+    const float* temperatures;       // [max_positions], the factors of queries; or null
+    const Experts* experts;          // instead of `mlp`; or null
+    const Convolution* convolution;  // a recurrence instead of attention, whose sizes are 0; or null
+    const Delta* delta;              // the same
+    const StateSpace* state_space;   // the same
+    const SelectiveScan* selective_scan;  // the same
+    const Latent* latent;            // or null; `qkv` then makes the query, the vector and the rotary key
+    const LayerInput* input;         // or null
+    const Layer* beside;             // attention or a recurrence with the same input; or null
     Rule rule;
     Mlp mlp;
     int32_t num_heads;
@@ -25,11 +64,25 @@ struct Layer {
     int32_t norms_all_heads;     // the norms of queries and keys have the width of all heads
     int32_t norms_after_rope;
     int32_t is_parallel;
-    float multiplier;  // of the results of both parts
-    float scalar;      // of the layer's result
+    int32_t has_gate;  // `qkv` also makes a gate of each result, after the values
+    float multiplier;  // of the result of attention, or of the recurrence
+    float feed_forward_multiplier;
+    float scalar;  // of the layer's result
 
-    int qkv_size() const { return (num_heads + 2 * num_kv_heads) * head_dim; }
+    int qkv_size() const { return qkv.outputs; }
     int attended_size() const { return num_heads * head_dim; }
+    bool is_recurrent() const {
+        return convolution != nullptr || delta != nullptr || state_space != nullptr || selective_scan != nullptr;
+    }
+    bool has_mixer() const { return qkv.panels != nullptr; }  // attention or a recurrence
+    bool has_feed_forward() const { return experts != nullptr || mlp.down.panels != nullptr; }
+
+    // The first product after the norm before the feed-forward part.
+    const Weight& feed_forward_product() const {
+        if (experts == nullptr) return mlp.gate_up;
+        const bool is_of_shared = experts->norms != nullptr && experts->shared != nullptr;
+        return is_of_shared ? experts->shared->gate_up : experts->experts[0].gate_up;
+    }
 };
 
 struct Model {
@@ -37,6 +90,7 @@ struct Model {
     Weight embedding;
     Norm norm;
     Weight lm_head;
+    const LayerInputs* inputs;  // or null
     int32_t num_layers;
     float embedding_scale;
     float logit_scale;
@@ -57,7 +111,11 @@ struct Step {
     float* logits;  // [num_sampled, outputs of lm_head]
     Batch batch;  // with block tables [num_groups, num_seqs, max_num_blocks]
     int64_t slots_stride;
-    const Place* places;  // [num_layers]
+    const Place* places;    // [num_layers]
+    const int32_t* states;  // [num_layers]: the first piece of each layer's state; or null
+    int32_t state_group;  // whose tables have the blocks of the state to read, then of the state to write
+    int32_t num_state_blocks;
+    int32_t num_places;
     int32_t num_tokens;
     int32_t num_sampled;
     double* seconds;  // [kNumParts], added to; or null
@@ -99,13 +157,28 @@ class Workspace {
 // The longest rows of all layers.
 struct Widths {
     int qkv = 0, attended = 0, gate_up = 0, widest = 0;
+    int rates = 0;   // of the delta rule, or the parts of a selective scan
+    int latent = 0;  // queries before they are multiplied, and results after it
+    int inputs = 0;  // of all layers
     int top_k = 0, num_experts = 0, expert_inputs = 0, expert_gate_up = 0;
 
     explicit Widths(const Model& model) : widest(model.embedding.inputs) {
+        if (model.inputs != nullptr) {
+            inputs = model.inputs->projection.outputs;
+            gate_up = model.inputs->size;
+            widest = std::max(widest, model.inputs->size);
+        }
         for (int i = 0; i < model.num_layers; i++) {
             const Layer& layer = model.layers[i];
-            qkv = std::max(qkv, layer.qkv_size());
-            attended = std::max(attended, layer.attended_size());
+            add_mixer(layer);
+            if (layer.beside != nullptr) add_mixer(*layer.beside);
+            if (layer.latent != nullptr) {
+                const Latent& part = *layer.latent;
+                const int query_dim = part.key_dim + layer.head_dim - part.rank;
+                latent = std::max(latent, layer.num_heads * std::max(query_dim, part.value_dim));
+                attended = std::max(attended, layer.attended_size());
+                widest = std::max({widest, latent, part.query_rank});
+            }
             const Mlp* mlp = layer.experts == nullptr ? &layer.mlp : layer.experts->shared;
             if (mlp != nullptr) gate_up = std::max(gate_up, mlp->gate_up.outputs);
             if (mlp != nullptr) widest = std::max(widest, mlp->down.inputs);
@@ -117,6 +190,13 @@ struct Widths {
             expert_inputs = std::max({expert_inputs, model.embedding.inputs, expert.down.inputs});
         }
         widest = std::max({widest, attended});
+    }
+
+    void add_mixer(const Layer& layer) {
+        qkv = std::max(qkv, layer.qkv_size());
+        attended = std::max(attended, layer.attention_output.inputs);
+        if (layer.delta != nullptr) rates = std::max(rates, layer.delta->rates.outputs);
+        if (layer.selective_scan != nullptr) rates = std::max(rates, layer.selective_scan->parts.outputs);
     }
 };
 
@@ -131,7 +211,8 @@ class Forward {
         has_own_norms_ = step.num_tokens <= kOwnNorms;
         const size_t num_norms = has_own_norms_ ? team.size() : 1;
         const size_t row_bytes = 4 * ((2 + num_norms) * hidden_size_ + widths.qkv + widths.attended + widths.gate_up) +
-                                 encoded_bytes(widths.widest) + 4 * widths.num_experts + 4;
+                                 4 * (widths.latent ? widths.latent + widths.attended : 0) + 4 * widths.inputs +
+                                 encoded_bytes(widths.widest) + 4 * (widths.num_experts + widths.rates) + 4;
         const size_t pair_bytes = 4 * (2 * hidden_size_ + widths.expert_gate_up) + encoded_bytes(widths.expert_inputs) + 12;
         workspace.reserve(rows * row_bytes + pairs * pair_bytes + 2048);
         hidden_ = workspace.take<float>(rows * hidden_size_);
@@ -140,6 +221,12 @@ class Forward {
         qkv_ = workspace.take<float>(rows * widths.qkv);
         attended_ = workspace.take<float>(rows * widths.attended);
         gate_up_ = workspace.take<float>(rows * widths.gate_up);
+        if (widths.latent) {
+            absorbed_ = workspace.take<float>(rows * widths.attended);
+            expanded_ = workspace.take<float>(rows * widths.latent);
+        }
+        rates_ = workspace.take<float>(rows * widths.rates);
+        if (widths.inputs) inputs_ = workspace.take<float>(rows * widths.inputs);
         codes_ = take_codes(workspace, rows, widths.widest);
         mixture_.scores = workspace.take<float>(rows * widths.num_experts);
         mixture_.shared_gates = workspace.take<float>(rows);
@@ -159,17 +246,23 @@ class Forward {
             unpack_row(model_.embedding, step_.token_ids[t], row(hidden_, t));
             if (model_.embedding_scale != 1) scale(row(hidden_, t), hidden_size_, model_.embedding_scale);
         });
+        if (model_.inputs != nullptr) layer_inputs(*model_.inputs, normed);
         lap(kEmbedding);
         for (int index = 0; index < model_.num_layers; index++) {
             const Layer& layer = model_.layers[index];
-            norm(layer.before_attention, layer.qkv, normed);
-            attention(layer, step_.places[index], normed);
-            const Weight& next = layer.experts == nullptr ? layer.mlp.gate_up : layer.experts->experts[0].gate_up;
-            if (!layer.is_parallel) norm(layer.before_feed_forward, next, normed);
-            if (layer.experts == nullptr)
-                feed_forward(layer, normed);
-            else
-                experts(layer, normed);
+            if (layer.has_mixer()) {
+                norm(layer.before_attention, layer.qkv, normed, layer.beside == nullptr ? nullptr : &layer.beside->qkv);
+                mix(layer, index, normed);
+                if (layer.beside != nullptr) mix(*layer.beside, index, normed);
+            }
+            if (layer.has_feed_forward()) {
+                if (!layer.is_parallel) norm(layer.before_feed_forward, layer.feed_forward_product(), normed);
+                if (layer.experts == nullptr)
+                    feed_forward(layer, normed);
+                else
+                    experts(layer, normed);
+            }
+            if (layer.input != nullptr) add_input(layer, index, normed);
             if (layer.scalar != 1)
                 team_.share(step_.num_tokens, [&](int t) { scale(row(hidden_, t), hidden_size_, layer.scalar); });
         }
@@ -207,9 +300,13 @@ class Forward {
         round_inputs(to, hidden_size_, next.format);
     }
 
-    // Each thread normalizes a few rows for itself, which is faster than meeting at a barrier.
-    void norm(const Norm& norm, const Weight& next, float* normed) {
-        const auto norm_one = [&](int t) { norm_row(norm, t, next, row(normed, t)); };
+    // Each thread normalizes a few rows for itself, which is faster than meeting at a barrier. The results may be inputs of
+    // another product, too.
+    void norm(const Norm& norm, const Weight& next, float* normed, const Weight* another = nullptr) {
+        const auto norm_one = [&](int t) {
+            norm_row(norm, t, next, row(normed, t));
+            if (another != nullptr) round_inputs(row(normed, t), hidden_size_, another->format);
+        };
         if (!has_own_norms_) return team_.share(step_.num_tokens, norm_one);
         for (int t = 0; t < step_.num_tokens; t++) norm_one(t);
     }
@@ -243,45 +340,134 @@ class Forward {
     }
 
     // Whether the results of a part are added as they are.
-    static bool is_added(const Layer& layer, const Norm& after) { return after.kind == kNoNorm && layer.multiplier == 1; }
+    static bool is_added(const Norm& after, float multiplier) { return after.kind == kNoNorm && multiplier == 1; }
 
     // A product that ends a part: its outputs are normalized, and added to the hidden states.
-    void last_product(Part part, const Layer& layer, const Norm& after, const float* from, int64_t stride, const Weight& weight) {
-        if (is_added(layer, after)) return product(part, from, stride, weight, hidden_, true);
+    void last_product(Part part, const Norm& after, float multiplier, const float* from, int64_t stride, const Weight& weight) {
+        if (is_added(after, multiplier)) return product(part, from, stride, weight, hidden_, true);
         product(part, from, stride, weight, branch_, false);
-        team_.share(step_.num_tokens, [&](int t) { add_branch(layer, after, t); });
+        team_.share(step_.num_tokens, [&](int t) { add_branch(after, multiplier, t); });
         lap(part);
     }
 
-    void add_branch(const Layer& layer, const Norm& after, int t) {
+    void add_branch(const Norm& after, float multiplier, int t) {
         float *to = row(hidden_, t), *from = row(branch_, t);
         normalize(after, from, hidden_size_, from);
-        for (int d = 0; d < hidden_size_; d++) to[d] += from[d] * layer.multiplier;
+        for (int d = 0; d < hidden_size_; d++) to[d] += from[d] * multiplier;
+    }
+
+    void mix(const Layer& layer, int index, const float* normed) {
+        if (layer.is_recurrent())
+            recurrence(layer, step_.states[index], normed);
+        else if (layer.latent != nullptr)
+            latent_attention(layer, step_.places[index], normed);
+        else
+            attention(layer, step_.places[index], normed);
     }
 
     void attention(const Layer& layer, const Place& place, const float* normed) {
         const Cache cache = layer_cache(layer, place);
         const int64_t* slots = step_.slots + place.group * step_.slots_stride;
-        const int head_dim = layer.head_dim, num_all = layer.num_heads + 2 * layer.num_kv_heads;
+        const int head_dim = layer.head_dim, gates_size = layer.has_gate ? layer.attended_size() : 0;
+        const int num_all = (layer.qkv_size() - gates_size) / head_dim;  // without keys and values, queries alone
         if (layer.norms_all_heads) {  // no task has computed all heads
             product(kQkv, normed, hidden_size_, layer.qkv, qkv_, false);
             team_.share(step_.num_tokens, [&](int t) {
                 float* heads = qkv_ + int64_t(t) * layer.qkv_size();
                 float* keys = heads + layer.attended_size();
                 normalize(layer.query_norm, heads, layer.attended_size(), heads);
-                normalize(layer.key_norm, keys, layer.num_kv_heads * head_dim, keys);
+                if (num_all > layer.num_heads) normalize(layer.key_norm, keys, layer.num_kv_heads * head_dim, keys);
                 finish_heads(layer, cache, slots[t], t, 0, num_all);
             });
         } else {
             product(kQkv, normed, hidden_size_, layer.qkv, qkv_, false, Cut{head_dim / kPanel}, [&](const Task& task) {
+                const int end = std::min(task.end * kPanel / head_dim, num_all);
                 for (int t = task.first; t < task.last; t++)
-                    finish_heads(layer, cache, slots[t], t, task.panel * kPanel / head_dim, task.end * kPanel / head_dim);
+                    finish_heads(layer, cache, slots[t], t, task.panel * kPanel / head_dim, end);
             });
         }
-        const Heads heads{qkv_, layer.qkv_size(), attended_, layer.num_heads, layer.rule, layer.attention_output.format};
+        const int32_t format = layer.attention_output.format;
+        const Heads heads{qkv_, layer.qkv_size(), attended_, layer.num_heads, layer.rule, layer.has_gate ? kFloat32 : format};
         warren::attention(team_, cache, group_batch(place.group), heads, tasks_);
+        if (layer.has_gate)
+            team_.share(step_.num_tokens, [&](int t) {
+                const int size = layer.attended_size();
+                const float* gates = qkv_ + int64_t(t) * layer.qkv_size() + num_all * head_dim;
+                float* results = attended_ + int64_t(t) * size;
+                for (int d = 0; d < size; d += kLanes) store(results + d, load(results + d) * sigmoid(load(gates + d)));
+                round_inputs(results, size, format);
+            });
         lap(kAttention);
-        last_product(kAttentionOutput, layer, layer.after_attention, attended_, layer.attended_size(), layer.attention_output);
+        last_product(kAttentionOutput, layer.after_attention, layer.multiplier, attended_, layer.attended_size(), layer.attention_output);
+    }
+
+    void recurrence(const Layer& layer, int first_piece, const float* normed) {
+        const int64_t block_bytes = int64_t(cache_.block_size) * cache_.slot_bytes();
+        const int to_stride = layer.attention_output.inputs;
+        product(kQkv, normed, hidden_size_, layer.qkv, qkv_, false);
+        const Recurring step{team_, {cache_.keys, cache_.values, layer_bytes_, block_bytes, step_.num_places},
+                             group_batch(step_.state_group), step_.num_state_blocks, first_piece, qkv_, layer.qkv_size(),
+                             attended_, to_stride, layer.attention_output.format};
+        if (layer.delta != nullptr) {
+            const Weight& rates = layer.delta->rates;
+            linear(team_, {normed, hidden_size_, step_.num_tokens}, codes_, rates, {rates_, rates.outputs, false});
+            gated_delta_rule(step, *layer.delta, rates_, step_.num_tokens);
+        } else if (layer.state_space != nullptr) {
+            state_space(step, *layer.state_space);
+        } else if (layer.selective_scan != nullptr) {
+            selective_scan(step, *layer.selective_scan, rates_, codes_, step_.num_tokens);
+        } else {
+            gated_convolution(step, *layer.convolution);
+        }
+        lap(kAttention);
+        last_product(kAttentionOutput, layer.after_attention, layer.multiplier, attended_, to_stride, layer.attention_output);
+    }
+
+    void latent_attention(const Layer& layer, const Place& place, const float* normed) {
+        const Latent& latent = *layer.latent;
+        Cache cache = layer_cache(layer, place);
+        cache.values = cache.keys;
+        const int64_t* slots = step_.slots + place.group * step_.slots_stride;
+        const int num_heads = layer.num_heads, head_dim = layer.head_dim, rotated = head_dim - latent.rank;
+        const int stride = layer.qkv_size(), query_dim = latent.key_dim + rotated;
+        product(kQkv, normed, hidden_size_, layer.qkv, qkv_, false);
+        team_.share(step_.num_tokens, [&](int t) {
+            float *query = qkv_ + int64_t(t) * stride, *key = query + stride - head_dim;
+            if (latent.query_rank > 0) {
+                normalize(latent.query_norm, query, latent.query_rank, query);
+                round_inputs(query, latent.query_rank, latent.query_up.format);
+            }
+            normalize(layer.key_norm, key, latent.rank, key);
+            rotate(key + latent.rank, layer.rope_table + step_.positions[t] * rotated, rotated);
+            store_head(cache, cache.keys, slots[t], 0, key);
+        });
+        float* queries = latent.query_rank > 0 ? expanded_ : qkv_;
+        const int64_t queries_stride = latent.query_rank > 0 ? latent.query_up.outputs : stride;
+        if (latent.query_rank > 0) product(kQkv, qkv_, stride, latent.query_up, queries, false);
+        team_.share(step_.num_tokens, [&](int t) {
+            const int64_t position = step_.positions[t];
+            for (int h = 0; h < num_heads; h++) {
+                float* query = queries + t * queries_stride + h * query_dim;
+                rotate(query + latent.key_dim, layer.rope_table + position * rotated, rotated);
+                if (layer.temperatures != nullptr) scale(query, query_dim, layer.temperatures[position]);
+                float* to = absorbed_ + (int64_t(t) * num_heads + h) * head_dim + latent.rank;
+                std::memcpy(to, query + latent.key_dim, size_t(rotated) * 4);
+                round_inputs(query, latent.key_dim, latent.absorb.format);
+            }
+        });
+        linear_heads(team_, num_heads, {queries, queries_stride, step_.num_tokens}, query_dim, codes_, latent.absorb,
+                     {absorbed_, layer.attended_size(), false}, head_dim);
+        lap(kQkv);
+        const Heads heads{absorbed_, layer.attended_size(), attended_, num_heads, layer.rule, latent.expand.format};
+        warren::attention(team_, cache, group_batch(place.group), heads, tasks_);
+        const int expanded_size = num_heads * latent.value_dim;
+        linear_heads(team_, num_heads, {attended_, layer.attended_size(), step_.num_tokens}, head_dim, codes_, latent.expand,
+                     {expanded_, expanded_size, false}, latent.value_dim);
+        team_.share(step_.num_tokens, [&](int t) {
+            round_inputs(expanded_ + int64_t(t) * expanded_size, expanded_size, layer.attention_output.format);
+        });
+        lap(kAttention);
+        last_product(kAttentionOutput, layer.after_attention, layer.multiplier, expanded_, expanded_size, layer.attention_output);
     }
 
     // Normalizes, rotates and stores the heads first .. end - 1 of a token.
@@ -324,16 +510,14 @@ class Forward {
 
     void feed_forward(const Layer& layer, const float* normed) {
         gate_up(layer.mlp, normed);
-        last_product(kDown, layer, layer.after_feed_forward, gate_up_, layer.mlp.gate_up.outputs, layer.mlp.down);
+        last_product(kDown, layer.after_feed_forward, layer.feed_forward_multiplier, gate_up_, layer.mlp.gate_up.outputs, layer.mlp.down);
     }
 
     // The activation is written over the gate. If the up half starts within a panel, no task has computed both halves.
     void gate_up(const Mlp& mlp, const float* normed) {
         const int size = mlp.down.inputs, stride = mlp.gate_up.outputs;
         const auto gate = [&](int t, int first, int last) {
-            float* at = gate_up_ + int64_t(t) * stride + first;
-            activate(mlp.activation, at, mlp.is_gated ? at + size : nullptr, last - first);
-            round_inputs(at, last - first, mlp.down.format);
+            activate(mlp, gate_up_ + int64_t(t) * stride + first, last - first);
         };
         if (mlp.is_gated && size % kPanel) {
             product(kGateUp, normed, hidden_size_, mlp.gate_up, gate_up_, false);
@@ -346,24 +530,72 @@ class Forward {
                 });
     }
 
+    // The inputs of all layers: of each token, from its row of a table and from its embedding.
+    void layer_inputs(const LayerInputs& inputs, float* normed) {
+        const int width = inputs.projection.outputs;
+        norm(Norm{}, inputs.projection, normed);
+        product(kEmbedding, normed, hidden_size_, inputs.projection, inputs_, false);
+        team_.share(step_.num_tokens, [&](int t) {
+            thread_local std::vector<float> stored;
+            stored.resize(width);
+            unpack_row(inputs.table, step_.token_ids[t], stored.data());
+            float* to = inputs_ + int64_t(t) * width;
+            scale(to, width, inputs.projection_scale);
+            for (int first = 0; first < width; first += inputs.size)
+                normalize(inputs.norm, to + first, inputs.size, to + first);
+            for (int d = 0; d < width; d++) to[d] = (to[d] + stored[d] * inputs.table_scale) * inputs.scale;
+        });
+    }
+
+    void add_input(const Layer& layer, int index, float* normed) {
+        const LayerInputs& inputs = *model_.inputs;
+        const LayerInput& input = *layer.input;
+        const int size = inputs.size, width = inputs.projection.outputs;
+        norm(Norm{}, input.gate, normed);
+        product(kGateUp, normed, hidden_size_, input.gate, gate_up_, false, Cut{}, [&](const Task& task) {
+            const int first = task.panel * kPanel, end = std::min(task.end * kPanel, size);
+            for (int t = task.first; t < task.last; t++) {
+                float* at = gate_up_ + int64_t(t) * size + first;
+                activate(inputs.activation, nullptr, at, inputs_ + int64_t(t) * width + index * size + first, end - first);
+                round_inputs(at, end - first, input.expansion.format);
+            }
+        });
+        product(kDown, gate_up_, size, input.expansion, branch_, false);
+        team_.share(step_.num_tokens, [&](int t) {
+            float *to = row(hidden_, t), *from = row(branch_, t);
+            normalize(input.norm, from, hidden_size_, from);
+            for (int d = 0; d < hidden_size_; d++) to[d] += from[d];
+        });
+        lap(kDown);
+    }
+
     // A token's experts are added in the order of the router's choice, whatever else is in the step.
-    void experts(const Layer& layer, const float* normed) {
+    void experts(const Layer& layer, float* normed) {
         const Experts& experts = *layer.experts;
         const int num_tokens = step_.num_tokens;
-        linear(team_, {normed, hidden_size_, num_tokens}, codes_, experts.router, {mixture_.scores, experts.count, false});
+        if (experts.norms == nullptr) score(experts, normed);
         if (experts.shared != nullptr) {
             if (experts.shared_gate.panels != nullptr)
                 linear(team_, {normed, hidden_size_, num_tokens}, codes_, experts.shared_gate, {mixture_.shared_gates, 1, false});
             gate_up(*experts.shared, normed);
             product(kGateUp, gate_up_, experts.shared->gate_up.outputs, experts.shared->down, branch_, false);
         }
+        if (experts.norms != nullptr) {
+            norm(experts.norms->router, experts.router, normed);
+            score(experts, normed);
+            norm(experts.norms->before, experts.experts[0].gate_up, normed);
+        }
         team_.share(num_tokens, [&](int t) { choose(experts, mixture_, t); });
         compute_experts(team_, experts, mixture_, normed, hidden_size_, num_tokens);
         team_.share(num_tokens, [&](int t) {
             combine(experts, mixture_, t, hidden_size_, row(branch_, t));
-            add_branch(layer, layer.after_feed_forward, t);
+            add_branch(layer.after_feed_forward, layer.feed_forward_multiplier, t);
         });
         lap(kDown);
+    }
+
+    void score(const Experts& experts, const float* normed) {
+        linear(team_, {normed, hidden_size_, step_.num_tokens}, codes_, experts.router, {mixture_.scores, experts.count, false});
     }
 
     Team& team_;
@@ -377,6 +609,9 @@ class Forward {
     Clock::time_point since_;
     int hidden_size_;
     float *hidden_, *branch_, *normed_, *qkv_, *attended_, *gate_up_;
+    float* rates_;
+    float *absorbed_ = nullptr, *expanded_ = nullptr;  // of latent attention
+    float* inputs_ = nullptr;                          // [num_tokens, num_layers * size], of all layers
     Codes codes_{};
     Mixture mixture_{};
 };

@@ -103,7 +103,7 @@ inline void store_head(const Cache& cache, uint8_t* layer, int64_t slot, int hea
     }
 }
 
-enum Activation : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4, kClampedSwiglu = 5 };
+enum Activation : int32_t { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4, kClampedSwiglu = 5, kXielu = 6 };
 
 inline Floats silu(Floats x) { return x / (exponential(-maximum(broadcast(-88.0f), x)) + 1.0f); }
 
@@ -137,13 +137,32 @@ inline void activate_row(float* gate, const float* up, int width) {
     for (; d < width; d++) gate[d] = value(broadcast(gate[d]), broadcast(up ? up[d] : 0.0f))[0];
 }
 
-inline void activate(int32_t activation, float* gate, const float* up, int width) {
+// xIELU (Huang and Schlag, arXiv:2411.13010), with the constants of kernels/reference/activate.py.
+inline Floats xielu(Floats x, const float* constants) {
+    const Floats low = -maximum(broadcast(-constants[3]), -x);
+    // Near zero, e^x - 1 would cancel: the Taylor series.
+    Floats series = broadcast(1.3888889e-3f);
+    for (float factor : {8.3333333e-3f, 4.1666667e-2f, 1.6666667e-1f, 0.5f, 1.0f})
+        series = multiply_add(series, low, broadcast(factor));
+    const Floats curve = low > -0.25f ? series * low : exponential(low) - 1.0f;
+    return (x > 0.0f ? constants[0] * x * x : (curve - x) * constants[1]) + constants[2] * x;
+}
+
+inline void xielu_row(float* row, int width, const float* constants) {
+    int d = 0;
+    for (; d + kLanes <= width; d += kLanes) store(row + d, xielu(load(row + d), constants));
+    for (; d < width; d++) row[d] = xielu(broadcast(row[d]), constants)[0];
+}
+
+// `constants` are those of xIELU, which has no gate.
+inline void activate(int32_t activation, const float* constants, float* gate, const float* up, int width) {
     switch (activation) {
         case kSilu: return activate_row<kSilu>(gate, up, width);
         case kGelu: return activate_row<kGelu>(gate, up, width);
         case kGeluTanh: return activate_row<kGeluTanh>(gate, up, width);
         case kRelu: return activate_row<kRelu>(gate, up, width);
         case kRelu2: return activate_row<kRelu2>(gate, up, width);
+        case kXielu: return xielu_row(gate, width, constants);
         default: return activate_row<kClampedSwiglu>(gate, up, width);
     }
 }

@@ -11,15 +11,31 @@ struct Mlp {
     Weight down;
     int32_t activation;
     int32_t is_gated;
+    float constants[4];  // of the activation
+    float gate_multiplier;  // before the activation
 };
 
-enum Scores : int32_t { kSoftmax = 0, kSigmoid = 1, kSoftmaxOfChosen = 2 };
+// The inputs of `down`, from part of a row of the outputs of `gate_up`, which they replace.
+inline void activate(const Mlp& mlp, float* at, int count) {
+    if (mlp.gate_multiplier != 1) scale(at, count, mlp.gate_multiplier);
+    activate(mlp.activation, mlp.constants, at, mlp.is_gated ? at + mlp.down.inputs : nullptr, count);
+    round_inputs(at, count, mlp.down.format);
+}
+
+enum Scores : int32_t { kSoftmax = 0, kSigmoid = 1, kSoftmaxOfChosen = 2, kSparseMixer = 3 };
+
+// The norms of the router's and the experts' inputs, which read the layer's sum then, and of both kinds of results.
+struct ExpertNorms {
+    Norm router, before, after, after_shared;
+};
 
 // See worker.model.spec.Experts and Router.
 struct Experts {
     const Mlp* experts;
     const Mlp* shared;        // or null
     const float* correction;  // [count] or null
+    const float* factors;     // [count], of weights; or null
+    const ExpertNorms* norms;  // or null
     Weight router;
     Weight shared_gate;  // without panels: there is none
     int32_t count;
@@ -30,6 +46,7 @@ struct Experts {
     int32_t num_chosen_groups;
     int32_t weighs_inputs;
     float scale;
+    float spread;
 };
 
 // What a step keeps about the experts of a layer. A pair is a token and one of its experts.
@@ -78,6 +95,17 @@ inline void choose_groups(const Experts& experts, float* ranks) {
     }
 }
 
+// The sparse mixer: the weight of a choice is its probability among the experts left whose scores are close to its own.
+inline float mixed_weight(const Experts& experts, const float* scores, const std::vector<float>& ranks, float best) {
+    float total = 0;
+    for (int i = 0; i < experts.count; i++) {
+        const bool is_taken = ranks[i] == -std::numeric_limits<float>::infinity();
+        if (is_taken || (best - scores[i]) / std::max(std::abs(scores[i]), best) > experts.spread) continue;
+        total += exponential(broadcast(ranks[i] - best))[0];
+    }
+    return 1.0f / total;
+}
+
 // Chooses the experts of a token; of equal scores, the first. NaN counts as the lowest score.
 inline void choose(const Experts& experts, const Mixture& mixture, int t) {
     float* scores = mixture.scores + int64_t(t) * experts.count;
@@ -96,7 +124,7 @@ inline void choose(const Experts& experts, const Mixture& mixture, int t) {
     for (int k = 0; k < experts.top_k; k++) {
         const auto best = std::max_element(ranks.begin(), ranks.end());
         chosen[k] = static_cast<int32_t>(best - ranks.begin());
-        weights[k] = scores[chosen[k]];
+        weights[k] = experts.scores == kSparseMixer ? mixed_weight(experts, scores, ranks, *best) : scores[chosen[k]];
         *best = -std::numeric_limits<float>::infinity();
     }
     if (experts.scores == kSoftmaxOfChosen) softmax(weights, experts.top_k);
@@ -105,7 +133,10 @@ inline void choose(const Experts& experts, const Mixture& mixture, int t) {
         for (int k = 0; k < experts.top_k; k++) total += weights[k];
         for (int k = 0; k < experts.top_k; k++) weights[k] /= total + (experts.scores == kSigmoid ? 1e-20f : 0.0f);
     }
-    for (int k = 0; k < experts.top_k; k++) weights[k] *= experts.scale;
+    for (int k = 0; k < experts.top_k; k++) {
+        weights[k] *= experts.scale;
+        if (experts.factors != nullptr) weights[k] *= experts.factors[chosen[k]];
+    }
 }
 
 // The pairs of one expert: rows first .. last - 1.
@@ -178,9 +209,7 @@ inline void compute_experts(Team& team, const Experts& experts, const Mixture& m
     });
 
     const auto gate = [&](int row, int first, int last) {
-        float* at = mixture.gate_up + int64_t(row) * stride + first;
-        activate(model.activation, at, model.is_gated ? at + size : nullptr, last - first);
-        round_inputs(at, last - first, model.down.format);
+        activate(model, mixture.gate_up + int64_t(row) * stride + first, last - first);
     };
     const bool is_split = model.is_gated && size % kPanel != 0;  // the other half starts within a panel
     const int twin = model.is_gated && !is_split ? size / kPanel : 0;
@@ -211,6 +240,9 @@ inline void compute_experts(Team& team, const Experts& experts, const Mixture& m
 inline void combine(const Experts& experts, const Mixture& mixture, int t, int hidden_size, float* to) {
     const bool is_gated = experts.shared != nullptr && experts.shared_gate.panels != nullptr;
     const float factor = is_gated ? sigmoid(mixture.shared_gates[t]) : 1.0f;
+    // The sum may be written over the outputs of the first expert, which are read before.
+    const bool is_normed = experts.norms != nullptr;
+    float* sum = is_normed ? mixture.outputs + int64_t(mixture.order[int64_t(t) * experts.top_k]) * hidden_size : to;
     for (int d = 0; d < hidden_size; d++) {
         float total = 0;
         for (int k = 0; k < experts.top_k; k++) {
@@ -218,8 +250,14 @@ inline void combine(const Experts& experts, const Mixture& mixture, int t, int h
             const float output = mixture.outputs[int64_t(mixture.order[pair]) * hidden_size + d];
             total += experts.weighs_inputs ? output : output * mixture.weights[pair];
         }
-        to[d] = experts.shared != nullptr ? total + to[d] * factor : total;
+        sum[d] = experts.shared != nullptr && !is_normed ? total + to[d] * factor : total;
     }
+    if (!is_normed) return;
+    normalize(experts.norms->after, sum, hidden_size, sum);
+    if (experts.shared == nullptr) return void(std::memcpy(to, sum, size_t(hidden_size) * 4));
+    for (int d = 0; d < hidden_size; d++) to[d] *= factor;
+    normalize(experts.norms->after_shared, to, hidden_size, to);
+    for (int d = 0; d < hidden_size; d++) to[d] += sum[d];
 }
 
 }  // namespace warren

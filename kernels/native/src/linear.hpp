@@ -216,6 +216,33 @@ inline void linear(Team& team, const Rows& x, const Codes& codes, const Weight& 
     });
 }
 
+// A product of each head's inputs with outputs of its own: those of head h begin at x.at + h * x_step and out.at + h *
+// out_step. `weight` holds the heads' outputs one after another, a multiple of kPanel for each head. `codes` has room for
+// the rows of all heads.
+inline void linear_heads(Team& team, int num_heads, const Rows& x, int64_t x_step, const Codes& codes, const Weight& weight,
+                         const Product& out, int64_t out_step) {
+    constexpr int kTogether = 8;  // panels of a task
+    const int size = weight.outputs / num_heads, num_panels = size / kPanel;
+    const int num_parts = (num_panels + kTogether - 1) / kTogether;
+    const auto head_rows = [&](int h) { return Rows{x.at + h * x_step, x.stride, x.count}; };
+    const auto head_codes = [&](int h) {
+        const int64_t at = int64_t(h) * x.count * weight.inputs;
+        return Codes{codes.codes + at, codes.scales + at / kBlock, codes.totals + at / kBlock};
+    };
+    if (is_encoded(weight))
+        team.share(num_heads * x.count, [&](int index) {
+            const int h = index / x.count;
+            encode_row(head_rows(h), index % x.count, weight.format, weight.inputs, head_codes(h));
+        });
+    team.share(num_heads * num_parts, [&](int index) {
+        const int h = index / num_parts, part = index % num_parts;
+        const Product to{out.at + h * (out_step - size), out.stride, out.is_added};  // of the head's outputs in all
+        multiply_parts(weight, head_rows(h), head_codes(h), to,
+                       {0, x.count, h * num_panels + num_panels * part / num_parts,
+                        h * num_panels + num_panels * (part + 1) / num_parts});
+    });
+}
+
 inline void linear(Team& team, const Rows& x, const Codes& codes, const Weight& weight, const Product& out) {
     linear(team, x, codes, weight, out, Cut{}, [](const Task&) {});
 }

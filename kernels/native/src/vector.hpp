@@ -237,4 +237,15 @@ inline Floats error_function(Floats x) {
     return reinterpret_cast<Floats>(reinterpret_cast<Words>(value) | (bits & 0x80000000u));
 }
 
+// log(1 + e^x).
+inline Floats softplus(Floats x) {
+    const Floats power = exponential(-maximum(x, -x));
+    // log(1 + p) = 2 artanh(p / (2 + p)), whose series converges fast: the square is at most 1/9.
+    const Floats ratio = power / (power + 2.0f), square = ratio * ratio;
+    Floats series = broadcast(1.0f / 17);
+    for (float factor : {1.0f / 15, 1.0f / 13, 1.0f / 11, 1.0f / 9, 1.0f / 7, 1.0f / 5, 1.0f / 3, 1.0f})
+        series = multiply_add(series, square, broadcast(factor));
+    return maximum(x, Floats{}) + 2.0f * ratio * series;
+}
+
 }  // namespace warren

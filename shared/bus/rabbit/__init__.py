@@ -1,8 +1,8 @@
 """The bus over RabbitMQ 3.10 to 4.3, based on aio-pika.
 
-Connections are aio-pika's, channels are those of aiormq, its protocol layer. A channel of aio-pika
-leaks two callbacks on its connection (measured with aio-pika 10.2.1 and aiormq 7.2.4), and a
-gateway opens one channel for each request.
+Connections are aio-pika's, channels are aiormq's, its protocol layer. A channel of aio-pika leaks
+two callbacks on its connection (measured with aio-pika 10.2.1 and aiormq 7.2.4), and a gateway
+opens a channel for each request.
 
 Others use `RabbitBus`, and `addresses.parse_urls` to check the URLs of a broker.
 """

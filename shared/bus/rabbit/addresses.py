@@ -71,7 +71,7 @@ class Address:
 
 
 class Addresses:
-    """The order in which one connection tries the addresses of a broker."""
+    """The order in which a connection tries the addresses of a broker."""
 
     def __init__(self, urls: Sequence[URL], timeout_s: float, first: Address | None = None) -> None:
         """``timeout_s`` limits the time to resolve a name. ``first`` is tried first."""
@@ -91,7 +91,7 @@ class Addresses:
 
     @property
     def has_several_left(self) -> bool:
-        """Whether this round has more than one address left."""
+        """Whether this round has several addresses left."""
         return len(self._left) > 1
 
     async def take(self) -> Address:
@@ -105,14 +105,14 @@ class Addresses:
         return self._last
 
     async def begin_again(self) -> None:
-        """Begin another round, in which the address taken last is the last one."""
+        """Begin another round, which ends with the address that was taken last."""
         lost = self._last
         found = await self._shuffled()
         self._left = sorted(found, key=lambda address: address == lost)
 
     async def find_home(self) -> Address | None:
-        """The address that was taken first, if another one was taken last and names still stand for
-        both."""
+        """The address that was taken first, if another address was taken last and names still
+        stand for both."""
         found = await self._resolved()
         if self._home not in found and self._last in found:
             self._home = self._last
@@ -120,7 +120,7 @@ class Addresses:
         return self._home if is_elsewhere else None
 
     def stay(self) -> None:
-        """Regard the address that is taken next as the first one."""
+        """Regard the address that is taken next as the first address."""
         self._home = None
 
     async def _shuffled(self) -> list[Address]:

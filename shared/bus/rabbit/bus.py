@@ -8,18 +8,14 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Self
 
-from aiormq import Channel
-
 from shared.bus.base import MAX_MESSAGE_BYTES, Binding, Exchange, Message, Queue, QueueState
 from shared.bus.rabbit.addresses import Address, parse_urls
 from shared.bus.rabbit.channel_consumer import RabbitConsumer
 from shared.bus.rabbit.channels import ConfirmChannels, Places, Resources, probe
-from shared.bus.rabbit.encoding import to_properties, translated_publish
 from shared.bus.rabbit.link import DEFAULT_USER, Link, OpenChannel, Restore
 from shared.errors import (
     BusError,
     MessageTooLarge,
-    PublishUnconfirmed,
     QueueBusy,
     QueueSilent,
     StartupError,
@@ -50,15 +46,15 @@ class RabbitBus:
     connections, including their acknowledgements. Each consumer has its own channel; when there are
     more than ``max_channels``, further connections are opened.
 
-    Exclusive queues are declared again with each connection. A cluster may delete those of a
-    connection that lives, without a notification: if their node was cut off from the others, or if
-    they were declared while it still deletes what a dead node had (rabbitmq-server's issues 9798
-    and 12597). Other consumers may receive nothing any more, either. Therefore all consuming
-    connections are opened again then.
+    Exclusive queues are declared again with each connection. A cluster may delete the exclusive
+    queues of a living connection without a notification: if their node was cut off from the other
+    nodes, or if they were declared while it still deletes the queues of a dead node
+    (rabbitmq-server's issues 9798 and 12597). Other consumers may receive nothing any more, either.
+    Therefore all consuming connections are opened again then.
 
-    A publishing connection that had to move to another node is replaced by one to its first node
-    some time after that has come back, so that the clients of a cluster stay spread over its nodes.
-    The others stay, because what their consumers hold would be delivered again.
+    A publishing connection that had to move to another node returns to its first node some time
+    after that node has come back, so that the clients of a cluster stay spread over its nodes. The
+    other connections stay, because the messages that their consumers hold would be delivered again.
     """
 
     def __init__(
@@ -71,13 +67,13 @@ class RabbitBus:
         max_channels: int = 1500,
         num_confirm_channels: int = 4,
     ) -> None:
-        """``url`` may contain several URLs, separated by commas: the nodes of one cluster.
+        """``url`` may contain several URLs, separated by commas: the nodes of a cluster.
         ``name`` is the connection name shown to operators; ``timeout_s`` limits every wait for
         an answer of the broker. The default is longer than a dead connection takes to be noticed,
         because a broker whose disk is slow answers late, and callers should not fail for that.
 
         RabbitMQ allows 2,047 channels on a connection; ``max_channels`` reserves some for calls,
-        also for those that a broker does not answer for a minute because of a lost node.
+        also for calls that a broker does not answer for a minute because of a lost node.
         Raises `StartupError` if ``url`` is invalid.
         """
         self._urls = parse_urls(url)
@@ -88,7 +84,7 @@ class RabbitBus:
         self._max_channels = max_channels
         self._publishing = self._link("publish")
         self._num_confirm_channels = num_confirm_channels
-        self._confirms = ConfirmChannels(self._publishing, num_confirm_channels)
+        self._confirms = ConfirmChannels(self._publishing, num_confirm_channels, timeout_s)
         self._home = self._link("consume", self._restore)
         """The connection for calls; exclusive queues belong to it."""
         self._consuming = [self._home]
@@ -141,8 +137,10 @@ class RabbitBus:
 
     async def wait_idle(self, timeout_s: float | None = None) -> None:
         """Return when no call is in progress, or after ``timeout_s``."""
-        links = (self._publishing, *self._consuming)
-        await asyncio.gather(*(link.calls.wait_idle(timeout_s) for link in links))
+        await asyncio.gather(
+            self._confirms.wait_idle(timeout_s),
+            *(link.calls.wait_idle(timeout_s) for link in self._consuming),
+        )
 
     async def declare(self, *resources: Exchange | Queue) -> None:
         for resource in resources:
@@ -185,14 +183,8 @@ class RabbitBus:
     async def publish(self, binding: Binding, message: Message) -> None:
         if len(message.body) > self._max_message_bytes:
             raise MessageTooLarge(f"the message has more than {self._max_message_bytes} bytes")
-        place = f"{binding.exchange.name} for {binding.routing_key}"
-        link = self._publishing
         channel = await self._confirms.take()
-        publishing = self._publish(channel, binding, message)
-        try:
-            await link.calls.run(publishing, f"publish to {place}")
-        except Unanswered as error:
-            raise PublishUnconfirmed(f"no confirmation in time for {place}") from error
+        await channel.publish(binding, message, self.user)
 
     @asynccontextmanager
     async def consume(
@@ -240,26 +232,15 @@ class RabbitBus:
         self._exclusive.pop(name, None)
         await self._resources.delete_queue(name)
 
-    async def _publish(self, channel: Channel, binding: Binding, message: Message) -> None:
-        with translated_publish(binding, len(message.body), channel):
-            await channel.basic_publish(
-                message.body,
-                exchange=binding.exchange.name,
-                routing_key=binding.routing_key,
-                properties=to_properties(message, self.user),
-                mandatory=True,
-                wait=False,
-            )
-
     async def _consume(
         self, link: Link, queue: str, prefetch: int, is_exclusive: bool
     ) -> RabbitConsumer | None:
         """Returns None if the connection has no more room: any number of consumers may have chosen
-        it before one of them had a channel."""
+        it before a consumer had a channel."""
         if not self._has_room(link, queue):
             return None
         channel = await link.open_channel()
-        consumer = RabbitConsumer(channel, queue, self._inspect, link.calls)
+        consumer = RabbitConsumer(channel, queue, self._inspect, link)
         try:
             await consumer.start(prefetch=prefetch, is_exclusive=is_exclusive)
         except BaseException:
@@ -282,8 +263,8 @@ class RabbitBus:
         self._resources = resources
 
     async def _keep_exclusive(self) -> None:
-        """Look at the exclusive queues, and open all connections again when the broker has lost one
-        or does not answer, until cancelled."""
+        """Look at the exclusive queues, and open all connections again when the broker has lost a
+        queue or does not answer, until cancelled."""
         num_silences = 0
         while True:
             await asyncio.sleep(_LOOK_INTERVAL_S)
@@ -322,21 +303,23 @@ class RabbitBus:
                 await self._publish_to(home)
 
     async def _publish_to(self, address: Address) -> None:
-        """Publish over a new connection to ``address``, if there is one to be had. What is being
-        published over the old one is confirmed there."""
+        """Publish over a new connection to ``address``, if it can be opened. Messages in flight on
+        the old connection are confirmed there."""
         link = self._link("publish", first=address)
         try:
             await link.open()
         except StartupError:
             return None
-        # Whoever waits for the old connection to come back would not notice the new one.
+        # A publish that waits for the old connection to come back would not notice the new
+        # connection.
         if not (link.is_connected_to(address) and self._publishing.is_connected):
             return await link.close()
         old, self._publishing = self._publishing, link
-        self._confirms = ConfirmChannels(link, self._num_confirm_channels)
+        published = self._confirms
+        self._confirms = ConfirmChannels(link, self._num_confirm_channels, self._timeout_s)
         logger.info("publishing over the first node again", extra={"broker": str(address)})
         try:
-            await old.calls.wait_idle(self._timeout_s)
+            await published.wait_idle(self._timeout_s)
         finally:
             await old.close()
 
@@ -352,7 +335,7 @@ class RabbitBus:
         return name in self._exclusive and await self._inspect(name) is None
 
     async def _link_for(self, queue: str) -> Link:
-        """Return a connection with room for one more consumer."""
+        """Return a connection with room for another consumer."""
         if queue in self._exclusive:
             return self._home
         async with self._growing:

@@ -1,106 +1,54 @@
-"""A consumer on its own channel: its frames, and the deliveries that they contain."""
+"""A consumer on its own channel, and its deliveries."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from functools import partial
-from typing import Any, cast
+from typing import TypeAlias
 
 from aiormq import Channel
-from aiormq.abc import DeliveredMessage, FrameType
-from pamqp.body import ContentBody
+from aiormq.abc import DeliveredMessage
 from pamqp.commands import Basic
-from pamqp.header import ContentHeader
 
-from shared.bus.base import Inbox, QueueState
+from shared.bus.base import Inbox, Message, QueueState
 from shared.bus.rabbit.channels import close_channel
-from shared.bus.rabbit.encoding import is_answer, is_asked_for, num_returns, to_message, translated
-from shared.bus.rabbit.shielded_calls import Calls
+from shared.bus.rabbit.encoding import (
+    is_answer,
+    is_asked_for,
+    marshal_ack,
+    marshal_reject,
+    to_message,
+    translated,
+)
+from shared.bus.rabbit.frames import MessageFrames, delivery_of
+from shared.bus.rabbit.link import Link
 from shared.errors import BusError, BusUnavailable, QueueNotFound
 from shared.telemetry import incidents
 
-_NO_HEADER = ContentHeader()
-
-OnDelivered = Callable[[DeliveredMessage], None]
-Inspect = Callable[[str], Awaitable[QueueState | None]]
+Inspect: TypeAlias = Callable[[str], Awaitable[QueueState | None]]
 """`Bus.inspect`."""
 
 
-class Frames:
-    """Replaces ``channel.frames``: deliveries go to ``on_delivered``, other frames to aiormq.
-
-    aiormq passes every frame through a queue to a task of the channel and starts a task for every
-    message. This accounts for most of the cost of a message (measured with aiormq 7.2.4: 2/5 of a
-    gateway's CPU time).
-
-    It is not a queue itself: an empty ``asyncio.Queue`` takes 3 KiB, and each stream has one of
-    these.
-    """
-
-    __slots__ = (
-        "_channel", "_deliver", "_header", "_num_missing", "_on_delivered", "_others", "_parts",
-    )  # fmt: skip
-
-    def __init__(self, channel: Channel, on_delivered: OnDelivered) -> None:
-        self._channel = channel
-        self._others: asyncio.Queue[tuple[int, FrameType]] = channel.frames
-        self._on_delivered = on_delivered
-        self._deliver: Basic.Deliver | None = None
-        self._header = _NO_HEADER
-        self._parts: list[bytes] = []
-        self._num_missing = 0
-
-    async def put(self, item: tuple[int, FrameType]) -> None:
-        frame = item[1]
-        if isinstance(frame, Basic.Deliver):
-            self._deliver = frame
-        elif self._deliver is None:
-            await self._others.put(item)
-        elif isinstance(frame, ContentHeader):
-            self._header, self._parts = frame, []
-            self._num_missing = frame.body_size or 0
-            self._end_if_complete(self._deliver)
-        elif isinstance(frame, ContentBody):
-            self._parts.append(frame.value)
-            self._num_missing -= len(frame.value)
-            self._end_if_complete(self._deliver)
-        else:  # the channel ends in the middle of a message
-            self._deliver = None
-            await self._others.put(item)
-
-    async def get(self) -> tuple[int, FrameType]:
-        return await self._others.get()
-
-    def task_done(self) -> None:
-        self._others.task_done()
-
-    def _end_if_complete(self, deliver: Basic.Deliver) -> None:
-        if self._num_missing <= 0:
-            body = b"".join(self._parts)
-            self._on_delivered(DeliveredMessage(deliver, self._header, body, self._channel))
-            self._deliver, self._header, self._parts = None, _NO_HEADER, []
-
-
 class RabbitDelivery:
-    """A `Delivery`. It does not keep the frames, which take 2 KiB: every stream holds its last
-    delivery."""
+    """A `Delivery`."""
 
     __slots__ = ("_consumer", "_is_settled", "_tag", "message", "num_returns")
 
-    def __init__(self, delivered: DeliveredMessage, consumer: "RabbitConsumer") -> None:
-        self.message = to_message(delivered)
-        self.num_returns = num_returns(delivered)
-        self._tag = delivered.delivery_tag or 0
+    def __init__(
+        self, tag: int, message: Message, num_returns: int, consumer: "RabbitConsumer"
+    ) -> None:
+        self.message = message
+        self.num_returns = num_returns
+        self._tag = tag
         self._consumer = consumer
         self._is_settled = False
 
     async def ack(self) -> None:
         if self._settle():
-            await self._consumer.ack(self._tag)
+            self._consumer.ack(self._tag)
 
     async def reject(self, *, requeue: bool = False) -> None:
         if self._settle():
-            await self._consumer.reject(self._tag, requeue=requeue)
+            self._consumer.reject(self._tag, requeue=requeue)
 
     def _settle(self) -> bool:
         """Mark as settled; False if it was settled before, because the broker closes a channel that
@@ -109,16 +57,20 @@ class RabbitDelivery:
         return is_first
 
 
-class RabbitConsumer:
+class RabbitConsumer(MessageFrames):
     """A `Consumer`. Closing its channel returns all unsettled deliveries in order."""
 
-    def __init__(self, channel: Channel, queue: str, inspect: Inspect, calls: Calls) -> None:
+    def __init__(self, channel: Channel, queue: str, inspect: Inspect, link: Link) -> None:
+        """``channel`` is a new channel of ``link``."""
+        super().__init__()
         self._channel = channel
         self._queue = queue
         self._inspect = inspect
-        self._calls = calls
+        self._link = link
         self._tag = ""
         self._inbox: Inbox[RabbitDelivery] = Inbox()
+        self._delivering = 0, False
+        """The delivery tag of the message that is arriving, and whether it was delivered before."""
 
     def __aiter__(self) -> "RabbitConsumer":
         return self
@@ -142,7 +94,7 @@ class RabbitConsumer:
         returns."""
         self._channel.on_consumer_cancel_callbacks.add(self._on_cancel)
         self._channel.closing.add_done_callback(self._on_close)
-        self._channel.frames = cast("Any", Frames(self._channel, self._on_delivered))
+        self._link.listen(self._channel, self)
         with translated(f"consume {self._queue}", self._channel):
             if prefetch:
                 await self._channel.basic_qos(prefetch_count=prefetch)
@@ -153,29 +105,36 @@ class RabbitConsumer:
 
     async def stop(self) -> None:
         with suppress(BusUnavailable):
-            await self._calls.run(self._stop(), f"stop consuming {self._queue}")
+            await self._link.calls.run(self._stop(), f"stop consuming {self._queue}")
         self._inbox.end()
 
     async def close(self) -> None:
+        self.is_over = True
         with suppress(BusUnavailable):
-            await self._calls.run(self._close(), f"close the consumer of {self._queue}")
+            await self._link.calls.run(self._close(), f"close the consumer of {self._queue}")
 
-    async def ack(self, tag: int) -> None:
-        await self._settle(partial(self._channel.basic_ack, tag, wait=False), "acknowledge")
+    def ack(self, tag: int) -> None:
+        self._send(marshal_ack(self._channel, tag))
 
-    async def reject(self, tag: int, *, requeue: bool) -> None:
-        settle = partial(self._channel.basic_reject, tag, requeue=requeue, wait=False)
-        await self._settle(settle, "reject")
+    def reject(self, tag: int, *, requeue: bool) -> None:
+        self._send(marshal_reject(self._channel, tag, requeue=requeue))
 
-    async def _settle(self, settle: Callable[[], Awaitable[None]], doing: str) -> None:
+    def take_method(self, method: int, payload: bytes) -> bool:
+        if method != Basic.Deliver.index:
+            return False
+        self._delivering = delivery_of(payload)
+        return True
+
+    def take_message(self, header: bytes, body: bytes) -> None:
+        tag, is_redelivered = self._delivering
+        message, num_returns = to_message(header, body, is_redelivered=is_redelivered)
+        self._inbox.put(RabbitDelivery(tag, message, num_returns, self))
+
+    def _send(self, settlement: bytes) -> None:
         """Settle a delivery; no effect if the channel is closed, because the message is redelivered
         then."""
-        with suppress(BusUnavailable):
-            await self._calls.run(self._settled(settle), doing)
-
-    async def _settled(self, settle: Callable[[], Awaitable[None]]) -> None:
-        with suppress(BusError), translated("settle a delivery", self._channel):
-            await settle()
+        if not (self.is_over or self._channel.is_closed):
+            self._link.send(self._channel, settlement)
 
     async def _stop(self) -> None:
         with suppress(BusError), translated(f"stop consuming {self._queue}", self._channel):
@@ -186,9 +145,6 @@ class RabbitConsumer:
         self._inbox.fail(BusUnavailable("the consumer is closed"))
         with suppress(BusError), translated(f"close the consumer of {self._queue}", self._channel):
             await close_channel(self._channel)
-
-    def _on_delivered(self, delivered: DeliveredMessage) -> None:
-        self._inbox.put(RabbitDelivery(delivered, self))
 
     def _on_cancel(self, _: Basic.Cancel) -> None:
         self._inbox.end(QueueNotFound(f"queue {self._queue} was deleted"))
@@ -203,5 +159,4 @@ class RabbitConsumer:
 
 
 async def _on_message(_: DeliveredMessage) -> None:
-    """The callback that aiormq requires; `Frames` takes the deliveries first, so it is never
-    called."""
+    """The callback that aiormq requires. The deliveries do not reach it."""

@@ -16,6 +16,7 @@ from pamqp.commands import Channel as ChannelMethods
 from pamqp.common import FieldValue
 
 from shared.bus.base import Exchange, Queue, QueueState, exchanges_of
+from shared.bus.rabbit.confirms import ConfirmChannel
 from shared.bus.rabbit.encoding import AMQP_FAILURES, is_answer, queue_arguments, translated
 from shared.bus.rabbit.link import Link, OpenChannel
 from shared.errors import BusUnavailable, NoFreeChannel, QueueNotFound
@@ -45,17 +46,19 @@ async def probe(link: Link) -> None:
 class ConfirmChannels:
     """The channels for publishing, used round-robin.
 
-    Any number of publishes can await their confirmations on one channel. There are several channels
+    Any number of publishes can await their confirmations on a channel. There are several channels
     because an error closes a channel with everything in flight on it.
     """
 
-    def __init__(self, link: Link, num_channels: int) -> None:
+    def __init__(self, link: Link, num_channels: int, timeout_s: float) -> None:
+        """``timeout_s`` limits the wait for each confirmation."""
         self._link = link
-        self._channels: list[Channel | None] = [None] * num_channels
+        self._timeout_s = timeout_s
+        self._channels: list[ConfirmChannel | None] = [None] * num_channels
         self._locks = [asyncio.Lock() for _ in range(num_channels)]
         self._turns = itertools.cycle(range(num_channels))
 
-    async def take(self) -> Channel:
+    async def take(self) -> ConfirmChannel:
         """Return an open channel. Raises `BusUnavailable`, also while the broker reads nothing that
         is published because it is short of memory or disk space."""
         await self._link.wait_writable()
@@ -65,12 +68,22 @@ class ConfirmChannels:
             return channel
         return await self._link.calls.run(self._open(turn), "open a channel")
 
-    async def _open(self, turn: int) -> Channel:
+    async def wait_idle(self, timeout_s: float | None = None) -> None:
+        """Return when all calls of the link have ended, and everything is confirmed, or after
+        ``timeout_s``."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._link.calls.wait_idle()  # one of them may open a channel to publish
+                for channel in self._channels:
+                    if channel is not None:
+                        await channel.wait_idle()
+
+    async def _open(self, turn: int) -> ConfirmChannel:
         async with self._locks[turn]:
             channel = self._channels[turn]
             if channel is None or channel.is_closed:
-                channel = await self._link.open_channel(confirms=True)
-                self._channels[turn] = channel
+                opened = await self._link.open_channel(confirms=True)
+                self._channels[turn] = channel = ConfirmChannel(opened, self._link, self._timeout_s)
             return channel
 
 
@@ -98,7 +111,7 @@ class Places:
 
 
 class CallChannels:
-    """The channels for synchronous calls, each lent to one call at a time."""
+    """The channels for synchronous calls. Each is lent to a single call at a time."""
 
     def __init__(self, open_channel: OpenChannel) -> None:
         self._open_channel = open_channel
@@ -117,8 +130,8 @@ class CallChannels:
         self._idle.append(channel)
 
     async def _take(self) -> Channel:
-        """Take an idle channel, or open one. If the connection has none left, wait for a call to
-        return its channel. Raises `BusUnavailable`."""
+        """Take an idle channel, or open a channel. If the connection has no channel left, wait for
+        a call to return its channel. Raises `BusUnavailable`."""
         give_up_at = time.monotonic() + _CHANNEL_PATIENCE_S
         while True:
             channel = self._take_idle()
@@ -150,7 +163,7 @@ class CallChannels:
 
 
 class Resources:
-    """Remembers declared exchanges, so that a request's reply queue costs one round trip.
+    """Remembers declared exchanges, so that a request's reply queue costs a single round trip.
 
     Its calls must be neither cancelled nor timed out: see `shared.bus.rabbit.shielded_calls`.
 
@@ -245,10 +258,10 @@ class Resources:
         self._known.add(exchange)
 
     async def _send_declaration(self, channel: Channel, queue: Queue) -> None:
-        """Declare and bind in one round trip.
+        """Declare and bind in a single round trip.
 
         The broker processes a channel in order. The last call, which has no effect of its own, is
-        answered once all are done, or fails with the error of the one that failed.
+        answered once all calls are done, or fails with the error of the failed call.
         """
         await channel.queue_declare(
             queue.name,

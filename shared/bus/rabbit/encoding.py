@@ -3,12 +3,13 @@ of `shared.errors`."""
 
 import asyncio
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from functools import lru_cache
 
 from aiormq import Channel, Connection
-from aiormq.abc import DeliveredMessage
 from aiormq.exceptions import (
     AMQPError,
     ChannelAccessRefused,
@@ -17,20 +18,19 @@ from aiormq.exceptions import (
     ChannelLockedResource,
     ChannelNotFoundEntity,
     ChannelPreconditionFailed,
-    DeliveryError,
-    PublishError,
 )
-from pamqp import decode
+from pamqp import decode, encode
 from pamqp.commands import Basic
 from pamqp.common import FieldTable
+from pamqp.header import ContentHeader
 
 from shared.bus.base import Binding, Message, Queue
+from shared.bus.rabbit.frames import CONTENT_BODY, CONTENT_HEADER, METHOD, frame_parts
 from shared.errors import (
     AccessRefused,
     BusError,
     BusUnavailable,
     MessageTooLarge,
-    PublishRefused,
     QueueBusy,
     QueueDown,
     QueueNotFound,
@@ -39,6 +39,19 @@ from shared.errors import (
 )
 from shared.messages import MSGPACK
 
+_CONTENT = struct.Struct(">HHQ")
+"""The beginning of a frame with properties: class, weight, and the size of the body."""
+_SETTLEMENT = struct.Struct(">IQ?")
+"""The payload of ``Basic.Ack`` and ``Basic.Reject``: the method, the delivery tag, and whether all
+deliveries before are meant, or whether the delivery returns to its queue."""
+_CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12
+_CORRELATION_ID, _REPLY_TO, _MESSAGE_ID = 1 << 10, 1 << 9, 1 << 7
+_TIMESTAMP, _USER_ID = 1 << 6, 1 << 4
+_PLAIN_IN_ORDER = (
+    _CONTENT_TYPE, _HEADERS, _DELIVERY_MODE, _CORRELATION_ID, _REPLY_TO, _MESSAGE_ID, _USER_ID,
+)  # fmt: skip
+_PLAIN = sum(_PLAIN_IN_ORDER)
+_NO_HEADERS = bytes(4)
 _PERSISTENT = 2
 _RETURNS_HEADER = "x-delivery-count"
 """Set by quorum queues: how often a message was returned."""
@@ -51,7 +64,8 @@ AMQP_FAILURES = (AMQPError, ChannelInvalidStateError, OSError, TimeoutError)
 
 
 def _short_string(value: bytes) -> tuple[int, str]:
-    """Decode a short string; what is not UTF-8 becomes question marks, which take no more bytes."""
+    """Decode a short string. Bytes that are not UTF-8 become question marks, which take no more
+    bytes."""
     try:
         return decode.short_str(value)
     except UnicodeDecodeError:
@@ -94,28 +108,94 @@ decode.METHODS |= {"shortstr": _short_string, "timestamp": _timestamp, "table": 
 decode.TABLE_MAPPING |= {b"T": _timestamp, b"F": _field_table}
 
 
-def to_properties(message: Message, user: str) -> Basic.Properties:
-    """Convert a message that ``user`` publishes."""
-    return Basic.Properties(
-        content_type=message.content_type,
-        correlation_id=message.correlation_id,
-        reply_to=message.reply_to,
-        headers=dict(message.headers),
-        message_id=message.message_id,
-        user_id=user,
-        delivery_mode=_PERSISTENT,
-        timestamp=datetime.fromtimestamp(message.published_at, UTC)
-        if message.published_at
-        else None,
+def marshal_publish(channel: Channel, binding: Binding, message: Message, user: str) -> bytes:
+    """The frames of a mandatory publish by ``user`` on ``channel``. Raises ValueError, TypeError,
+    OverflowError and `struct.error` if AMQP cannot express it."""
+    number, body = channel.number, message.body
+    header = _CONTENT.pack(Basic.frame_id, 0, len(body)) + _properties(message, user)
+    # A broker may allow frames of any size, which aiormq takes for less than nothing.
+    most = channel.max_content_size if channel.max_content_size > 0 else len(header + body)
+    if len(header) > most:  # the broker would end the connection
+        raise ValueError(f"the properties have {len(header)} bytes, of {most} in a frame")
+    parts = [
+        *frame_parts(METHOD, number, _publish_method(binding)),
+        *frame_parts(CONTENT_HEADER, number, header),
+    ]
+    for start in range(0, len(body), most):
+        parts += frame_parts(CONTENT_BODY, number, body[start : start + most])
+    return b"".join(parts)
+
+
+def marshal_ack(channel: Channel, tag: int) -> bytes:
+    """The frame that acknowledges one delivery."""
+    payload = _SETTLEMENT.pack(Basic.Ack.index, tag, False)
+    return b"".join(frame_parts(METHOD, channel.number, payload))
+
+
+def marshal_reject(channel: Channel, tag: int, *, requeue: bool) -> bytes:
+    """The frame that rejects one delivery."""
+    payload = _SETTLEMENT.pack(Basic.Reject.index, tag, requeue)
+    return b"".join(frame_parts(METHOD, channel.number, payload))
+
+
+@lru_cache(maxsize=4096)
+def _publish_method(binding: Binding) -> bytes:
+    """The payload of the method frame, the same for all events of a log."""
+    publish = Basic.Publish(
+        exchange=binding.exchange.name, routing_key=binding.routing_key, mandatory=True
     )
+    return struct.pack(">I", Basic.Publish.index) + publish.marshal()
 
 
-def to_message(delivered: DeliveredMessage) -> Message:
-    """Convert a delivered message; headers that are neither text nor numbers are dropped."""
-    properties = delivered.header.properties
+def _properties(message: Message, user: str) -> bytes:
+    """The properties of a message as pamqp encodes them, which does it by reflection."""
+    flags = _HEADERS | _DELIVERY_MODE
+    parts = [encode.field_table(dict(message.headers)), bytes((_PERSISTENT,))]
+    if message.content_type:
+        flags |= _CONTENT_TYPE
+        parts.insert(0, _marshal_short(message.content_type))
+    for flag, text in ((_CORRELATION_ID, message.correlation_id), (_REPLY_TO, message.reply_to)):
+        if text:
+            flags |= flag
+            parts.append(_marshal_short(text))
+    flags |= _MESSAGE_ID
+    parts.append(_marshal_short(message.message_id))
+    if message.published_at:
+        flags |= _TIMESTAMP
+        parts.append(struct.pack(">Q", int(message.published_at)))
+    flags |= _USER_ID
+    parts.append(_marshal_short(user))
+    return flags.to_bytes(2) + b"".join(parts)
+
+
+def _marshal_short(text: str) -> bytes:
+    encoded = text.encode()
+    return bytes((len(encoded),)) + encoded  # ValueError if it has more than 255 bytes
+
+
+def to_message(header: bytes, body: bytes, *, is_redelivered: bool) -> tuple[Message, int]:
+    """A delivered message, whose headers that are neither text nor numbers are dropped, and how
+    often it was returned before: the count of quorum queues; for other queues 1 if it was
+    redelivered, else 0.
+
+    ``header`` is the payload of the frame with its properties. Raises ValueError and
+    `struct.error`.
+    """
+    texts = _plain_texts(header)
+    if texts is not None:
+        message = Message(
+            body,
+            content_type=texts.get(_CONTENT_TYPE) or MSGPACK,
+            correlation_id=texts.get(_CORRELATION_ID, ""),
+            reply_to=texts.get(_REPLY_TO, ""),
+            message_id=texts.get(_MESSAGE_ID, ""),
+            user_id=texts.get(_USER_ID, ""),
+        )
+        return message, int(is_redelivered)
+    properties = _decoded(header)
     headers = properties.headers or {}
-    return Message(
-        delivered.body,
+    message = Message(
+        body,
         content_type=properties.content_type or MSGPACK,
         correlation_id=properties.correlation_id or "",
         reply_to=properties.reply_to or "",
@@ -129,6 +209,54 @@ def to_message(delivered: DeliveredMessage) -> Message:
         published_at=_unix_time(properties.timestamp),
         died_at=_first_death(headers),
     )
+    # The header of a message that was never returned would be the publisher's own.
+    return message, _num_returns(headers) if is_redelivered else 0
+
+
+def message_id_of(header: bytes) -> str:
+    """The message id in the payload of a frame with properties."""
+    texts = _plain_texts(header)
+    if texts is None:
+        return _decoded(header).message_id or ""
+    return texts.get(_MESSAGE_ID, "")
+
+
+def _plain_texts(header: bytes) -> Mapping[int, str] | None:
+    """The texts among the properties, by flag, if the properties are those of most messages: no
+    headers, and no times."""
+    flags = int.from_bytes(header[_CONTENT.size : _CONTENT.size + 2])
+    if flags & ~_PLAIN or len(header) < _CONTENT.size + 2:
+        return None
+    offset = _CONTENT.size + 2
+    texts: dict[int, str] = {}
+    with suppress(UnicodeDecodeError, IndexError):
+        for flag in _PLAIN_IN_ORDER:
+            if not flags & flag:
+                continue
+            if flag == _DELIVERY_MODE:
+                offset += 1
+            elif flag == _HEADERS:
+                if header[offset : offset + 4] != _NO_HEADERS:
+                    return None
+                offset += 4
+            else:
+                end = offset + 1 + header[offset]
+                texts[flag] = header[offset + 1 : end].decode()
+                offset = end
+        if offset <= len(header):
+            return texts
+    return None
+
+
+def _decoded(header: bytes) -> Basic.Properties:
+    content = ContentHeader()
+    content.unmarshal(header)
+    return content.properties
+
+
+def _num_returns(headers: FieldTable) -> int:
+    counted = headers.get(_RETURNS_HEADER, 0)
+    return max(counted if isinstance(counted, int) else 0, 1)
 
 
 def _first_death(headers: FieldTable) -> float:
@@ -142,16 +270,6 @@ def _first_death(headers: FieldTable) -> float:
 
 def _unix_time(value: object) -> float:
     return value.timestamp() if isinstance(value, datetime) else 0.0
-
-
-def num_returns(delivered: DeliveredMessage) -> int:
-    """The return count of quorum queues; for other queues 1 if the message was redelivered, else
-    0."""
-    if not delivered.redelivered:  # the header would be the publisher's own
-        return 0
-    headers = delivered.header.properties.headers or {}
-    counted = headers.get(_RETURNS_HEADER, 0)
-    return max(counted if isinstance(counted, int) else 0, 1)
 
 
 def queue_arguments(queue: Queue) -> dict[str, str | int]:
@@ -197,21 +315,6 @@ def translated(doing: str, carrier: Channel | Connection) -> Iterator[None]:
         raise BusUnavailable(f"{doing}: the connection was lost: {_text(error)}") from error
 
 
-@contextmanager
-def translated_publish(binding: Binding, num_bytes: int, channel: Channel) -> Iterator[None]:
-    """Translate a failure of one publish on ``channel`` into a bus error."""
-    place = f"{binding.exchange.name} for {binding.routing_key}"
-    with translated(f"publish to {place}", channel):
-        try:
-            yield
-        except PublishError as error:
-            raise Unroutable(f"no queue at {place}") from error
-        except DeliveryError as error:
-            raise PublishRefused(f"the broker refused a message to {place}") from error
-        except AMQP_FAILURES as error:
-            raise _publish_meaning(error, binding, num_bytes) from error
-
-
 def is_asked_for(error: BaseException | None) -> bool:
     """Whether a channel that ended with ``error`` was closed by this side."""
     if type(error) is ChannelClosed:
@@ -248,10 +351,19 @@ def _meaning(error: Exception, doing: str) -> BusError:
             return BusUnavailable(text)
 
 
-def _publish_meaning(error: Exception, binding: Binding, num_bytes: int) -> BusError:
-    """A channel error fails all publishes in flight on the channel; only one of them caused it."""
-    text = _text(error)
+def publish_error(error: BaseException | None, binding: Binding, num_bytes: int) -> BusError:
+    """The error of a publish on a channel that ended with ``error``. An error that closes a channel
+    fails everything in flight on the channel, of which one publish was the cause."""
+    meaning = _publish_meaning(error, binding, num_bytes)
+    meaning.__cause__ = error
+    return meaning
+
+
+def _publish_meaning(error: BaseException | None, binding: Binding, num_bytes: int) -> BusError:
     exchange = binding.exchange.name
+    if error is None or isinstance(error, asyncio.CancelledError):
+        return BusUnavailable(f"publish to {exchange}: the connection was closed")
+    text = _text(error)
     match error:
         case ChannelNotFoundEntity() if f"'{exchange}'" in text:
             return Unroutable(text)
@@ -263,5 +375,5 @@ def _publish_meaning(error: Exception, binding: Binding, num_bytes: int) -> BusE
             return BusUnavailable(f"publish to {exchange}: {text}")
 
 
-def _text(error: Exception) -> str:
+def _text(error: BaseException) -> str:
     return str(error) or type(error).__name__

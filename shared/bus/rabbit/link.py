@@ -7,11 +7,13 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import aio_pika
 from aiormq import Channel, Connection
+from aiormq.abc import AbstractConnection
 from aiormq.exceptions import (
     AMQPError,
     AuthenticationError,
@@ -23,6 +25,7 @@ from yarl import URL
 from shared.bus.outage import Outage
 from shared.bus.rabbit.addresses import Address, Addresses
 from shared.bus.rabbit.encoding import AMQP_FAILURES, is_asked_for, translated
+from shared.bus.rabbit.frames import FrameStream, FrameTransport, MessageFrames, Outbox
 from shared.bus.rabbit.shielded_calls import Calls
 from shared.errors import (
     BusError,
@@ -44,9 +47,12 @@ same moment."""
 _LASTED_S = 1.0
 _OPEN_TIMEOUT_S = 5.0
 _SETTLES_S = 15.0
-"""Seconds for two attempts that time out and one that succeeds."""
+"""Seconds for two attempts that time out and a third attempt that succeeds."""
 _HIGHEST_CHANNEL = 65535
 _CHANNEL_PAUSE_S = 0.05
+_MAX_UNREAD_BYTES = 32 << 20
+"""Bytes on their way to a broker that does not read them, from which on nothing more is published.
+aiormq never waits for its transport."""
 _EXHAUSTED_INTERVAL_S = 10.0
 """Seconds between two reports of a connection without a free channel."""
 
@@ -71,8 +77,17 @@ OpenChannel = Callable[[], Awaitable[Channel]]
 Restore = Callable[[OpenChannel], Coroutine[Any, Any, None]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """What an open connection reads and sends beside aiormq."""
+
+    transport: FrameTransport
+    stream: FrameStream
+    outbox: Outbox
+
+
 class Link:
-    """Keeps one connection open until `close`."""
+    """Keeps a connection open until `close`."""
 
     def __init__(
         self,
@@ -100,6 +115,7 @@ class Link:
         """The calls over this link."""
         self._restore = restore
         self._connection: Connection | None = None
+        self._beside: dict[AbstractConnection, _Beside] = {}
         self._connected = asyncio.Event()
         self._came_back_at = -math.inf  # infinite while a lost connection has not been reopened
         self._last_number = 0
@@ -136,12 +152,12 @@ class Link:
         return self.is_connected and self._address == address
 
     async def find_home(self) -> Address | None:
-        """The first address, if this link is connected to another one."""
+        """The first address, if this link is connected to another address."""
         return await self._addresses.find_home() if self.is_connected else None
 
     async def reopen(self, *, is_silent: bool = False) -> None:
-        """Close the connection; another one is opened. ``is_silent``: the node does not answer, so
-        it is no longer the one to return to."""
+        """Close the connection; another connection is opened. ``is_silent``: the node does not
+        answer, so the link does not return to it."""
         if is_silent:
             self._addresses.stay()
         if self._connection is not None:
@@ -159,7 +175,7 @@ class Link:
 
     @property
     def is_settled(self) -> bool:
-        """Whether the connection is the first one, or has been up for `_SETTLES_S` after a
+        """Whether the connection is the link's first, or has been up for `_SETTLES_S` after a
         reconnect."""
         return self.is_connected and time.monotonic() - self._came_back_at > _SETTLES_S
 
@@ -183,7 +199,7 @@ class Link:
     @property
     def is_blocked(self) -> bool:
         """Whether the broker reads nothing that is published."""
-        return self._connection is not None and not _is_ready(self._connection)
+        return self._connection is not None and not self._is_read(self._connection)
 
     async def wait_connected(self) -> None:
         while not self.is_connected:
@@ -193,22 +209,43 @@ class Link:
     async def wait_writable(self) -> None:
         """Return when the broker reads what is sent. Raises `BusUnavailable` if it does not for too
         long."""
-        if self._connection is None:
+        connection = self._connection
+        if connection is None:
             raise self._unavailable()
+        if self._is_read(connection):
+            return
+        transport = self._beside[connection].transport
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._connection.ready()
+                await connection.ready()
+                await transport.wait_read()
         except TimeoutError:
             raise PublishersBlocked("the broker has blocked publishers") from None
+        except OSError:
+            raise self._unavailable() from None
 
     async def open_channel(self, *, confirms: bool = False, waits: bool = True) -> Channel:
-        """Open a channel; ``waits`` for a free one. Raises `BusUnavailable`.
+        """Open a channel; ``waits`` for a free channel. Raises `BusUnavailable`.
 
         The caller must be neither cancelled nor timed out: see `shared.bus.rabbit.shielded_calls`.
         """
         if self._connection is None:
             raise self._unavailable()
         return await self._open_channel(self._connection, confirms=confirms, waits=waits)
+
+    def listen(self, channel: Channel, frames: MessageFrames) -> None:
+        """Give the messages that arrive on a channel to ``frames``."""
+        beside = self._beside.get(channel.connection)
+        if beside is None:  # the connection is lost
+            frames.end()
+        else:
+            beside.stream.listen(channel.number, frames)
+
+    def send(self, channel: Channel, frames: bytes) -> None:
+        """Send frames on a channel; no effect if its connection is lost."""
+        beside = self._beside.get(channel.connection)
+        if beside is not None:
+            beside.outbox.send(frames)
 
     async def _supervise(self, attempted: asyncio.Event) -> None:
         """Keep a connection. ``attempted`` is set once connected, or once every address failed."""
@@ -247,6 +284,7 @@ class Link:
         # `aio_pika.connect` leaves a failed connection to the garbage collector, which may run in a
         # thread without an event loop, where the connection cannot be closed.
         handle = aio_pika.Connection(address.url.with_host(address.host))
+        handle.kwargs["transport_factory"] = transport = FrameTransport(_MAX_UNREAD_BYTES)
         if address.url.scheme == "amqps":
             handle.kwargs["server_hostname"] = address.url.host  # what its certificate is for
         try:
@@ -254,6 +292,9 @@ class Link:
             assert handle.transport is not None
             connection = handle.transport.connection
             assert isinstance(connection, Connection)
+            assert transport.stream is not None
+            outbox = Outbox(connection.write_queue)
+            self._beside[connection] = _Beside(transport, transport.stream, outbox)
             if self._restore is not None:
                 restoring = self._restore(partial(self._open_channel, connection, waits=False))
                 await self.calls.run(restoring, "restore queues")
@@ -270,6 +311,9 @@ class Link:
                 async with asyncio.timeout(self._timeout_s):
                     await handle.close()
             self.calls.end()
+            for beside in self._beside.values():
+                beside.stream.end()
+            self._beside.clear()
 
     async def _lost(self, connection: Connection) -> float:
         """Return when the connection is closed; returns the seconds that it lasted."""
@@ -328,8 +372,11 @@ class Link:
                 raise BusUnavailable("the connection to the broker was lost")
         return number
 
+    def _is_read(self, connection: Connection) -> bool:
+        return _is_ready(connection) and self._beside[connection].transport.is_read
+
     def _next_number(self, connection: Connection) -> int | None:
-        """Return the next free channel number, if there is one.
+        """Return the next free channel number; None if all are in use.
 
         aiormq's own choice increases while channels overlap, and eventually exceeds the broker's
         limit.

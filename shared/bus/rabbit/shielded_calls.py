@@ -1,15 +1,15 @@
 """Calls to the broker, each in a task of its own that nothing cancels.
 
-aiormq 7.2.4 does not survive every cancellation of a call. A cancelled publish leaves a
-confirmation behind, and the channel's reader dies of `InvalidStateError` if the broker returns that
-message at the same moment. A cancelled declaration or consume closes its channel, and leaks the
-channel number if it is cancelled twice; if the broker closes that channel at the same moment, it
-then ends the whole connection. aiormq's timeouts are cancellations, too. `asyncio.wait_for`, which
-aiormq uses, swallows a cancellation up to Python 3.11 if the answer arrives at the same moment.
-Therefore a caller that is cancelled, or has waited for long enough, returns at once, and its call
-completes in the background: with the broker's answer, or with the end of its connection, which the
-heartbeat ends if the broker is silent. Only then are calls cancelled, because aiormq leaves
-publishes and acknowledgements on a closed connection waiting for room in its buffer.
+aiormq 7.2.4 does not survive every cancellation of a call. A cancelled declaration or consume
+closes its channel, and leaks the channel number if it is cancelled twice; if the broker closes that
+channel at the same moment, it then ends the whole connection. aiormq's timeouts are cancellations,
+too. `asyncio.wait_for`, which aiormq uses, swallows a cancellation up to Python 3.11 if the answer
+arrives at the same moment. Therefore a caller that is cancelled, or has waited for long enough,
+returns at once, and its call completes in the background: with the broker's answer, or with the end
+of its connection, which the heartbeat ends if the broker is silent. Only then are calls cancelled,
+because aiormq may leave a call waiting on a connection that has ended.
+
+Publishes and acknowledgements are no calls: see `shared.bus.rabbit.confirms` and `Outbox`.
 
 A broker from 3.11 on does not answer calls that concern a classic queue whose node is down: it
 looks for the queue for a minute. If it answers other calls meanwhile, that is the queue's state.
@@ -29,7 +29,7 @@ _Result = TypeVar("_Result")
 
 
 class Calls:
-    """Runs the calls over one link."""
+    """Runs the calls over a link."""
 
     def __init__(self, timeout_s: float) -> None:
         """``timeout_s`` limits the time for which a caller waits."""
@@ -51,8 +51,8 @@ class Calls:
         If the caller is cancelled or does not wait any longer, ``undo`` is run with the result; a
         cancelled caller waits for that unless it is cancelled again.
 
-        ``probe`` is another call, for one that concerns a queue: if it is answered although the
-        first one is not, `QueueSilent` is raised.
+        ``probe`` accompanies a call that concerns a queue: if the probe is answered although the
+        call is not, `QueueSilent` is raised.
         """
         task = self._start(call)
         try:

@@ -1,7 +1,7 @@
 """``oneOf`` as ``anyOf``: alternatives that exclude each other, or are made to.
 
-JSON Schema allows a value that matches exactly one alternative. An object of one alternative that
-leaves out a property which another alternative requires does not match that other one.
+JSON Schema allows a value that matches exactly one alternative. An object of one alternative does
+not match another alternative if it leaves out a property that the other alternative requires.
 """
 
 import json
@@ -23,7 +23,7 @@ _MAX_DEPTH = 3
 
 
 def exclusive_alternatives(place: Subschema, tree: Tree) -> bool:
-    """Replace ``oneOf``; returns whether there was one. Raises `ValueError`."""
+    """Replace ``oneOf``; returns whether the schema had it. Raises `ValueError`."""
     options = place.schema.get("oneOf")
     if not isinstance(options, list):
         return False
@@ -70,7 +70,8 @@ def _without_others(
     context: frozenset[str],
     tree: Tree,
 ) -> Any:
-    """An alternative without the values that match another one, too, or fewer."""
+    """An alternative without the values that also match another alternative, and possibly without
+    further values."""
     types = facts[k].types & context
     forbidden: dict[str, Any] = {}
     for j, other in enumerate(facts):
@@ -104,8 +105,8 @@ def _without_others(
 
 
 def _missing(own: _Facts, other: _Facts, forbidden: Iterable[str]) -> str | None:
-    """A property that the other alternative requires and this one need not have, if possible one
-    that it does not declare."""
+    """A property that the other alternative requires and the own alternative does not, if possible
+    a property that the own alternative forbids already or does not declare."""
     names = [name for name in other.required if name not in own.required]
     known = next((name for name in names if name in forbidden), None)
     undeclared = next((name for name in names if name not in own.properties), None)
@@ -113,8 +114,8 @@ def _missing(own: _Facts, other: _Facts, forbidden: Iterable[str]) -> str | None
 
 
 def _have_own_values(facts: list[_Facts]) -> bool:
-    """Whether all alternatives list their values, or those of a required property, without any in
-    common: as discriminated unions do."""
+    """Whether all alternatives list their values, or the values of a required property, and have no
+    value in common, as in discriminated unions."""
     if _are_disjoint(one.values for one in facts):
         return True
     shared = [name for name in facts[0].required if all(name in one.required for one in facts)]

@@ -25,8 +25,8 @@ _OPTIONS: Mapping[str, Any] = {
 """llguidance's options for the whitespace of JSON; separators are regular expressions. A small
 model that may write any whitespace can fail to write anything else."""
 _ESCAPES = 'nrbtf\\"'
-"""The letters after a backslash. With ``u``, llguidance would allow several spellings of one name:
-that of a declared property would pass for another one."""
+"""The letters after a backslash. With ``u``, llguidance would allow several spellings of a name, so
+that the name of a declared property would pass for another name."""
 _CONTROL_CHARACTER = re.compile(r"\\u00[01]|\\u007f")
 _MAX_NESTED_ALTERNATIVES = 8
 

@@ -13,7 +13,7 @@ _FORMATS = frozenset(
 _LARGEST = 2**63 - 1024
 """The largest number that llguidance writes between two bounds."""
 _LARGEST_ALONE = 10**18 - 1
-"""The largest bound without another one."""
+"""The largest bound, in either direction, that needs no bound on the other side."""
 _MAX_MULTIPLE = 2**32 - 1
 _IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
 _UPPER = {"minimum": "maximum", "exclusiveMinimum": "maximum"}
@@ -133,7 +133,7 @@ def _unless_neutral(*neutral: Any) -> Rewrite:
 
 
 def _beside(*others: str) -> Rewrite:
-    """Leaves out what means nothing without one of the others."""
+    """Leaves out a keyword that means nothing without another keyword of ``others``."""
 
     def rewrite(place: Subschema, keyword: str, value: Any) -> None:
         if not any(other in place.schema for other in others):

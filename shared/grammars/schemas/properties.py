@@ -1,4 +1,5 @@
-"""The number of properties, which llguidance counts only if all declared ones are required."""
+"""The number of properties, which llguidance counts only if all declared properties are
+required."""
 
 from itertools import chain, combinations
 from typing import Any
@@ -74,7 +75,7 @@ def _replace_by_subsets(place: Subschema, least: int, most: int | None, *, is_cl
 
 
 def _names(schema: Schema) -> tuple[list[str], list[str]]:
-    """The required properties, and the optional ones that are declared."""
+    """The required properties, and the declared properties that are optional."""
     required: Any = schema.get("required")
     properties: Any = schema.get("properties")
     names = (

@@ -10,7 +10,7 @@ COMBINING = ("allOf", "anyOf", "oneOf")
 LISTS = (*COMBINING, "prefixItems")
 SINGLE = ("additionalProperties", "items")
 REFUSED = "x-refused"
-"""What is wrong with a definition, beside its keywords."""
+"""The key for the fault of a definition, beside its keywords."""
 
 
 class Subschema:
@@ -42,7 +42,7 @@ class Subschema:
 
 
 class Tree:
-    """A copy of a schema and of those within it."""
+    """A copy of a schema and of the schemas within it."""
 
     def __init__(self, schema: Schema) -> None:
         self.num_steps = 0
@@ -160,7 +160,8 @@ def _is_endless(root: Schema, schemas: Iterable[Schema]) -> bool:
 
 
 def _needed(schema: Schema, root: Schema) -> Iterator[Sequence[Any]]:
-    """The schemas that a value, or a part that each value has, must match: one of each group."""
+    """Groups of schemas: a value, or a part that each value has, must match a schema of each
+    group."""
     if isinstance(target := schema.get("$ref"), str):
         yield [named(target, root)]
     if isinstance(parts := schema.get("allOf"), list):

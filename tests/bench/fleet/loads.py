@@ -17,7 +17,7 @@ TRUE: dict[Role, Cost] = {
 
 
 def points(costs: dict[Role, Cost], num_nodes: int = 1) -> Sequence[Point]:
-    """Loads whose cores are exactly those of the costs."""
+    """Loads that take exactly the cores that follow from the costs."""
     found = []
     for num_workers in (1, 4, 16):
         for answer_tokens in (0, 16, 64):

@@ -8,6 +8,7 @@ from bench.echo_worker import MODEL, synthetic_tokenizer
 from bench.fleet.clock import TICK_S, Clock, words
 from bench.queue_client import Streams, opened
 from shared.bus.memory import MemoryBroker
+from tests.support import PATIENCE_S
 from tests.support.gateway.http import live_gateway
 from tests.support.workers.synthetic import echo_worker
 
@@ -43,7 +44,7 @@ async def test_streams_of_a_clock_lose_no_token() -> None:
     async with (
         echo_worker(broker, step_s=0.02, is_clock=True),
         live_gateway(broker) as gateway,
-        opened(streams, [gateway.url], 3, BODY, timeout_s=60),
+        opened(streams, [gateway.url], 3, BODY, timeout_s=PATIENCE_S),
     ):
         tallies = [await streams.measure(0.2) for _ in range(3)]
 
@@ -58,7 +59,7 @@ async def test_a_stream_that_ends_early_is_an_error() -> None:
     async with (
         echo_worker(broker, is_clock=True),
         live_gateway(broker) as gateway,
-        opened(streams, [gateway.url], 1, {**BODY, "max_tokens": 3}, timeout_s=60),
+        opened(streams, [gateway.url], 1, {**BODY, "max_tokens": 3}, timeout_s=PATIENCE_S),
     ):
         (stream,) = streams.streams
         await stream.ended
@@ -73,7 +74,7 @@ async def test_streams_are_opened_at_all_servers_in_turn() -> None:
         echo_worker(broker, step_s=0.02, is_clock=True),
         live_gateway(broker) as first,
         live_gateway(broker) as second,
-        opened(streams, [first.url, second.url], 4, BODY, timeout_s=60),
+        opened(streams, [first.url, second.url], 4, BODY, timeout_s=PATIENCE_S),
     ):
         running = [await one.sample("warren_gateway_requests_running") for one in (first, second)]
 

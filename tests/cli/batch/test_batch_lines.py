@@ -54,7 +54,7 @@ def test_long_answers_start_first(tmp_path: Path) -> None:
         (chat_line("a", temperature=3), "temperature"),
         (chat_line("a", stream=True), "stream"),
         (chat_line("a", tools=[{"type": "function"}]), "tools[0].function"),
-        (chat_line("a", tools=[TIME]), "No worker of this model is available"),
+        (chat_line("a", tools=[TIME]), "No worker of this model has said yet"),
         (chat_line("a", response_format={"type": "xml"}), "response_format.type"),
         (chat_line("a", guided_regex="(a"), "guided_regex"),
         (completion_line("a", prompt=[]), "prompt"),

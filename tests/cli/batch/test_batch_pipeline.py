@@ -18,7 +18,13 @@ from tests.support.workers.batch_files import (
     read_lines,
     write_lines,
 )
-from tests.support.workers.batch_worker import MODEL, BatchWorker, answer_text
+from tests.support.workers.batch_worker import (
+    MODEL,
+    BatchWorker,
+    answer_text,
+    jobs_wait,
+    working,
+)
 
 TIME = {"type": "function", "function": {"name": "get_time"}}
 
@@ -120,13 +126,17 @@ async def test_a_line_refused_for_overload_is_tried_again(
 
 
 async def test_no_more_jobs_than_the_window_are_in_the_queue(
-    bus: MemoryBus, worker: BatchWorker, tmp_path: Path
+    bus: MemoryBus, theirs: MemoryBus, tmp_path: Path
 ) -> None:
     source = write_lines(tmp_path / "in.jsonl", *(chat_line(str(k)) for k in range(60)))
+    worker = BatchWorker(theirs)
 
-    await run_batch(source, tmp_path / "out.jsonl", bus, window=8)
+    running = asyncio.create_task(run_batch(source, tmp_path / "out.jsonl", bus, window=8))
+    await jobs_wait(theirs, 8)
+    async with working(worker):
+        await running
 
-    assert 0 < worker.max_ready <= 8
+    assert worker.max_ready <= 8
 
 
 async def test_a_full_queue_is_waited_for(tmp_path: Path) -> None:
@@ -138,11 +148,9 @@ async def test_a_full_queue_is_waited_for(tmp_path: Path) -> None:
     async with MemoryBus(broker) as theirs, MemoryBus(broker, user="publisher") as bus:
         await theirs.declare(small)
         running = asyncio.create_task(run_batch(source, tmp_path / "out.jsonl", bus))
-        await asyncio.sleep(0.1)
-        working = asyncio.create_task(BatchWorker(theirs).run())
-
-        summary = await running
-        working.cancel()
+        await jobs_wait(theirs, 2)
+        async with working(BatchWorker(theirs)):
+            summary = await running
 
     assert (summary.num_lines, summary.num_failed) == (12, 0)
 

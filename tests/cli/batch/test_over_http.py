@@ -126,8 +126,8 @@ class Killed(BaseException):
 
 
 class KilledAt(httpx.HTTPTransport):
-    """Ends the command at the first request to a path, before or after the gateway has it; of
-    several parts at the second one."""
+    """Ends the command at the first request to a path, before or after the gateway has it; if the
+    file has several parts, at the second request."""
 
     def __init__(self, step: str, moment: str) -> None:
         super().__init__()
@@ -363,7 +363,7 @@ def test_a_gateway_that_does_not_answer_is_named(tmp_path: Path) -> None:
 
 
 def test_a_cancelled_batch_leaves_its_answers_and_an_exit_code(tmp_path: Path) -> None:
-    """The worker answers what asks for one token, and nothing else."""
+    """The worker answers only requests for one token."""
 
     async def finish_one(job: ScriptedJob) -> None:
         await (repeat_the_prompt if job.job.sampling.max_tokens == 1 else start_only)(job)

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from cli.chat.command import Chat, chosen
 from cli.chat.conversation import PATIENCE_S, Conversation, ModelServer, show_answer
+from gateway.wiring import TUNING
 from shared.errors import (
     ContextLengthExceeded,
     InternalError,
@@ -22,7 +23,6 @@ from shared.errors import (
     StartupError,
     WorkerLost,
 )
-from shared.settings import GatewaySettings
 from tests.support.deployment.command import warren
 from tests.support.gateway.serving import served
 from tests.support.workers.scripted_worker import MODEL
@@ -143,7 +143,7 @@ def test_only_a_silence_of_warren_which_pings_its_streams_is_a_lost_connection()
         list(Conversation(asked, "m", 0).ask("x"))
         silences.append(sent.requests[0].extensions["timeout"]["read"])
 
-    assert 2 * GatewaySettings().ping_interval_s < silences[0] < PATIENCE_S
+    assert 2 * TUNING.ping_interval_s < silences[0] < PATIENCE_S
     assert silences[1] is None
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import PATIENCE_S
 from tests.support.gateway.serving import served
 from tests.support.workers.scripted_worker import MODEL
 
 ROOT = Path(__file__).parents[3]
 PASTE_BEGINS, PASTE_ENDS, ENTER = "\x1b[200~", "\x1b[201~", "\r"
 UP, LEFT, RIGHT = "\x1b[A", "\x1b[D", "\x1b[C"
-TIMEOUT_S = 60.0
 
 
 class Terminal:
@@ -45,7 +45,7 @@ class Terminal:
 
     def wait_for(self, text: str) -> None:
         """Wait until ``text`` is shown after what was waited for before."""
-        ends_at = time.monotonic() + TIMEOUT_S
+        ends_at = time.monotonic() + PATIENCE_S
         while text.encode() not in self._shown:
             left_s = ends_at - time.monotonic()
             ready, _, _ = select.select([self._ours], [], [], max(0.0, left_s))
@@ -86,7 +86,7 @@ def leave(terminal: Terminal, file: Path) -> list[str]:
     terminal.wait_for("messages are in")
     terminal.wait_for("you")
     terminal.type(f"/exit{ENTER}")
-    assert terminal.process.wait(TIMEOUT_S) == 0
+    assert terminal.process.wait(PATIENCE_S) == 0
     messages = json.loads(file.read_text())["messages"]
     assert [message["role"] for message in messages[:2]] == ["user", "assistant"]
     return [message["content"] for message in messages if message["role"] == "user"]

@@ -1,4 +1,4 @@
-"""The doctor's findings about deployments that are well, and about those that are not."""
+"""The doctor's findings about healthy deployments, and about deployments with faults."""
 
 import asyncio
 import base64
@@ -25,13 +25,13 @@ from cli.main import app
 from infra.rabbitmq.worker_account import definitions
 from shared import topology
 from shared.bus.rabbit import RabbitBus
-from shared.host_memory import free_bytes
 from shared.settings import WorkerSettings
 from tests.infra.test_rabbitmq_definitions import DEFINITIONS
 from tests.support.deployment.broker import Broker, RabbitNode
 from tests.worker.checkpoints.gguf_files import write_tiny_gguf
 
 NOBODY = "amqp://worker:secret@127.0.0.1:1/warren"
+FREE_BYTES = 8 << 30
 
 
 def by_check(findings: list[Finding]) -> dict[str, Finding]:
@@ -50,7 +50,7 @@ def test_a_machine_without_a_deployment_has_no_failures() -> None:
     assert status == 0
     assert {found[check]["status"] for check in ("broker", "gateway")} == {"skipped"}
     assert found["secret"]["status"] == "warning"
-    assert found["device"]["status"] == "ok"
+    assert found["device"]["status"] == found["software"]["status"] == "ok"
     assert "GiB are free" in found["memory"]["detail"] or "downloaded" in found["model"]["detail"]
 
 
@@ -132,13 +132,17 @@ def test_a_gguf_file_is_looked_at_and_not_converted(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "no.gguf").write_bytes(b"text")
+    foreign = write_tiny_gguf(tmp_path / "m.gguf", architecture="gemma3")
+    damaged = write_tiny_gguf(tmp_path / "d.gguf", without="blk.1.ffn_down.weight")
 
-    _, found = run(f"--model={write_tiny_gguf(tmp_path / 'm.gguf')}", "--device=cpu")
+    _, found = run(f"--model={foreign}", "--device=cpu")
     _, refused = run(f"--model={tmp_path / 'no.gguf'}", "--device=cpu")
+    _, lacking = run(f"--model={damaged}", "--device=cpu")
 
     assert found["model"]["status"] == "ok"
-    assert "m.gguf is a GGUF file, which a worker reads or converts" in found["model"]["detail"]
-    assert refused["model"]["status"] == "failure"
+    assert "m.gguf is a GGUF file, which a worker converts" in found["model"]["detail"]
+    assert refused["model"]["status"] == lacking["model"]["status"] == "failure"
+    assert lacking["model"]["detail"].endswith("no tensor model.layers.1.mlp.down_proj.weight")
     assert not (tmp_path / "cache" / "warren" / "converted").exists()
 
 
@@ -170,10 +174,10 @@ def test_the_device_is_the_one_of_the_settings(device: str, status: str, shown: 
 
 
 def write_hollow_model(directory: Path, model_type: str) -> Path:
-    """A model whose weights fit into memory in 16 bits, but not in 32, and take no room on the
-    disk."""
+    """A model whose weights fit into `FREE_BYTES` in 16 bits, but not in 32, and take no room on
+    the disk."""
     directory.mkdir()
-    num_bytes = free_bytes() // 8 * 6
+    num_bytes = FREE_BYTES // 8 * 6
     tensor = {"dtype": "BF16", "shape": [num_bytes // 2], "data_offsets": [0, num_bytes]}
     header = json.dumps({"model.embed_tokens.weight": tensor}).encode()
     header += b" " * (-len(header) % 8)
@@ -188,8 +192,9 @@ def write_hollow_model(directory: Path, model_type: str) -> Path:
 
 @pytest.mark.parametrize(("model_type", "helps"), [("llama", True), ("phi", False)])
 def test_weights_are_packed_only_if_the_model_runs_natively(
-    tmp_path: Path, model_type: str, helps: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str, helps: bool
 ) -> None:
+    monkeypatch.setattr("worker.model.loading.free_bytes", lambda: FREE_BYTES)
     model = write_hollow_model(tmp_path / "m", model_type)
 
     _, found = run(f"--model={model}", "--device=cpu", "--dtype=float32")
@@ -205,7 +210,7 @@ def test_a_model_that_a_worker_would_refuse_is_a_failure(tmp_path: Path) -> None
     import transformers
 
     sizes = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2}
-    config = transformers.AutoConfig.for_model("mamba", **sizes)
+    config = transformers.AutoConfig.for_model("rwkv", **sizes)
     model: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
     model.save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -214,7 +219,7 @@ def test_a_model_that_a_worker_would_refuse_is_a_failure(tmp_path: Path) -> None
 
     assert found["model"]["status"] == "failure"
     assert found["model"]["detail"].startswith(
-        "model type mamba cannot be served: of its 2 layers 0 call a registered attention"
+        "model type rwkv cannot be served: of its 2 layers 0 call a registered attention"
     )
     assert "docs/models.md" in found["model"]["remedy"]
 

@@ -4,9 +4,12 @@ import json
 import os
 import pty
 import re
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +26,20 @@ from tests.support.gateway.serving import served
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with served() as url:
+        yield url
+
+
 def run(*arguments: str) -> str:
     result = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.stdout
 
 
-def test_the_tables_name_what_there_is() -> None:
-    with served() as url:
-        shown = run("status", "--url", url)
+def test_the_tables_name_what_there_is(url: str) -> None:
+    shown = run("status", "--url", url)
 
     assert "gateway ok" in shown
     for title in ("Workers", "Queues", "Streams of this gateway (0)", "Tenants"):
@@ -53,11 +61,11 @@ def test_one_request_is_not_several() -> None:
     ]
 
 
-def test_top_adds_up_what_gateways_behind_a_proxy_say() -> None:
+def test_top_adds_up_what_gateways_behind_a_proxy_say(url: str) -> None:
     gateways = Gateways()
-    with served() as one, served() as other:
-        for url in (one, other, one):
-            seen = gateways.merged(json.loads(run("status", "--url", url, "--json")))
+    with served() as other:
+        for one in (url, other, url):
+            seen = gateways.merged(json.loads(run("status", "--url", one, "--json")))
 
     assert seen["num_gateways"] == 2
     assert seen["gateway"]["num_requests"] == 0
@@ -163,10 +171,9 @@ def test_no_name_is_cut_in_a_narrow_terminal(width: int) -> None:
         assert name in shown
 
 
-def test_what_is_piped_has_whole_ids() -> None:
-    with served() as url:
-        shown = run("status", "--url", url)
-        (worker,) = json.loads(run("status", "--url", url, "--json"))["workers"]
+def test_what_is_piped_has_whole_ids(url: str) -> None:
+    shown = run("status", "--url", url)
+    (worker,) = json.loads(run("status", "--url", url, "--json"))["workers"]
 
     assert worker["id"] in shown
 
@@ -184,9 +191,8 @@ def test_only_random_ids_are_shortened(name: str, shown: str) -> None:
     assert short_id(name) == shown
 
 
-def test_json_is_the_gateways_answer() -> None:
-    with served() as url:
-        shown = json.loads(run("status", "--url", url, "--json"))
+def test_json_is_the_gateways_answer(url: str) -> None:
+    shown = json.loads(run("status", "--url", url, "--json"))
 
     assert shown["gateway"]["status"] == "ok"
     assert set(shown) >= {"workers", "queues", "streams", "tenants", "num_dead_letters"}
@@ -214,20 +220,25 @@ def test_a_missing_key_is_said_in_one_line(tmp_path: Path) -> None:
     )
 
 
-def test_top_shows_the_status_until_it_is_interrupted() -> None:
-    with served() as url:
-        mine, theirs = pty.openpty()
-        command = [sys.executable, "warren.py", "top", "--url", url, "--interval", "0.2"]
-        process = subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs)
+def test_top_shows_the_status_until_it_is_interrupted(url: str) -> None:
+    mine, theirs = pty.openpty()
+    command = [sys.executable, "warren.py", "top", "--url", url, "--interval", "0.2"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         shown = b""
-        while shown.count(b"Workers") < 2:
-            shown += os.read(mine, 4096)
-        process.send_signal(2)
-        code = process.wait(20)
-        os.close(mine)
+        try:
+            while shown.count(b"Workers") < 2:
+                shown += os.read(mine, 4096)
+            process.send_signal(signal.SIGINT)
+            with suppress(OSError):  # which ends the output of a process
+                while os.read(mine, 4096):
+                    """Let it write on until it has ended."""
+            process.wait()
+        finally:
+            process.kill()  # if the test has failed before its end
+            os.close(mine)
 
-    assert code == 0
+    assert process.returncode == 0
 
 
 @pytest.mark.parametrize(

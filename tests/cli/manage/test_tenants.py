@@ -8,16 +8,13 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from gateway.intake.keys.key_file import KeyFile
-from gateway.wiring import Timing
 from shared.errors import RequestError
 from tests.support.gateway.serving import served
 
-AT_ONCE = Timing(settled_s=0.0)
 
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with served(timing=AT_ONCE) as url:
+    with served(settled_s=0.0) as url:
         yield url
 
 
@@ -37,7 +34,7 @@ def test_erasing_asks_first(url: str, typed: str, exit_code: int) -> None:
 def test_limits_are_changed_shown_and_listed(tmp_path: Path) -> None:
     keys = KeyFile(tmp_path / "keys")
     key = keys.add("ops", scopes=("operator",))
-    with served(timing=AT_ONCE, key=key, keys_file=str(keys.path)) as url:
+    with served(settled_s=0.0, key=key, keys_file=str(keys.path)) as url:
         options = ("--url", url, "--api-key", key)
         run("tenants", "limits", "alice", "--tokens-per-minute", "5000", *options)
         changed = run("tenants", "limits", "alice", "--max-concurrent", "3", *options)

@@ -17,7 +17,7 @@ from shared.errors import StartupError
 from tests.support.gateway.serving import served
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with served() as url:
         yield url

@@ -237,7 +237,7 @@ def claiming(receipt: Receipt, model: ServedModel) -> Receipt:
 
 
 def fine_tuned(model: Path, place: Path) -> Path:
-    """The model with one of its weights' tensors changed by a hundredth."""
+    """The model with a tensor of its weights changed by a hundredth."""
     directory = place / "model"
     directory.mkdir()
     for file in model.iterdir():

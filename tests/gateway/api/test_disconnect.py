@@ -26,12 +26,20 @@ async def never_start(job: ScriptedJob) -> None:
     await job.start()
 
 
-async def leave(gateway: LiveGateway, worker: ScriptedWorker, *, stream: bool) -> str:
-    """Ask, wait until a worker has the job, and hang up; returns the request's id."""
+async def leave(
+    gateway: LiveGateway, worker: ScriptedWorker, *, stream: bool, has_begun: bool = True
+) -> str:
+    """Ask, wait until a worker has the job and, with ``has_begun``, until the gateway knows that it
+    has begun, and hang up; returns the request's id."""
     num_jobs = len(worker.jobs)
-    asking = asyncio.create_task(gateway.http.post(CHAT, json=chat_body(stream=stream), timeout=20))
+    asking = asyncio.create_task(gateway.http.post(CHAT, json=chat_body(stream=stream)))
     await worker.wait_until(lambda: len(worker.jobs) > num_jobs)
-    await asyncio.sleep(0.05)
+    if has_begun:
+
+        async def is_running() -> bool:
+            return await gateway.sample("warren_gateway_requests_running") == 1
+
+        await eventually(is_running)
     asking.cancel()
     with suppress(asyncio.CancelledError):
         await asking
@@ -56,7 +64,7 @@ async def test_leaving_before_the_first_word_makes_the_worker_drop_the_job(
 ) -> None:
     worker.script = never_start
 
-    await leave(gateway, worker, stream=stream)
+    await leave(gateway, worker, stream=stream, has_begun=False)
 
     await worker.wait_until(lambda: worker.num_dropped == 1)
     assert worker.commands == []
@@ -86,9 +94,13 @@ async def test_nothing_is_left_behind(
     async def is_gone() -> bool:
         return await bus.inspect(reply_queue(request_id, 60).name) is None
 
+    async def is_idle() -> bool:
+        num_requests = (await gateway.http.get("/health")).json()["requests"]
+        num_running = await gateway.sample("warren_gateway_requests_running")
+        return (num_requests, num_running) == (0, 0)
+
     await eventually(is_gone)
-    assert (await gateway.http.get("/health")).json()["requests"] == 0
-    assert await gateway.sample("warren_gateway_requests_running") == 0
+    await eventually(is_idle)
 
 
 async def test_a_client_that_leaves_in_the_middle_of_its_body_harms_nobody(

@@ -22,6 +22,7 @@ from gateway.app import create_app
 from shared import settings as gateway_settings
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.settings import GatewaySettings
+from tests.support import PATIENCE_S
 from tests.support.deployment.processes import NO_TLS
 from tests.support.gateway.serving import served
 
@@ -76,6 +77,8 @@ def test_every_endpoint_is_in_the_document() -> None:
         "/admin/v1/models",
         "/admin/v1/models/{model}",
         "/admin/v1/history",
+        "/admin/v1/sessions",
+        "/admin/v1/sessions/{person}",
         "/admin/v1/status",
         "/admin/v1/streams",
         "/admin/v1/streams/{stream_id}",
@@ -204,7 +207,7 @@ def test_an_example_is_answered_as_documented(path: str, url: str) -> None:
     example = post["requestBody"]["content"]["application/json"]["example"]
 
     changes: dict[str, Any] = {"model": "scripted"}
-    with httpx.Client(base_url=url, timeout=60, verify=NO_TLS) as client:
+    with httpx.Client(base_url=url, timeout=PATIENCE_S, verify=NO_TLS) as client:
         if path == "/v1/batches":
             files = {"file": ("in.jsonl", b"")}
             uploaded = client.post("/v1/files", data={"purpose": "batch"}, files=files)
@@ -246,7 +249,7 @@ def test_whatever_is_sent_is_answered_as_documented(operation: Any, url: str) ->
     )
     @given(case=operation.as_strategy())
     def send(case: Any) -> None:
-        response = case.call(base_url=url)
+        response = case.call(base_url=url, timeout=PATIENCE_S)
         checks = [status_code_conformance, content_type_conformance, response_headers_conformance]
         if "text/event-stream" not in str(response.headers.get("content-type")):
             # Its schema is that of the whole text, which schemathesis compares with each event.

@@ -71,7 +71,7 @@ class Visits:
 
     @property
     def operations(self) -> set[str]:
-        """Those that have answered well."""
+        """The operations that have answered well."""
         return {operation_of(answer) for answer in self.answers if answer.status_code == 200}
 
     @property

@@ -39,7 +39,7 @@ PROMPTS = [
     "rest failure",
 ]
 ENDS = ["text length", "thought stop", "calls stop", "rest failure"]
-"""One for each way in which an answer may end."""
+"""A case for each way in which an answer may end."""
 
 FUNCTION: dict[str, Any] = {
     "name": "f",
@@ -133,7 +133,7 @@ CASES = [
 
 
 def bodies(path: str, name: str) -> list[dict[str, Any]]:
-    """The bodies of one case, for what the worker may write, whole and as a stream."""
+    """The bodies of a case, for everything that the worker may write, whole and as a stream."""
     made: list[dict[str, Any]] = []
     prompts = ENDS if (path, name) in ECHOED else PROMPTS
     for prompt, stream in product(prompts, (False, True)):

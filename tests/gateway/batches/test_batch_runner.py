@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gateway.batches import batch_runner
 from gateway.batches.batch_runner import _next_look
 from gateway.intake.keys.key_file import KeyFile
 from gateway.store.batches import Batches, Order
@@ -18,7 +17,7 @@ from gateway.store.database import SQLITE_FILE
 from gateway.store.state import Store, StoredState
 from shared import settings
 from shared.bus.memory import MemoryBus
-from shared.settings import GatewaySettings
+from shared.settings import DAY_S, GatewaySettings
 from tests.support.gateway.batches import CHATS, chat, ended, order, until
 from tests.support.gateway.http import LiveGateway, eventually, live_gateway
 from tests.support.workers.scripted_worker import ScriptedWorker, start_only
@@ -27,14 +26,13 @@ _KEPT_S = 1000
 
 
 async def test_the_batches_of_one_tenant_do_not_hold_up_another(
-    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(batch_runner, "_MAX_BATCHES", 1)
-    monkeypatch.setattr(batch_runner, "_MAX_FIRST", 1)
     worker.script = start_only
     keys = KeyFile(tmp_path / "keys")
     secrets = {tenant: keys.add(tenant) for tenant in ("a", "b")}
-    async with live_gateway(bus, data_dir=tmp_path, keys_file=keys.path) as gateway:
+    few = {"max_batches": 1, "max_first_batches": 1}
+    async with live_gateway(bus, data_dir=tmp_path, keys_file=keys.path, **few) as gateway:
         a, b = (of_key(gateway, secret) for secret in secrets.values())
         running = await order(a, [chat("1")])
         running = await until(a, running, lambda now: now.status == "in_progress")
@@ -78,25 +76,22 @@ async def test_leases_are_renewed_while_a_claim_waits_for_the_database(
         may_go_on.set()
 
 
-async def test_many_changes_do_not_make_many_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_runner, "_LOOK_INTERVAL_S", 600.0)
+async def test_many_changes_do_not_make_many_looks() -> None:
     changed = asyncio.Event()
     began_at = time.monotonic()
 
-    async with asyncio.timeout(60):
-        for _ in range(3):
-            changed.set()
-            await _next_look(changed)
+    for _ in range(3):
+        changed.set()
+        await _next_look(changed, look_interval_s=600.0)
 
     assert not changed.is_set()
     assert time.monotonic() - began_at >= 0.6
 
 
 async def test_large_lines_run_one_after_another(
-    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(batch_runner, "_MAX_RUNNING_BYTES", 1)
-    async with live_gateway(bus, data_dir=tmp_path) as gateway:
+    async with live_gateway(bus, data_dir=tmp_path, batch_lines_bytes=1) as gateway:
         batch = await ended(gateway, await order(gateway, [chat(str(k)) for k in range(5)]))
 
     assert batch.status == "completed"
@@ -104,11 +99,10 @@ async def test_large_lines_run_one_after_another(
 
 
 async def test_no_batch_waits_for_the_memory_of_another(
-    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(batch_runner, "_MAX_RUNNING_BYTES", 1)
     worker.script = start_only
-    async with live_gateway(bus, data_dir=tmp_path) as gateway:
+    async with live_gateway(bus, data_dir=tmp_path, batch_lines_bytes=1) as gateway:
         for k in range(3):
             await order(gateway, [chat(f"{k}-{line}") for line in range(2)])
 
@@ -125,7 +119,7 @@ async def test_old_batches_and_files_are_deleted_meanwhile(bus: MemoryBus, tmp_p
             at = (now - age_s, batch_id)
             database.execute("UPDATE batches SET failed_at = ? WHERE id = ?", at)
 
-    async with live_gateway(bus, data_dir=tmp_path, file_retention_s=_KEPT_S) as gateway:
+    async with live_gateway(bus, data_dir=tmp_path, retention_days=_KEPT_S / DAY_S) as gateway:
 
         async def are_deleted() -> bool:
             listed = {batch.id async for batch in gateway.openai.batches.list()}

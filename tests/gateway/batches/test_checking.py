@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import pytest
 
@@ -28,7 +28,7 @@ MODELS = ("one", "two", "three")
 
 @pytest.fixture
 async def workers(worker_bus: MemoryBus) -> AsyncIterator[None]:
-    """One of each model."""
+    """A worker for each model."""
     async with AsyncExitStack() as running:
         for model in MODELS:
             worker = ScriptedWorker(worker_bus, repeat_the_prompt, model)
@@ -104,14 +104,27 @@ async def test_the_models_of_a_file_are_limited(
     assert errors == [(3, "too_many_models", "The file has more than 2 models.")]
 
 
+class AskedLock(asyncio.Lock):
+    """A lock that says when somebody waits for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_awaited = asyncio.Event()
+
+    async def acquire(self) -> Literal[True]:
+        if self.locked():
+            self.is_awaited.set()
+        return await super().acquire()
+
+
 async def test_large_lines_are_checked_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "_LARGE_BYTES", 20_000)
-    large = asyncio.Lock()
+    large = AskedLock()
     async with large:
         checked = asyncio.create_task(check_of(chat("a", "x" * 9999), large))
-        await asyncio.sleep(0.1)
-        assert not checked.done()
+        await large.is_awaited.wait()
         assert (await check_of(chat("b"), large)).models == ["scripted"]
+        assert not checked.done()
 
     assert (await checked).models == ["scripted"]
 
@@ -120,26 +133,28 @@ async def test_a_check_that_is_tried_again_holds_up_no_large_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(checking, "_LARGE_BYTES", 0)
-    monkeypatch.setattr(checking, "_PAUSE_S", 60.0)
+    monkeypatch.setattr(checking, "_PAUSE_S", 600.0)
     large = asyncio.Lock()
-    stuck = asyncio.create_task(check_of(chat("a"), large, Unavailable("no worker")))
-    await asyncio.sleep(0.1)
+    has_failed = asyncio.Event()
+    stuck = asyncio.create_task(check_of(chat("a"), large, has_failed))
+    await has_failed.wait()
 
-    async with asyncio.timeout(30):
-        assert (await check_of(chat("b"), large)).models == ["scripted"]
+    assert (await check_of(chat("b"), large)).models == ["scripted"]
 
     assert not stuck.done()
     stuck.cancel()
 
 
 async def check_of(
-    line: dict[str, Any], large: asyncio.Lock, failure: Exception | None = None
+    line: dict[str, Any], large: asyncio.Lock, has_failed: asyncio.Event | None = None
 ) -> checking.Checked:
-    """Check a file of one line at a gateway without workers, where ``failure`` may occur."""
+    """Check a file of one line at a gateway without workers, which cannot be asked for one if there
+    is an event ``has_failed``."""
 
     async def find(_: str) -> None:
-        if failure is not None:
-            raise failure
+        if has_failed is not None:
+            has_failed.set()
+            raise Unavailable("no worker")
 
     gateway = SimpleNamespace(
         settings=settings.load(GatewaySettings), workers=SimpleNamespace(find=find)

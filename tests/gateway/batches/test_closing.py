@@ -51,7 +51,7 @@ async def test_the_lines_of_a_late_batch_are_published_as_interactive(
     bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(closing, "_LAST_PART", 1.0)
-    async with live_gateway(bus, data_dir=tmp_path, batch_window=1) as gateway:
+    async with live_gateway(bus, data_dir=tmp_path, max_batch_window=1) as gateway:
         batch = await ended(gateway, await order(gateway, [chat(str(k)) for k in range(3)]))
         num_promoted = await gateway.sample("warren_gateway_batch_lines_promoted_total")
 

@@ -9,8 +9,12 @@ Leave: TypeAlias = Callable[[object], None]
 
 
 def window(max_lines: int, shared: Memory) -> Window:
-    """The only one of its batch."""
-    return Window(max_lines, BatchMemory(shared, 1))
+    """The only window of its batch."""
+    return window_of(BatchMemory(shared, 1), max_lines)
+
+
+def window_of(batch: BatchMemory, max_lines: int) -> Window:
+    return Window(lambda: max_lines, batch)
 
 
 async def turns() -> None:
@@ -29,7 +33,7 @@ def entering(window: Window, num_bytes: int) -> Iterator[asyncio.Task[Leave]]:
 
 
 async def fill(window: Window, num_bytes: int) -> int:
-    """Let lines of this size enter until one has to wait; returns how many could."""
+    """Let lines of this size enter until a line has to wait; returns how many could."""
     num_lines = 0
     while True:
         with entering(window, num_bytes) as line:
@@ -70,11 +74,12 @@ async def test_a_line_of_any_size_enters_whatever_others_hold() -> None:
     for _ in range(32):
         await fill(window(100, memory), 1)
 
-    async with asyncio.timeout(30):
-        others = window(10, memory)
-        for _ in range(5):
-            leave = await others.enter(200)
-            leave(None)
+    others = window(10, memory)
+    for _ in range(5):
+        with entering(others, 200) as line:
+            await turns()
+            assert line.done()
+            line.result()(None)
 
 
 async def test_the_memory_is_bounded_however_many_windows_there_are() -> None:
@@ -83,7 +88,7 @@ async def test_the_memory_is_bounded_however_many_windows_there_are() -> None:
     num_lines = []
     for _ in range(32):
         batch = BatchMemory(memory, 2)
-        num_lines += [await fill(Window(9999, batch), 10) for _ in range(2)]
+        num_lines += [await fill(window_of(batch, 9999), 10) for _ in range(2)]
 
     assert memory.num_bytes <= 10_000
     assert sum(num_lines) * 10 <= 10_000 + 32 * 10
@@ -101,7 +106,7 @@ async def test_many_stalled_batches_leave_memory_to_another_one() -> None:
 
 async def test_windows_of_a_batch_have_equal_shares() -> None:
     batch = BatchMemory(Memory(16_000), 2)
-    stalled, other = Window(9999, batch), Window(9999, batch)
+    stalled, other = window_of(batch, 9999), window_of(batch, 9999)
     await fill(stalled, 10)
 
     assert await fill(other, 10) > 80
@@ -109,7 +114,7 @@ async def test_windows_of_a_batch_have_equal_shares() -> None:
 
 async def test_a_line_that_no_longer_waits_holds_up_no_other() -> None:
     batch = BatchMemory(Memory(80), 2)
-    first, second, third = (Window(10, batch) for _ in range(3))
+    first, second, third = (window_of(batch, 10) for _ in range(3))
     leave = await first.enter(20)
     with entering(third, 20) as waiting:
         with entering(second, 60):

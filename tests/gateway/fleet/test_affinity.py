@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gateway.fleet.affinity import Candidate, favourite, root_of
+from gateway.fleet.affinity import Candidate, root_of, target_of
 from shared.messages import (
     Announcement,
     ChatMessage,
@@ -108,13 +108,13 @@ def test_a_job_of_several_prompts_has_no_root() -> None:
 
 @given(workers=st.permutations(IDLE), root=st.binary(min_size=16, max_size=16))
 def test_the_order_of_the_workers_changes_no_choice(workers: list[Candidate], root: bytes) -> None:
-    assert favourite(root, workers) == favourite(root, IDLE)
+    assert target_of(root, workers) == target_of(root, IDLE)
 
 
 @given(gone=st.integers(0, len(IDLE) - 1), root=st.binary(min_size=16, max_size=16))
 def test_a_worker_that_leaves_moves_only_its_own_conversations(gone: int, root: bytes) -> None:
-    before = favourite(root, IDLE)
-    after = favourite(root, [*IDLE[:gone], *IDLE[gone + 1 :]])
+    before = target_of(root, IDLE)
+    after = target_of(root, [*IDLE[:gone], *IDLE[gone + 1 :]])
 
     assert after == before or before == IDLE[gone].worker
 
@@ -125,7 +125,7 @@ def test_a_worker_that_leaves_moves_only_its_own_conversations(gone: int, root: 
     ),
     root=st.binary(min_size=16, max_size=16),
 )
-def test_a_favourite_has_a_free_slot_and_no_more_than_its_part_of_the_load(
+def test_an_affinity_target_has_a_free_slot_and_no_more_than_its_part_of_the_load(
     loads: list[tuple[int, float, int]], root: bytes
 ) -> None:
     workers = [
@@ -135,7 +135,7 @@ def test_a_favourite_has_a_free_slot_and_no_more_than_its_part_of_the_load(
     load = sum(num_running / slots for num_running, _, slots in loads) / len(loads)
     mean_load = sum(mean_used / slots for _, mean_used, slots in loads) / len(loads)
 
-    found = favourite(root, workers)
+    found = target_of(root, workers)
 
     if found is not None:
         (chosen,) = (one for one in workers if one.worker == found)
@@ -147,7 +147,7 @@ def test_a_favourite_has_a_free_slot_and_no_more_than_its_part_of_the_load(
 def test_idle_workers_share_conversations_by_their_slots() -> None:
     workers = [worker("small"), worker("large", max_num_seqs=3 * SLOTS)]
 
-    shares = Counter(address(favourite(root, workers)) for root in ROOTS)
+    shares = Counter(address(target_of(root, workers)) for root in ROOTS)
 
     assert shares["worker.large"] / len(ROOTS) == pytest.approx(0.75, abs=0.05)
 
@@ -158,33 +158,33 @@ def test_the_conversations_of_a_crowded_worker_go_to_the_next_in_their_order(
 ) -> None:
     crowded = [first, *IDLE[1:]]
 
-    moved = {root for root in ROOTS if favourite(root, crowded) != favourite(root, IDLE)}
+    moved = {root for root in ROOTS if target_of(root, crowded) != target_of(root, IDLE)}
 
-    assert moved == {root for root in ROOTS if address(favourite(root, IDLE)) == "worker.a"}
+    assert moved == {root for root in ROOTS if address(target_of(root, IDLE)) == "worker.a"}
 
 
 def test_a_single_conversation_keeps_its_worker() -> None:
     busy = [worker("a", 1, mean_used=0.9), *IDLE[1:]]
 
-    assert [favourite(root, busy) for root in ROOTS] == [
-        busy[0].worker if address(favourite(root, IDLE)) == "worker.a" else favourite(root, IDLE)
+    assert [target_of(root, busy) for root in ROOTS] == [
+        busy[0].worker if address(target_of(root, IDLE)) == "worker.a" else target_of(root, IDLE)
         for root in ROOTS
     ]
 
 
-def test_a_worker_without_a_free_slot_is_no_favourite() -> None:
+def test_a_worker_without_a_free_slot_is_no_affinity_target() -> None:
     full = [worker("a", SLOTS), worker("b", SLOTS - 1, 1)]
 
-    assert {favourite(root, full) for root in ROOTS} == {None}
+    assert {target_of(root, full) for root in ROOTS} == {None}
 
 
 def test_only_workers_that_take_such_jobs_are_chosen() -> None:
     older = [one._replace(worker=replace(one.worker, takes_near_jobs=False)) for one in IDLE[:3]]
 
-    chosen = {address(favourite(root, [*older, *IDLE[3:]])) for root in ROOTS}
+    chosen = {address(target_of(root, [*older, *IDLE[3:]])) for root in ROOTS}
 
     assert chosen == {"worker.d", "worker.e"}
 
 
 def test_there_is_no_choice_of_one() -> None:
-    assert favourite(ROOTS[0], IDLE[:1]) is None
+    assert target_of(ROOTS[0], IDLE[:1]) is None

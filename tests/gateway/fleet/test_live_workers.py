@@ -39,9 +39,25 @@ def test_the_models_keep_their_order() -> None:
     assert list(workers.models()) == ["first", "second"]
 
 
+async def test_a_model_between_two_workers_is_as_its_last_worker_said(bus: MemoryBus) -> None:
+    now = 0.0
+    workers = LiveWorkers(bus, Backlog(bus, 60), clock=lambda: now)
+    await bus.declare(topology.jobs_queue("m", "interactive"))
+    last = announcement(tool_parser="hermes")
+    workers.hear(last)
+
+    now = topology.FORGET_AFTER_S + 1
+    between = await workers.find("m")
+    workers.forget_model("m")
+
+    assert (workers.of_model("m"), between) == ([], last)
+    assert await workers.find("m") is None
+
+
 async def test_the_first_job_without_a_live_worker_is_a_warning_once_per_outage(
-    bus: MemoryBus, caplog: pytest.LogCaptureFixture
+    bus: MemoryBus, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(time, "time", lambda: 1_800_000_000.0)
     now = 0.0
     workers = LiveWorkers(bus, Backlog(bus, 60), clock=lambda: now)
     await bus.declare(topology.jobs_queue("m", "interactive"))

@@ -78,7 +78,7 @@ async def test_other_jobs_go_to_all_workers(
     assert await num_jobs(bus, NEAR) == 0
 
 
-async def test_a_job_goes_to_all_workers_if_the_favourites_queue_is_gone(bus: MemoryBus) -> None:
+async def test_a_job_goes_to_all_workers_if_the_targets_queue_is_gone(bus: MemoryBus) -> None:
     await bus.declare(*SHARED)
 
     await gateway(bus, "a", "b").publish(LONG, "reply.x")
@@ -86,7 +86,7 @@ async def test_a_job_goes_to_all_workers_if_the_favourites_queue_is_gone(bus: Me
     assert await num_jobs(bus, SHARED) == 1
 
 
-async def test_a_job_goes_to_all_workers_if_the_favourites_queue_is_full(bus: MemoryBus) -> None:
+async def test_a_job_goes_to_all_workers_if_the_targets_queue_is_full(bus: MemoryBus) -> None:
     await bus.declare(*SHARED, *(replace(queue, max_length=0) for queue in NEAR))
 
     await gateway(bus, "a", "b").publish(LONG, "reply.x")

@@ -203,15 +203,16 @@ async def test_reading_what_is_stored_takes_a_slot(bus: MemoryBus, path: str) ->
     assert response.status_code == 429
 
 
+@pytest.mark.parametrize("gateway_options", [{"backlog_stale_s": 3600.0}])
 async def test_a_request_that_would_wait_too_long_is_refused_with_the_time_to_come_back(
-    gateway: LiveGateway, worker_bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+    gateway: LiveGateway, worker_bus: MemoryBus
 ) -> None:
-    monkeypatch.setattr("gateway.fleet.live_workers._STALE_AFTER_S", 30.0)
     queue = topology.jobs_queue("slow", "interactive")
     await worker_bus.declare(queue)
     for _ in range(1000):
         await worker_bus.publish(queue.bindings[0], Message(b""))
-    for num_answered in (0, 1):  # five a second
+
+    async def announce(num_answered: int) -> None:
         announcement = Announcement(
             worker="worker.slow",
             model="slow",
@@ -223,16 +224,30 @@ async def test_a_request_that_would_wait_too_long_is_refused_with_the_time_to_co
             num_answered=num_answered,
         )
         await worker_bus.publish(topology.ANNOUNCEMENTS, Message(encode(announcement)))
-        await asyncio.sleep(0.2)
+
+    async def is_heard() -> bool:
+        models = (await gateway.http.get("/v1/models")).json()["data"]
+        return "slow" in [model["id"] for model in models]
+
+    async def answer_one() -> None:
+        """At most five a second, and whoever is not heard is forgotten."""
+        while True:
+            await asyncio.sleep(0.2)
+            await announce(1)
 
     async def is_waiting() -> bool:
         state = await worker_bus.inspect(queue.name)
         return state is not None and state.num_ready == 1001
 
-    first = asyncio.create_task(gateway.chat(model="slow", timeout=2))  # nobody has noticed yet
+    await announce(0)
+    await eventually(is_heard)
+    answering = asyncio.create_task(answer_one())
+    await asyncio.sleep(0.4)
+    first = asyncio.create_task(gateway.chat(model="slow"))  # nobody has noticed yet
     await eventually(is_waiting)
     refused = await gateway.chat(model="slow")
-    await first
+    first.cancel()
+    answering.cancel()
 
     assert refused.status_code == 429
     assert refused.json()["error"]["code"] == "rate_limit_exceeded"

@@ -416,7 +416,7 @@ async def test_the_logprobs_of_a_whole_answer_take_room(
 
 @pytest.fixture
 def held(worker: ScriptedWorker) -> asyncio.Event:
-    """The worker's jobs say one word and go on until this is set."""
+    """The worker's jobs say a word and go on until this is set."""
     may_end = asyncio.Event()
 
     async def begin(job: ScriptedJob) -> None:
@@ -572,7 +572,7 @@ async def test_texts_of_a_client_that_has_left_count_until_they_are_embedded(
     ],
     ids=["syntax", "field", "model", "quick"],
 )
-async def test_refused_requests_count_and_the_next_one_is_not_even_read(
+async def test_refused_requests_count_and_the_next_one_is_a_limited_request(
     bus: MemoryBus, worker: ScriptedWorker, file: KeyFile, path: str, body: bytes
 ) -> None:
     headers = {**headers_of(file, requests_per_minute=2), "content-type": "application/json"}

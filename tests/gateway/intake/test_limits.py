@@ -97,7 +97,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 async def gateways(clock: Clock) -> AsyncIterator[list[Limits]]:
-    """Three gateways on one broker."""
+    """Three gateways on a common broker."""
     broker = MemoryBroker()
     async with AsyncExitStack() as stack:
         yield [await opened(stack, broker, clock, seed) for seed in range(3)]
@@ -118,7 +118,7 @@ def key(**limits: Any) -> ApiKey:
 
 
 def keys_of(tenant: TenantLimits, *, own: int | None = None) -> tuple[ApiKey, ApiKey]:
-    """Two keys of one tenant, of which the first has a limit of requests of its own."""
+    """Two keys of a tenant, of which the first has a limit of requests of its own."""
     first = ApiKey("00aa", "alice", "", "", requests_per_minute=own, of_tenant=tenant)
     return first, ApiKey("00bb", "alice", "", "", of_tenant=tenant)
 
@@ -436,6 +436,20 @@ async def test_a_job_whose_client_has_left_runs_at_all_gateways_until_its_worker
     await heard()
 
     assert [use_of(limits, one) for limits in gateways] == [(700, 0)] * 3
+
+
+async def test_a_job_whose_client_has_left_ends_with_the_record_of_its_usage(
+    gateways: list[Limits], clock: Clock
+) -> None:
+    one = key(max_concurrent=1)
+    async with gateways[0].admit(one, job=running_job("req-0", clock)) as grant:
+        grant.note_published()
+    await heard()
+
+    gateways[1].hear_record("req-0")
+    await heard()
+
+    assert [use_of(limits, one)[1] for limits in gateways] == [0] * 3
 
 
 async def test_an_end_that_comes_before_the_report_of_the_gateway_brings_no_job_back(

@@ -70,7 +70,7 @@ def test_a_file_takes_less_memory_than_an_eighth_of_its_size(
     data_dir = {"WARREN_DATA_DIR": str(tmp_path / "data")}
     with (
         lone_gateway(tmp_path / "log", **data_dir) as process,
-        httpx.Client(base_url=process.url, timeout=60) as client,
+        httpx.Client(base_url=process.url, timeout=None) as client,
     ):
         for _ in range(NUM_WARM_UPS):
             send(client, WARM_UP_BYTES)
@@ -99,8 +99,8 @@ class Clock:
 async def receive_slowly(
     clock: Clock, num_bytes: int, pause_s: float, storage_s: float = 0.0
 ) -> int:
-    """Receive a file of ``num_bytes`` in 20 pieces, each after a pause of the client, and each
-    before one of the storage; returns how much arrived."""
+    """Receive a file of ``num_bytes`` in 20 pieces, each after a pause of the client and before a
+    pause of the storage; returns how much arrived."""
     body = b"".join(form("file", 0)).partition(b"\r\n--boundary--")
     pieces = [body[0], *[bytes(num_bytes // 20)] * 20, body[1] + body[2]]
     arrived = 0

@@ -116,7 +116,7 @@ def changes(value: Any) -> Iterator[Any]:
 
 
 def changed(payload: bytes) -> Iterator[bytes]:
-    """Payloads with one other value, one field less or one field more."""
+    """Payloads with another value, a field less or a field more."""
     for path in leaves(json.loads(payload)):
         names, last = path[:-1], path[-1]
         value = json.loads(payload)

@@ -1,4 +1,4 @@
-"""The fate of job and log: every combination of facts is in one row of this table."""
+"""The fate of job and log: every combination of facts is in a single row of this table."""
 
 from itertools import product
 from typing import TypeAlias

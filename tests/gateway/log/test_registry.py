@@ -17,7 +17,7 @@ async def test_a_log_that_is_deleted_before_its_reader_marks_its_end_has_expired
 ) -> None:
     chosen = settings.load(GatewaySettings)
     workers = LiveWorkers(bus, Backlog(bus, 60), has_affinity=True)
-    relays = Relays(bus, ReplyQueues(bus, 60), workers, chosen)
+    relays = Relays(bus, ReplyQueues(bus, 60), workers, chosen, silence_s=8)
 
     with pytest.raises(StreamExpired):
         async with relays.resume("resp_deleted", "acme") as relay:

@@ -8,7 +8,7 @@ import pytest
 from gateway.log import registry, stalls
 from gateway.log.relay import LogRelay
 from shared import topology
-from shared.bus.base import Binding, Message
+from shared.bus.base import Binding, Bus, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import PublishRefused
 from shared.log import LogWriter
@@ -212,6 +212,7 @@ async def test_a_replaced_worker_is_cancelled_and_its_late_words_are_dropped(
 
         assert text_of(body) == "one two three"
         await successor.wait_until(lambda: bool(successor.commands))
+        await worker.wait_until(lambda: bool(worker.commands))
         request_id = job.job.request_id
         assert worker.commands == [Cancel(request_id=request_id, ticket="zombie", is_replaced=True)]
         assert successor.commands == [
@@ -282,18 +283,24 @@ async def test_the_nearest_deadline_of_what_waits_is_exported(
 async def test_a_failure_after_the_header_wait_is_an_error_event(
     bus: MemoryBus, worker: ScriptedWorker
 ) -> None:
+    has_begun = asyncio.Event()
+
     async def refuse_late(job: ScriptedJob) -> None:
-        await asyncio.sleep(0.2)
+        await has_begun.wait()
         job.log.attempt = 0
         await job.fail("context_length_exceeded", "Too long.")
 
     worker.script = refuse_late
 
-    async with live_gateway(bus, first_event_timeout_s=0.05) as gateway:
-        response = await gateway.chat(stream=True)
+    async with (
+        live_gateway(bus, first_event_timeout_s=0.05) as gateway,
+        gateway.http.stream("POST", CHAT, json=chat_body(stream=True)) as response,
+    ):
+        has_begun.set()
+        body = (await response.aread()).decode()
 
     assert response.status_code == 200
-    assert events(response.text)[-1]["error"]["code"] == "context_length_exceeded"
+    assert events(body)[-1]["error"]["code"] == "context_length_exceeded"
 
 
 async def test_a_gateway_lets_go_of_a_stream_that_another_one_takes_over(
@@ -305,14 +312,16 @@ async def test_a_gateway_lets_go_of_a_stream_that_another_one_takes_over(
         await asyncio.Event().wait()
 
     worker.script = speak_on
-    asking = asyncio.create_task(gateway.chat(stream=True))
-    await worker.wait_until(lambda: bool(worker.jobs))
-    await asyncio.sleep(0.05)
-    request_id = worker.jobs[0].job.request_id
+    body = ""
+    async with gateway.http.stream("POST", CHAT, json=chat_body(stream=True)) as response:
+        async for piece in response.aiter_text():
+            if "one" in piece:
+                request_id = worker.jobs[0].job.request_id
+                release = Release(request_id=request_id)
+                await bus.publish(topology.ALL_GATEWAYS, Message(encode(release)))
+            body += piece
 
-    await bus.publish(topology.ALL_GATEWAYS, Message(encode(Release(request_id=request_id))))
-
-    assert events((await asking).text)[-1]["error"]["code"] == "taken_over"
+    assert events(body)[-1]["error"]["code"] == "taken_over"
     async with bus.consume(topology.reply_queue(request_id, 60).name, is_exclusive=True) as log:
         assert (await anext(log)).message.correlation_id == ""
     assert worker.commands == []
@@ -350,7 +359,10 @@ async def test_an_earlier_reader_gets_a_stream_only_if_it_still_asks(
         for _ in range(num_times):
             await bus.publish(topology.ALL_GATEWAYS, Message(encode(late)))
         await asyncio.sleep(0.05)
-        await job.finish("two")
+        if end == "two":
+            await job.finish("two")
+        else:
+            await asyncio.Event().wait()
 
     worker.script = be_claimed
 
@@ -375,6 +387,12 @@ async def test_an_undecodable_event_ends_the_stream_with_an_error(
     assert events(response.text)[-1]["error"]["code"] == "internal_error"
 
 
+async def is_read(bus: Bus, log: str) -> bool:
+    """Whether a log has a reader, which gets all that is written from then on."""
+    state = await bus.inspect(log)
+    return state is not None and state.num_consumers == 1
+
+
 @pytest.fixture
 def impatient_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs are published again soon to whose recreated logs nobody writes."""
@@ -390,8 +408,8 @@ async def test_a_log_that_is_lost_under_its_reader_is_begun_again(
         await job.start()
         if not job.is_first:
             return await job.finish("two")
+        await eventually(lambda: is_read(worker.bus, job.message.reply_to))
         await job.say("one ")
-        await asyncio.sleep(0.1)
         return await worker.bus.delete_queue(job.message.reply_to)
 
     worker.script = lose_the_log
@@ -420,11 +438,11 @@ async def test_a_request_whose_log_is_lost_each_time_is_to_be_sent_again_if_noth
     worker_bus: MemoryBus,
 ) -> None:
     async def lose_the_log(job: ScriptedJob) -> None:
+        await eventually(lambda: is_read(worker_bus, job.message.reply_to))
         if num_words:
             await job.start()
         for _ in range(num_words):
             await job.say("word ")
-        await asyncio.sleep(0.1)
         await worker_bus.delete_queue(job.message.reply_to)
 
     worker.script = lose_the_log
@@ -444,11 +462,7 @@ async def test_a_stream_whose_log_is_deleted_before_it_goes_on_has_expired(
     await worker_bus.declare(queue)
     resuming = asyncio.create_task(gateway.http.get(f"/v1/streams/{request_id}"))
 
-    async def is_read() -> bool:
-        state = await worker_bus.inspect(queue.name)
-        return state is not None and state.num_consumers == 1
-
-    await eventually(is_read)
+    await eventually(lambda: is_read(worker_bus, queue.name))
     await worker_bus.delete_queue(queue.name)
     response = await resuming
 

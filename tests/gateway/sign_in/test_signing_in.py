@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Mapping
 from http.cookies import SimpleCookie
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
@@ -18,9 +19,13 @@ from gateway.intake.keys.accepted import Keys
 from gateway.intake.signer import Signer
 from gateway.metrics import Metrics
 from gateway.sign_in.access import Access
+from gateway.sign_in.endings import SessionEndings
 from gateway.sign_in.signing_in import CALLBACK_PATH, NotSignedIn, SignIn
+from gateway.store.state import Store
 from shared.bus.memory import MemoryBroker, MemoryBus
+from shared.settings import GatewaySettings
 from tests.gateway.intake.keys.test_audited import audited
+from tests.support import PATIENCE_S
 from tests.support.deployment.processes import free_port
 from tests.support.gateway.http import LiveGateway, chat_body, eventually, live_gateway
 from tests.support.openid.fixtures import AUDIENCE
@@ -39,7 +44,7 @@ async def begun(gateway: LiveGateway, view: str = "fleet") -> str:
 
 async def consented(page: str, person: str) -> str:
     """The path and query with which the provider sends the browser back."""
-    async with httpx.AsyncClient() as browser:
+    async with httpx.AsyncClient(timeout=PATIENCE_S) as browser:
         response = await browser.post(page, data={"person": person})
     back = urlsplit(response.headers["location"])
     return f"{back.path}?{back.query}"
@@ -217,14 +222,15 @@ async def test_the_provider_may_refuse(signing_in: LiveGateway) -> None:
 
 
 async def test_many_people_at_once_do_not_flood_the_provider(
-    provider: OpenIdProvider, described: dict[str, Any]
+    provider: OpenIdProvider, described: dict[str, Any], tmp_path: Path
 ) -> None:
     access = msgspec.convert(described, Access)
-    sign_in = SignIn(access, Signer(b"secret"), Keys(None), Metrics(), max_at_once=1)
+    endings = SessionEndings(Store(GatewaySettings(data_dir=tmp_path)))
+    sign_in = SignIn(access, Signer(b"secret"), Keys(None), Metrics(), endings, max_at_once=1)
     may_go = threading.Event()
 
     def wait(token: str) -> str:
-        may_go.wait(60)
+        may_go.wait(PATIENCE_S)
         return token
 
     async def prepared() -> tuple[dict[str, str], str]:

@@ -35,7 +35,8 @@ def new_url(kind: str, request: pytest.FixtureRequest) -> str | None:
 
 @pytest.fixture(scope="session")
 def migrated_template(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The URL of an empty database of PostgreSQL, as `migrated_file` is one of SQLite."""
+    """The URL of an empty database of PostgreSQL, as `migrated_file` is an empty database of
+    SQLite."""
     url = postgres.create_database()
 
     async def migrate() -> None:

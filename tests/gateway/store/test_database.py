@@ -7,7 +7,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, text
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from gateway.store.database import Database, reason_of, uncancelled
 from gateway.store.schema import METADATA
@@ -130,6 +130,20 @@ async def test_a_database_that_cannot_write_now_is_unavailable(
     await database.close()
 
 
+async def test_an_unexpected_error_has_none_of_the_values(database: Database) -> None:
+    async def insert() -> None:
+        async with database.begin() as connection:
+            await connection.execute(
+                text("INSERT INTO usage (request_id) VALUES (:id)"), {"id": "a prompt"}
+            )
+
+    with pytest.raises(IntegrityError) as raised:
+        await insert()
+
+    assert "INSERT INTO usage" in str(raised.value)
+    assert "a prompt" not in str(raised.value)
+
+
 async def test_a_statement_without_an_answer_ends(
     postgres: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,14 +187,18 @@ async def test_sqlite_is_read_while_another_transaction_writes(tmp_path: Path) -
 
 
 async def test_writers_that_wait_leave_connections_to_readers(database: Database) -> None:
-    may_end = asyncio.Event()
+    num_begun, have_begun, may_end = 0, asyncio.Event(), asyncio.Event()
 
     async def write() -> None:
+        nonlocal num_begun
         async with database.begin():
+            num_begun += 1
+            if num_begun == (1 if database.is_sqlite else 12):
+                have_begun.set()
             await may_end.wait()
 
     writing = [asyncio.create_task(write()) for _ in range(12)]
-    await asyncio.sleep(0.1)
+    await have_begun.wait()
 
     async with database.read() as connection:
         assert (await connection.execute(text("SELECT 7"))).scalar_one() == 7

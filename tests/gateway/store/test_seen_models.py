@@ -35,7 +35,7 @@ async def test_an_older_database_has_the_models_of_recent_requests(
         [a_record(name, model=model, ended_at=at) for name, (model, at) in ends.items()]
     )
     async with database.begin() as connection:
-        for table in ("models", "api_keys", "tenants"):
+        for table in ("models", "api_keys", "tenants", "ended_sessions"):
             await connection.execute(text(f"DROP TABLE {table}"))
         await connection.execute(text("ALTER TABLE usage DROP COLUMN run_s"))  # of a later version
         for kind in ("input", "cached", "output", "reasoning"):

@@ -67,17 +67,20 @@ async def test_requests_do_not_try_one_after_the_other_to_open_a_database_that_i
 ) -> None:
     monkeypatch.setattr("gateway.store.postgres.url._CONNECT_TIMEOUT_S", 0.2)
     attempts = []
+    has_arrived = asyncio.Event()
 
     async def be_silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         attempts.append(writer)
+        has_arrived.set()
         await reader.read()
 
     async with serving(be_silent) as port:
         url = f"postgresql://nobody@127.0.0.1:{port}/none?ssl=disable"
         store = Store(
-            settings.load(GatewaySettings, data_dir=tmp_path, database_url=url), retry_pause_s=60.0
+            settings.load(GatewaySettings, data_dir=tmp_path, database_url=url), retry_pause_s=600.0
         )
         opened = await asyncio.gather(*(store.open() for _ in range(5)), return_exceptions=True)
+        await has_arrived.wait()  # the attempt may have ended before it was accepted
 
     assert {type(error) for error in opened} == {Unavailable}
     assert len(attempts) == 1

@@ -234,11 +234,11 @@ async def test_an_erasure_goes_on_after_records_that_another_gateway_deletes(
 
 
 async def waits_for_a_lock(database: Database) -> None:
-    """Returns once a transaction waits for another one; at once on SQLite, which has a queue."""
+    """Returns once a transaction waits for another transaction; at once on SQLite, which has a
+    queue."""
     waiting = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
-    async with asyncio.timeout(30):
-        while not database.is_sqlite:
-            async with database.read() as connection:
-                if (await connection.execute(waiting)).scalar_one():
-                    return
-            await asyncio.sleep(0.01)
+    while not database.is_sqlite:
+        async with database.read() as connection:
+            if (await connection.execute(waiting)).scalar_one():
+                return
+        await asyncio.sleep(0.01)

@@ -49,7 +49,7 @@ async def commands(bus: MemoryBus, queue: Queue = WORKER) -> list[Command]:
 
 
 class Office:
-    """The admission of one gateway, and the worker that asks it."""
+    """The admission of a gateway, and the worker that asks it."""
 
     def __init__(self, bus: MemoryBus, keys: Keys, limits: Limits, now: list[float]) -> None:
         self.keys = keys

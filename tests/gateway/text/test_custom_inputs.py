@@ -1,4 +1,4 @@
-"""What custom tools are given, which models call as functions of one string."""
+"""The inputs of custom tools, which models call as functions with a string."""
 
 import json
 from itertools import pairwise

@@ -1,5 +1,5 @@
 """Whatever a model writes, a parser takes time in proportion to its length: an answer with a
-hundred thousand tokens of spaces, for example, holds up no other one."""
+hundred thousand tokens of spaces, for example, holds up no other answer."""
 
 import time
 from collections.abc import Callable, Iterator

@@ -562,7 +562,7 @@ fragments = st.lists(
 def test_pieces_do_not_depend_on_how_the_text_is_cut(
     text: str, cuts: list[int], parser: str | None, reasoning: str | None, is_forced: bool
 ) -> None:
-    """Streamed calls are those of the whole answer, with dense indexes from 0."""
+    """Streamed calls equal the calls of the whole answer, with dense indexes from 0."""
     places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     parts = [text[a:b] for a, b in pairwise(places)]
 

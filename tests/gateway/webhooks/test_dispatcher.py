@@ -12,11 +12,11 @@ import pytest
 from gateway.metrics import Metrics
 from gateway.store.state import Store, StoredState
 from gateway.store.webhooks import EVENT_TYPES, Webhook
-from gateway.webhooks import dispatcher
 from gateway.webhooks.dispatcher import LEASE_S, Deliverer, pause_s
 from gateway.webhooks.sending import Sender
 from shared import settings
 from shared.settings import GatewaySettings
+from tests.support import PATIENCE_S
 from tests.support.gateway.webhooks import FAILED, OK, Receiver, fail_a_batch, receiving
 
 LOOPBACK = (ip_network("127.0.0.0/8"),)
@@ -37,15 +37,20 @@ async def receiver() -> AsyncIterator[Receiver]:
 
 
 def deliverer(
-    store: Store, metrics: Metrics | None = None, max_tries: int = 16, lease_s: float = LEASE_S
+    store: Store,
+    metrics: Metrics | None = None,
+    max_tries: int = 16,
+    lease_s: float = LEASE_S,
+    **timing: float,
 ) -> Deliverer:
     return Deliverer(
         store,
-        Sender(LOOPBACK),
+        Sender(LOOPBACK, timeout_s=PATIENCE_S),
         metrics or Metrics(),
         max_tries=max_tries,
         first_pause_s=AT_ONCE,
         lease_s=lease_s,
+        **timing,
     )
 
 
@@ -207,15 +212,14 @@ async def test_a_slow_endpoint_does_not_hold_up_the_others(
 
 
 async def test_a_fast_endpoint_gets_its_events_without_pauses(
-    store: Store, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+    store: Store, receiver: Receiver
 ) -> None:
-    monkeypatch.setattr(dispatcher, "_LOOK_INTERVAL_S", 3600.0)
     state = await store.open()
     await listening_to(state, receiver)
     for _ in range(9):
         await fail_a_batch(state.files, state.batches)
 
-    async with running(deliverer(store)):
+    async with running(deliverer(store, look_interval_s=3600.0)):
         await receiver.wait(9)
 
 

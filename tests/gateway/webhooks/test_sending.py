@@ -73,7 +73,7 @@ def everywhere(*addresses: str) -> Resolve:
 @contextmanager
 def silent_address(port: int) -> Iterator[str]:
     """An address whose port answers no further connection, because nobody accepts the first
-    ones."""
+    connections."""
     address = "127.0.0.2"
     with ExitStack() as stack:
         listener = stack.enter_context(socket.socket())

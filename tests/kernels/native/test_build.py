@@ -45,7 +45,7 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One that counts what it compiles."""
+    """A compiler that writes a fixed text instead of a library."""
     path = tmp_path / "g++"
     path.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho honest >"$2"\n')
     path.chmod(0o755)
@@ -182,7 +182,7 @@ def test_a_team_is_shared_by_those_who_want_as_many_threads(native: Library) -> 
 
 
 def test_variants_in_one_process_share_no_variables() -> None:
-    """GNU's unique symbols are one for all libraries, and the variants' differ in size."""
+    """Libraries of a process share GNU's unique symbols, and the variants' differ in size."""
     symbols = subprocess.run(
         ["nm", "--demangle", build(best_variant())], capture_output=True, text=True, check=True
     ).stdout

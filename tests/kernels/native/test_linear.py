@@ -18,10 +18,10 @@ ROUNDED_CODES = 2.0**-14
 ROUNDED_INPUTS = 4e-3
 """Inputs of bfloat16 weights are bfloat16, too."""
 WIDTHS = {name: BLOCKS[name].inputs if name in BLOCKS else 32 for name in FORMATS}
-"""Inputs of one block."""
+"""Inputs of a block."""
 FEWEST = dict.fromkeys(("float32", "bfloat16", "q8_0", "q4_0", "q4_1"), 1)
-"""Outputs of the smallest matrix. One output of random blocks may be a small difference of large
-numbers, which has no small relative error."""
+"""Outputs of the smallest matrix. A single output of random blocks may be a small difference of
+large numbers, which has no small relative error."""
 SIZES = [
     (name, outputs, num_blocks * WIDTHS[name])
     for name in FORMATS

@@ -29,7 +29,7 @@ _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Cubin:
-    """The resources that one compiled kernel takes of a multiprocessor."""
+    """The resources that a compiled kernel takes of a multiprocessor."""
 
     module: str
     name: str

@@ -15,7 +15,7 @@ INPUTS, OUTPUTS, NUM_ROWS = 512, 72, 258
 
 @cache
 def products(device: torch.device, dtype: torch.dtype) -> tuple[Callable[[int], Tensor], Tensor]:
-    """The products of so many of the first rows alone, and those of all rows together."""
+    """The products of so many of the first rows alone, and the products of all rows together."""
     ops = load_ops("triton", is_batch_invariant=True)
     torch.manual_seed(11)
     words = torch.randint(-(2**31), 2**31, (INPUTS + 4, OUTPUTS // 8), device=device).int()

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels.attention_spec import AttentionSpec
 from kernels.providers import TILE_TOKENS, PagedAttention
 from kernels.triton.attention_tiles import AttentionKind
 from kernels.triton.paged_attention import paged_attention
@@ -21,11 +22,12 @@ from tests.kernels.attention import MAX_RELATIVE_ERROR as INTERPRETED_ERROR
 Attention = Callable[..., Tensor]
 
 SPLIT = Case((1100, 300, 3), (1, 1, 1), num_heads=3, num_kv_heads=1, head_dim=32)
-"""Splits of at least 128 tokens, or of 512: several, exactly one, and less than one."""
+"""Splits of at least 128 tokens, or of 512: several, a single full split, and a part of a split."""
 INTERPRETED = {
     **{name: case for name, case in CASES.items() if case.dtype != torch.bfloat16},
     "splits": SPLIT,
     "splits behind a window": replace(SPLIT, sliding_window=700),
+    "splits with sinks and a soft cap": replace(SPLIT, softcap=2.0, has_sinks=True),
     "chunks over several splits": Case((1100, 530), (6, 5), 2, 1, sliding_window=600),
     "splits of one long context": Case((1100, *[9] * 7), (1,) * 8, 4, 2),
     "splits of a chunk": Case((300, 900), (1, 9), 2, 1),
@@ -56,8 +58,10 @@ def invariant(device: torch.device) -> PagedAttention:
 
 
 def on(device: torch.device, attention: Attention) -> PagedAttention:
-    def attend_there(*tensors: Tensor, **options: Any) -> Tensor:
-        return attention(*(tensor.to(device) for tensor in tensors), **options).cpu()
+    def attend_there(*tensors: Tensor, spec: AttentionSpec, **options: Any) -> Tensor:
+        sinks = None if spec.sinks is None else spec.sinks.to(device)
+        there = (tensor.to(device) for tensor in tensors)
+        return attention(*there, spec=replace(spec, sinks=sinks), **options).cpu()
 
     return attend_there
 
@@ -81,7 +85,7 @@ def test_few_chunks_after_long_contexts_are_split(query_len: int, is_whole: bool
     """In the interpreter, which passes for a device with four multiprocessors."""
     query, cache = torch.ones(query_len, 2, 16), torch.ones(1, 8, 1, 16)
     schedule = schedule_of(
-        AttentionKind.of(query, cache, None),
+        AttentionKind.of(query, cache, AttentionSpec(scale=1.0)),
         Sequences(0, 1, query_len, query_len),
         num_kv_heads=1,
         max_context_len=900,
@@ -135,7 +139,7 @@ def test_tiles_of_tokens_begin_where_caches_keep_them() -> None:
 def test_a_sequence_without_context_gets_zeros_and_reads_no_block(
     fast: PagedAttention, num_blocks: int
 ) -> None:
-    """In a narrow table of blocks, and in a wide one."""
+    """In a narrow table of blocks, and in a wide table."""
     case = Case((5, 7), (1, 1))
     tensors = build(case)
     expected = attend(fast, case, tensors)

@@ -1,4 +1,4 @@
-"""Projections whose rows do not depend on one another."""
+"""Projections whose rows do not depend on other rows."""
 
 import pytest
 import torch

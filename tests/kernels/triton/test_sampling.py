@@ -62,7 +62,7 @@ def test_tokens_are_those_of_the_reference(triton_ops: Ops, device: torch.device
 
 
 def test_draws_follow_the_softmax(triton_ops: Ops, device: torch.device) -> None:
-    """Each token is drawn for its share of evenly spaced numbers, up to one at its borders."""
+    """Each token is drawn for its share of evenly spaced numbers, up to a number at its borders."""
     torch.manual_seed(9)
     row = torch.randn(13, device=device)
     count = 64

@@ -11,7 +11,7 @@ from tests.kernels.triton.conftest import HAS_GPU
 from tests.support.models.numerics import assert_close
 
 SHAPES = [(70, 96), (4, 4096), (9, 4112), (6, 6144)]
-"""(outputs, inputs): partial blocks of outputs and inputs, and inputs in one block or several."""
+"""(outputs, inputs): partial blocks of outputs and inputs, and inputs in a block or several."""
 MAX_RELATIVE_ERROR = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
 

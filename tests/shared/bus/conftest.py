@@ -6,13 +6,27 @@ from contextlib import AsyncExitStack
 import pytest
 
 from shared.bus.base import Bus, Queue
-from shared.bus.rabbit import RabbitBus
-from tests.shared.bus.wires import MemoryWires, QueueMaker, RabbitWires, Wires, queue_maker
+from shared.bus.rabbit import RabbitBus, shielded_calls
+from tests.shared.bus.wires import (
+    PATIENT_S,
+    MemoryWires,
+    QueueMaker,
+    RabbitWires,
+    Wires,
+    connected_to,
+    queue_maker,
+)
 from tests.support.deployment.broker import Broker
 
 
+@pytest.fixture
+def patient_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that takes long for a call is busy, and has not lost a queue."""
+    monkeypatch.setattr(shielded_calls, "_QUIET_S", PATIENT_S)
+
+
 @pytest.fixture(params=["memory", pytest.param("rabbit", marks=pytest.mark.rabbit)])
-async def wires(request: pytest.FixtureRequest) -> AsyncIterator[Wires]:
+async def wires(request: pytest.FixtureRequest, patient_calls: None) -> AsyncIterator[Wires]:
     async with AsyncExitStack() as stack:
         if request.param == "memory":
             yield MemoryWires(stack)
@@ -32,8 +46,8 @@ async def other_bus(wires: Wires) -> Bus:
 
 
 @pytest.fixture
-async def rabbit_bus(broker: Broker) -> AsyncIterator[RabbitBus]:
-    async with RabbitBus(broker.url) as bus:
+async def rabbit_bus(broker: Broker, patient_calls: None) -> AsyncIterator[RabbitBus]:
+    async with connected_to(broker.url) as bus:
         yield bus
 
 
@@ -42,7 +56,6 @@ async def make_queue(bus: Bus) -> AsyncIterator[QueueMaker]:
     """Chooses a new queue name, and removes the queue in the end."""
     async with AsyncExitStack() as stack:
         yield queue_maker(bus, stack)
-        await bus.wait_connected()
 
 
 @pytest.fixture
@@ -57,4 +70,3 @@ async def queue(bus: Bus, make_queue: QueueMaker) -> Queue:
 async def make_rabbit_queue(rabbit_bus: RabbitBus) -> AsyncIterator[QueueMaker]:
     async with AsyncExitStack() as stack:
         yield queue_maker(rabbit_bus, stack)
-        await rabbit_bus.wait_connected()

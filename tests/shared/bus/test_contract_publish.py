@@ -1,6 +1,7 @@
 """What every bus promises about publishing and routing."""
 
 import asyncio
+import itertools
 import uuid
 
 import pytest
@@ -85,6 +86,32 @@ async def test_a_message_that_no_queue_wants_is_refused(bus: Bus, make_queue: Qu
         await bus.publish(Binding(DIRECT, "nobody.listens"), Message(b"x"))
 
 
+async def test_a_message_that_is_published_again_before_its_confirmation_is_refused_as_well(
+    bus: Bus, make_queue: QueueMaker
+) -> None:
+    await bus.declare(make_queue())
+    message = Message(b"x")
+
+    outcomes = await asyncio.gather(
+        *(bus.publish(Binding(DIRECT, "nobody.listens"), message) for _ in range(16)),
+        return_exceptions=True,
+    )
+
+    assert [type(outcome) for outcome in outcomes] == [Unroutable] * 16
+
+
+async def test_messages_that_are_published_at_once_are_refused_each_for_itself(
+    bus: Bus, queue: Queue
+) -> None:
+    bindings = [queue.bindings[0], Binding(DIRECT, "nobody.listens")] * 16
+
+    outcomes = await asyncio.gather(
+        *(bus.publish(binding, Message(b"x")) for binding in bindings), return_exceptions=True
+    )
+
+    assert [type(outcome) for outcome in outcomes] == [type(None), Unroutable] * 16
+
+
 async def test_a_publish_to_no_exchange_fails_alone(bus: Bus, queue: Queue) -> None:
     nowhere = Binding(Exchange("warren.test.nowhere", "direct"), "key")
 
@@ -154,21 +181,25 @@ async def test_what_is_published_while_the_connection_breaks_arrives_or_raises(
 ) -> None:
     confirmed: list[bytes] = []
 
+    some_are_confirmed = asyncio.Event()
+
     async def publish_until_it_breaks(name: int) -> None:
-        for k in range(10_000):
+        for k in itertools.count():
             body = b"%d %d" % (name, k)
             await publish(bus, queue, [body])
             confirmed.append(body)
+            if len(confirmed) == 100:
+                some_are_confirmed.set()
             await asyncio.sleep(0)
 
     publishers = [asyncio.create_task(publish_until_it_breaks(n)) for n in range(10)]
-    await asyncio.sleep(0.02)
+    await some_are_confirmed.wait()
     wires.sever(bus)
     outcomes = await asyncio.gather(*publishers, return_exceptions=True)
 
     assert {type(outcome) for outcome in outcomes} == {BusUnavailable}
     async with other_bus.consume(queue.name) as consumer:
-        # A publish that raised may have arrived as well, between those that were confirmed.
+        # A publish that raised may have arrived as well, between the confirmed publishes.
         missing = set(confirmed)
         while missing:
             missing -= set(await take_bodies(consumer, 1))

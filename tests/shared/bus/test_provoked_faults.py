@@ -30,22 +30,22 @@ from tests.shared.bus.wires import DIRECT
 from tests.support.deployment.broker import Broker
 from tests.support.network.amqp.faults import ANSWER, FAULTS, INTERNAL_ERROR, Fault, is_ack, late
 from tests.support.network.amqp.frames import Frame
-from tests.support.network.amqp.provocations import CONNECTION_ENDS, Gate, Nth
+from tests.support.network.amqp.provocations import CONNECTION_ENDS, Gate, Nth, NthOfEach
 from tests.support.network.amqp.proxy import AmqpProxy, Conversation, leave_alone
 
-pytestmark = pytest.mark.rabbit
+pytestmark = [pytest.mark.rabbit, pytest.mark.usefixtures("patient_calls")]
 
 TIMEOUT_S = 4.0
-"""How long a bus waits for the broker, which may stand still for seconds on a busy machine."""
+"""How long a bus waits for an answer that a fault has taken away. The broker may stand still for
+seconds on a busy machine."""
+DEFAULT_TIMEOUT_S = 15.0
+"""How long a bus waits by default: for longer than a connection lasts that is silent."""
 NO_HEARTBEAT = "heartbeat=600"
 """Of a connection that lasts although it is held up for that long."""
-PATIENCE_S = 60.0
-"""The longest duration of a conversation with a fault: an outage and a few timeouts."""
+EXPIRES_S = 600.0
+"""Longer than a test takes."""
 PAUSE_S = 0.02
 NUM_AT_ONCE = 16
-CHANNEL_ENDS_S = 30.0
-"""Longer than a channel stays open that nobody uses: aiormq waits for a heartbeat, 5 s, before it
-ends the connection of a channel whose reader has died of a frame that it did not expect."""
 NEVER = 1_000_000
 BODIES = numbered(2)
 TURNS = range(-3, 7)
@@ -56,47 +56,40 @@ ENDS = {type(None), BusUnavailable, PublishUnconfirmed}
 NUM_TURNS_TO_SEND = 8
 """Longer than it takes until a call is on its way to the broker."""
 NUM_KEPT_CHANNELS = 2
-"""One channel for publishes and one for calls stay open."""
+"""A channel for publishes and a channel for calls stay open."""
 
-ALL_FAULTS = {
-    **FAULTS,
+SILENCES = {
+    "ack lost": FAULTS["ack lost"],
     "ack too late": late(Conversation.pass_on, TIMEOUT_S * 1.2),
     "nack too late": late(Conversation.nack, TIMEOUT_S * 1.2),
     "return too late": late(Conversation.give_back, TIMEOUT_S * 1.2),
 }
+"""Faults after which a bus waits in vain."""
+ALL_FAULTS = {**FAULTS, **SILENCES}
 
 _Result = TypeVar("_Result")
 
 
-@pytest.fixture(autouse=True)
-def no_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker that stands still has not lost a queue."""
-    monkeypatch.setattr(shielded_calls, "_QUIET_S", TIMEOUT_S)
-
-
 @asynccontextmanager
 async def nothing_left_behind() -> AsyncIterator[None]:
-    """Fail if a task outlives the block, or if an error in it was not handled."""
+    """Wait until the tasks of the block have ended, and fail if an error in it was not handled."""
     loop = asyncio.get_running_loop()
     tasks = asyncio.all_tasks()
     complaints: list[dict[str, Any]] = []
     loop.set_exception_handler(lambda _, context: complaints.append(context))
     try:
         yield
-        with suppress(TimeoutError):
-            async with asyncio.timeout(TIMEOUT_S * 5):
-                while asyncio.all_tasks() - tasks:  # noqa: ASYNC110 - tasks end without a word
-                    await asyncio.sleep(PAUSE_S)
-        left = asyncio.all_tasks() - tasks
+        while asyncio.all_tasks() - tasks:  # noqa: ASYNC110 - tasks end without a word
+            await asyncio.sleep(PAUSE_S)
         gc.collect()
         await asyncio.sleep(0)
     finally:
         loop.set_exception_handler(None)
-    assert (left, complaints) == (set(), [])
+    assert complaints == []
 
 
-def bus_of(proxy: AmqpProxy) -> RabbitBus:
-    return RabbitBus(proxy.url, timeout_s=TIMEOUT_S, num_confirm_channels=1)
+def bus_of(proxy: AmqpProxy, timeout_s: float = DEFAULT_TIMEOUT_S, options: str = "") -> RabbitBus:
+    return RabbitBus(f"{proxy.url}?{options}", timeout_s=timeout_s, num_confirm_channels=1)
 
 
 async def persistently(bus: Bus, call: Callable[[], Awaitable[_Result]]) -> _Result:
@@ -169,28 +162,25 @@ async def make_round_trip(bus: Bus, queue: Queue) -> None:
 
 
 async def has_at_most_channels(proxy: AmqpProxy, number: int) -> None:
-    """Wait until no more than so many are open."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(CHANNEL_ENDS_S):
-            while proxy.num_channels > number:  # noqa: ASYNC110 - channels end without a word
-                await asyncio.sleep(PAUSE_S)
-    assert proxy.num_channels <= number
+    """Wait until no more than so many are open. This may take a heartbeat, 5 s, for which aiormq
+    waits before it ends the connection of a channel whose reader has died of a frame that it did
+    not expect."""
+    while proxy.num_channels > number:  # noqa: ASYNC110 - channels end without a word
+        await asyncio.sleep(PAUSE_S)
 
 
 def new_queue() -> Queue:
     """A queue that expires if its test fails."""
     name = f"test.{uuid.uuid4().hex}"
-    return Queue(name, (Binding(DIRECT, name),), expires_s=PATIENCE_S)
+    return Queue(name, (Binding(DIRECT, name),), expires_s=EXPIRES_S)
 
 
-async def converse_under(policy: Nth, broker: Broker) -> str | None:
+async def converse_under(
+    policy: Nth, broker: Broker, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> str | None:
     """Have a conversation and check that the bus works as before; returns what was wrong."""
     try:
-        async with (
-            asyncio.timeout(PATIENCE_S),
-            AmqpProxy(broker.url, policy) as proxy,
-            bus_of(proxy) as bus,
-        ):
+        async with AmqpProxy(broker.url, policy) as proxy, bus_of(proxy, timeout_s) as bus:
             await converse(bus, new_queue())
             proxy.policy = leave_alone
             await make_round_trip(bus, new_queue())
@@ -205,11 +195,12 @@ async def test_a_conversation_ends_as_it_should_wherever_a_fault_strikes(
     name: str, broker: Broker
 ) -> None:
     fault = ALL_FAULTS[name]
+    timeout_s = TIMEOUT_S if name in SILENCES else DEFAULT_TIMEOUT_S
     places = asyncio.Semaphore(NUM_AT_ONCE)
 
     async def outcome(policy: Nth) -> str | None:
         async with places:
-            return await converse_under(policy, broker)
+            return await converse_under(policy, broker, timeout_s)
 
     async with nothing_left_behind():
         counter = Nth(fault, NEVER)
@@ -293,7 +284,7 @@ async def turns(number: int) -> None:
 
 
 async def publish_and_cancel(fault: Fault, num_turns: int, broker: Broker) -> BusError | None:
-    """Cancel a publish when its answer arrives; returns the result of another one on the same
+    """Cancel a publish when its answer arrives; returns the result of another publish on the same
     channel."""
     queue, gate = new_queue(), Gate(fault)
     async with AmqpProxy(broker.url, gate) as proxy, bus_of(proxy) as bus:
@@ -342,11 +333,16 @@ async def test_publishes_end_with_their_connection_however_many_wait_for_it(
     broker: Broker,
 ) -> None:
     queue = new_queue()
-    async with nothing_left_behind(), AmqpProxy(broker.url) as proxy, bus_of(proxy) as bus:
-        await bus.declare(queue)
+    async with (
+        nothing_left_behind(),
+        AmqpProxy(broker.url) as proxy,
+        # Heartbeats would count as frames, and the connection for calls would break as well.
+        bus_of(proxy, options=NO_HEARTBEAT) as bus,
+    ):
+        proxy.policy = NthOfEach(FAULTS["frame with a wrong end"], NUM_AT_ONCE)
         for _ in range(NUM_CUTS):
+            await bus.declare(queue)
             publishes = []
-            proxy.policy = Nth(FAULTS["frame with a wrong end"], NUM_AT_ONCE)
             while bus.is_connected:
                 publishes += [
                     asyncio.create_task(bus.publish(queue.bindings[0], Message(b"one of many")))
@@ -356,18 +352,22 @@ async def test_publishes_end_with_their_connection_however_many_wait_for_it(
             await asyncio.wait(publishes)
             assert {type(publish.exception()) for publish in publishes} <= ENDS
             await bus.wait_connected()
-        async with asyncio.timeout(PATIENCE_S):
-            await bus.wait_idle()
+        await bus.wait_idle()
 
 
 async def test_each_end_of_a_channel_is_confirmed_however_many_end_at_once(broker: Broker) -> None:
-    """The broker would take the number of an unconfirmed one for a channel that is open."""
+    """The broker would take the number of an unconfirmed end for a channel that is open."""
 
     async def miss() -> None:
         with pytest.raises(QueueNotFound):
             await consume_once(bus, new_queue())
 
-    async with nothing_left_behind(), AmqpProxy(broker.url) as proxy, bus_of(proxy) as bus:
+    async with (
+        nothing_left_behind(),
+        AmqpProxy(broker.url) as proxy,
+        # That many calls take a busy machine longer than a connection may be silent.
+        bus_of(proxy, 600, NO_HEARTBEAT) as bus,
+    ):
         await make_round_trip(bus, new_queue())
         await asyncio.gather(*(miss() for _ in range(NUM_ENDS)))
         await has_at_most_channels(proxy, NUM_KEPT_CHANNELS)
@@ -395,7 +395,7 @@ async def test_a_call_cancelled_when_an_answer_comes_leaves_nothing_behind(
     queue = new_queue()
 
     async def answer(number: int, num_turns: int) -> int:
-        """Cancel the call around one answer; returns the number of its answers."""
+        """Cancel the call around an answer; returns the number of its answers."""
         gate = Gate(ANSWER, number)
         await bus.declare(queue)
         async with bus.consume(queue.name) as consumer:
@@ -427,13 +427,11 @@ async def test_a_call_whose_answer_comes_too_late_leaves_nothing_behind(
     num_reported = incidents.num_reported("connection")
 
     async def answer_late(number: int) -> int:
-        """Hold one answer until the caller has gone; returns how many answers it has had."""
+        """Hold an answer until the caller has gone; returns how many answers it has had."""
         queue, gate = new_queue(), Gate(ANSWER, number)
         async with (
             AmqpProxy(broker.url) as proxy,
-            RabbitBus(
-                f"{proxy.url}?{NO_HEARTBEAT}", timeout_s=TIMEOUT_S, num_confirm_channels=1
-            ) as bus,
+            bus_of(proxy, TIMEOUT_S, NO_HEARTBEAT) as bus,
         ):
             await make_round_trip(bus, new_queue())
             await bus.declare(queue)
@@ -474,8 +472,8 @@ async def test_a_queue_that_is_deleted_at_any_moment_is_missed_and_can_be_declar
     broker: Broker, rabbit_bus: RabbitBus
 ) -> None:
     async def delete_at(number: int) -> bool:
-        """Delete the queue before the bus receives one of the broker's answers; returns whether
-        there were that many."""
+        """Delete the queue before the bus receives the broker's answer with this number; returns
+        whether there were that many."""
         queue, gate, is_empty = new_queue(), Gate(ANSWER, number), asyncio.Event()
         await bus.declare(queue)
         proxy.policy = gate
@@ -489,7 +487,7 @@ async def test_a_queue_that_is_deleted_at_any_moment_is_missed_and_can_be_declar
             gate.open()
         proxy.policy = leave_alone
         with pytest.raises(QueueNotFound):
-            await asyncio.wait_for(using, PATIENCE_S)
+            await using
         await converse(bus, queue)
         return gate.has_struck
 
@@ -511,10 +509,8 @@ async def test_a_deletion_without_an_answer_is_given_up_while_others_are_answere
     monkeypatch.setattr(shielded_calls, "_QUIET_S", 0.05)
     lost = Fault(lambda _, frame: frame.name == "Queue.DeleteOk", lambda _, __: None)
     queue = new_queue()
-    async with (
-        AmqpProxy(broker.url, Nth(lost, 0)) as proxy,
-        RabbitBus(proxy.url, timeout_s=TIMEOUT_S) as bus,
-    ):
+    async with AmqpProxy(broker.url, Nth(lost, 0)) as proxy, bus_of(proxy) as bus:
+        await bus.wait_connected()
         await bus.declare(queue)
 
         with pytest.raises(QueueSilent):

@@ -31,7 +31,7 @@ def test_a_job_that_no_worker_of_its_numerics_takes_returns_to_the_others() -> N
     assert resumed_queue("m", "cuda").name != resumed_queue("m", "cpu").name
 
 
-def test_a_job_that_its_favourite_does_not_take_goes_to_the_others() -> None:
+def test_a_job_that_its_affinity_target_does_not_take_goes_to_the_others() -> None:
     queue = near_queue("m", "worker.1a")
 
     assert queue.name == "jobs.m.near-1a"

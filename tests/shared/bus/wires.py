@@ -1,4 +1,4 @@
-"""Both buses behind one interface, so that one suite specifies them."""
+"""Both buses behind a common interface, so that a common suite specifies them."""
 
 import uuid
 from collections.abc import AsyncIterator, Callable
@@ -11,24 +11,26 @@ from aiormq.abc import AbstractChannel
 from shared.bus.base import Binding, Bus, Exchange, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.rabbit import RabbitBus
-from shared.errors import QueueBusy
+from shared.errors import BusUnavailable, QueueBusy
 from tests.support.network.tcp_proxy import TcpProxy
 
 DIRECT = Exchange("warren.test", "direct")
 MAX_BYTES = 1 << 20
+PATIENT_S = 120.0
+"""How long a bus waits for a busy broker."""
 
 QueueMaker = Callable[..., Queue]
 
 
 class Wires(Protocol):
-    """Connections to one broker."""
+    """Connections to a broker."""
 
     async def connect(self) -> Bus:
         """A connected bus, closed when the test ends."""
         ...
 
     def sever(self, bus: Bus) -> None:
-        """Break the connection of one bus as a broker or a network does."""
+        """Break the connection of a bus as a broker or a network does."""
         ...
 
     async def unbind(self, queue: Queue) -> None:
@@ -68,9 +70,10 @@ class RabbitWires:
 
     async def connect(self) -> Bus:
         proxy = await self._stack.enter_async_context(TcpProxy(self._url))
-        bus = RabbitBus(proxy.url, max_message_bytes=MAX_BYTES)
+        connecting = connected_to(proxy.url, max_message_bytes=MAX_BYTES)
+        bus = await self._stack.enter_async_context(connecting)
         self._proxies[bus] = proxy
-        return await self._stack.enter_async_context(bus)
+        return bus
 
     def sever(self, bus: Bus) -> None:
         self._proxies[bus].sever()
@@ -87,6 +90,16 @@ class RabbitWires:
 
 
 @asynccontextmanager
+async def connected_to(
+    url: str, *, timeout_s: float = PATIENT_S, **options: Any
+) -> AsyncIterator[RabbitBus]:
+    """A bus that is connected, even if the broker was too busy to answer its first attempt."""
+    async with RabbitBus(url, timeout_s=timeout_s, **options) as bus:
+        await bus.wait_connected()
+        yield bus
+
+
+@asynccontextmanager
 async def operating(url: str) -> AsyncIterator[AbstractChannel]:
     """A channel of an operator."""
     connection = await aiormq.connect(url)
@@ -98,8 +111,13 @@ async def operating(url: str) -> AsyncIterator[AbstractChannel]:
 
 def queue_maker(bus: Bus, stack: AsyncExitStack) -> QueueMaker:
     async def remove(name: str) -> None:
-        with suppress(QueueBusy):  # it belongs to another connection, and is gone with it
-            await bus.delete_queue(name)
+        is_removed = False
+        while not is_removed:
+            await bus.wait_connected()
+            with suppress(BusUnavailable):  # a test may have lost the connection just now
+                with suppress(QueueBusy):  # it belongs to another connection, and is gone with it
+                    await bus.delete_queue(name)
+                is_removed = True
 
     def make(exchange: Exchange = DIRECT, routing_key: str | None = None, **promises: Any) -> Queue:
         name = f"test.{uuid.uuid4().hex}"

@@ -1,4 +1,4 @@
-"""The rules of the log: however writers interleave, all readers agree on one stream."""
+"""The rules of the log: however writers interleave, all readers agree on the stream."""
 
 import itertools
 import random
@@ -29,7 +29,7 @@ NUMBERS = itertools.count()
 
 
 def started(worker: str = "worker.a") -> Started:
-    """A `Started` of a delivery of its own, newer than those before."""
+    """A `Started` of a delivery of its own, newer than all before."""
     number = next(NUMBERS)
     return Started(worker=worker, ticket=f"{number}", num_prompt_tokens=(3,), num_returns=number)
 

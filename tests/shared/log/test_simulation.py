@@ -1,6 +1,6 @@
 """Whatever dies, whenever: no token is lost, repeated or changed, and every stream ends.
 
-``WARREN_TEST_SCHEDULES=20000`` runs more schedules, ``WARREN_TEST_SEED=n`` a single one.
+``WARREN_TEST_SCHEDULES=20000`` runs more schedules, ``WARREN_TEST_SEED=n`` a single schedule.
 """
 
 import os
@@ -62,9 +62,9 @@ def a_strict_fleet(seed: int) -> Model:
     return replace(a_mixed_fleet(seed), requires_same_numerics=True)
 
 
-def a_fleet_with_a_favourite(seed: int) -> Model:
+def a_fleet_with_an_affinity_target(seed: int) -> Model:
     new_models = (a_model, a_deadly_model, a_model_with_a_deadline, a_mixed_fleet)
-    return replace(new_models[seed % len(new_models)](seed), has_favourite=True)
+    return replace(new_models[seed % len(new_models)](seed), has_affinity_target=True)
 
 
 def a_model_with_a_left_job(seed: int) -> Model:
@@ -73,7 +73,7 @@ def a_model_with_a_left_job(seed: int) -> Model:
         a_model_with_a_deadline,
         a_model_with_nodes,
         a_mixed_fleet,
-        a_fleet_with_a_favourite,
+        a_fleet_with_an_affinity_target,
     )
     return replace(new_models[seed % len(new_models)](seed), has_left_job=True, deadly_at=None)
 
@@ -135,7 +135,7 @@ def test_a_node_that_dies_for_good_takes_no_stream_with_it() -> None:
 
 
 def test_a_job_published_to_one_worker_is_lost_no_more_than_others() -> None:
-    failure = first_failure(SEEDS, a_fleet_with_a_favourite)
+    failure = first_failure(SEEDS, a_fleet_with_an_affinity_target)
 
     assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
 
@@ -177,7 +177,7 @@ class LateStarts(LogReader):
 
 
 class Rivals(LogReader):
-    """Assumes that the later of two runs of one delivery has the job."""
+    """Assumes that the later of two runs of a delivery has the job."""
 
     def _is_rival(self, run: Run) -> bool:
         return False
@@ -194,7 +194,7 @@ class ShiftedAttempts(LogReader):
 
 
 class SilentFirst(LogReader):
-    """Answers a waiting `Started` only if it follows another one."""
+    """Answers a waiting `Started` only if it follows another `Started`."""
 
     def _start(self, event: Started) -> list[Action]:
         is_first = not self._replaced and self.ticket in (None, event.ticket)
@@ -217,14 +217,14 @@ class CrashesOnly(LogReader):
 
 
 class AnyCompany(LogReader):
-    """Counts a crash outside quarantine as one in quarantine."""
+    """Counts a crash outside quarantine as a crash in quarantine."""
 
     def _was_alone(self, run: Run) -> bool:
         return run.publication == self._run.publication
 
 
 class AnyPublication(LogReader):
-    """Counts the crash of an older copy of the job, which may live, as one of this copy."""
+    """Counts the crash of an older copy of the job, which may live, as a crash of this copy."""
 
     def _was_alone(self, run: Run) -> bool:
         return run.is_alone
@@ -240,7 +240,7 @@ class NoCopy(LogReader):
 
 
 class KeepsPlace(Attempt):
-    """Goes on in a log that was recreated where it stood in the lost one."""
+    """Goes on in a log that was recreated where it stood in the lost log."""
 
     def forget_place(self) -> None:
         pass
@@ -297,7 +297,7 @@ class DeafToWaiting(LogReader):
 
 
 class OneContender(LogReader):
-    """Assumes that the earlier of two runs of one delivery has the job."""
+    """Assumes that the earlier of two runs of a delivery has the job."""
 
     def _counts(self, event: Failed) -> bool:
         return event.ticket in (None, self.ticket) and super()._counts(event)
@@ -336,7 +336,7 @@ RARELY_MISSED: dict[type, int] = {
 
 
 def seeds_for(guard: type) -> Iterable[int]:
-    """Schedules, one of which misses the guard."""
+    """Schedules among which at least one misses the guard."""
     seed = RARELY_MISSED.get(guard)
     return range(5000) if seed is None else [seed]
 
@@ -386,7 +386,7 @@ def test_without_a_guard_of_the_worker_a_schedule_fails(attempt_class: type[Atte
     [{"reader_class": NoCopy}, {"attempt_class": KeepsPlace}],
 )
 def test_without_a_guard_of_logs_that_move_a_schedule_fails(guard: dict[str, Any]) -> None:
-    # Without the second one, schedule 59 takes seconds to be given up.
+    # Schedule 59 is left out, because it takes seconds to be given up without the second guard.
     assert first_failure(range(60, 3000), a_model_with_nodes, **guard) is not None
 
 

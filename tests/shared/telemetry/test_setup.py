@@ -26,16 +26,18 @@ logging.getLogger("aiormq.connection").error("returned: %s", "a prompt")
 logging.getLogger("aio_pika.queue").debug("body: %s", "a prompt")
 """
 
+EVENTS = ("job started", "job taken over", "worker ready")
 CONSOLE_SCRIPT = """
-import sys
+import logging, sys
 from shared.telemetry import requests, setup
 from shared.settings import WorkerSettings
 setup.configure(
-    WorkerSettings(log_format="console", job_log_level=sys.argv[1], log_level=sys.argv[2]),
+    WorkerSettings(log_format="console", log_level=sys.argv[1]),
     "warren-test",
 )
 requests.write_line("job started", None, {"request_id": "r1", "attempt": 1})
 requests.write_line("job taken over", None, {"request_id": "r1", "attempt": 2}, is_warning=True)
+logging.getLogger("worker").info("worker ready", extra={"request_id": "r1"})
 """
 
 SPAN_SCRIPT = """
@@ -55,7 +57,7 @@ from opentelemetry import metrics
 from gateway.metrics import GenAiMetrics
 from shared.telemetry import setup
 from shared.settings import GatewaySettings
-setup.configure(GatewaySettings(otlp_metrics_endpoint=sys.argv[1]), "warren-test")
+setup.configure(GatewaySettings(otlp_endpoint=sys.argv[1]), "warren-test")
 GenAiMetrics().record(
     "chatcmpl-1", "m", duration_s=2.0, first_token_s=0.5, num_prompt_tokens=7, num_tokens=4,
     error_code=None,
@@ -102,19 +104,24 @@ def test_libraries_that_print_bodies_are_silent(lines: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "level_of_all", "num_lines"),
-    [("info", "info", 2), ("warning", "info", 1), ("off", "info", 0), ("info", "warning", 1)],
-    ids=str,
+    ("level", "events"),
+    [
+        ("info", ["job started", "job taken over", "worker ready"]),
+        ("notice", ["job taken over", "worker ready"]),
+        ("warning", ["job taken over"]),
+        ("error", []),
+    ],
 )
-def test_lines_about_jobs_are_readable_text_and_have_a_level_of_their_own(
-    level: str, level_of_all: str, num_lines: int
+def test_lines_about_jobs_are_readable_text_and_only_warnings_from_notice_on(
+    level: str, events: list[str]
 ) -> None:
-    command = [sys.executable, "-c", CONSOLE_SCRIPT, level, level_of_all]
+    command = [sys.executable, "-c", CONSOLE_SCRIPT, level]
     run = subprocess.run(command, capture_output=True, text=True, check=True)
 
     lines = run.stderr.splitlines()
-    assert len(lines) == num_lines
-    assert all("request_id=r1" in line and "attempt=" in line for line in lines)
+    assert [event for event in EVENTS if event in run.stderr] == events
+    assert len(lines) == len(events)
+    assert all("request_id=r1" in line for line in lines)
 
 
 def test_a_line_with_a_field_that_is_no_text_is_json_all_the_same() -> None:

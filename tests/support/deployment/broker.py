@@ -45,13 +45,22 @@ _PRELOAD = (
     "public_key,inets,xmerl,compiler,tools,observer_cli,syslog,jsx,syntax_tools,os_mon,stdlib],"
     'Dir<-[code:lib_dir(App)],is_list(Dir),File<-filelib:wildcard(Dir++\\"/ebin/*.beam\\")])'
 )
-"""To load these modules at once halves the time of a start, which would load each by itself."""
+"""Loading these modules at once halves the time of a start, which would load each by itself."""
 _SETTLE = (
-    # The write-ahead log begins its next file in the background, and then hands over the last one.
+    # The write-ahead log begins its next file in the background, and then hands over the last file.
     "#{names := #{wal := Log, segment_writer := Writer}} = ra_system:fetch(quorum_queues),"
     "ra_log_wal:force_roll_over(Log), timer:sleep(1000), ra_log_segment_writer:await(Writer),"
     "[garbage_collect(Process) || Process <- processes()],"
 )
+_LIST_QUEUES = """
+    Text = fun Text({resource, _, queue, Name}) -> Name;
+               Text(Value) when is_binary(Value) -> Value;
+               Text(Values) when is_list(Values) -> lists:join(",", lists:map(Text, Values));
+               Text(Value) -> io_lib:format("~w", [Value]) end,
+    Print = fun(Queue) ->
+        io:format("~ts~n", [lists:join("\\t", [Text(Value) || {_, Value} <- Queue])]) end,
+    lists:foreach(Print, rabbit_amqqueue:info_all(<<"warren">>, [COLUMNS]))
+"""
 
 
 class Broker:
@@ -62,14 +71,14 @@ class Broker:
         self.url = url
 
     def url_of(self, user: str) -> str:
-        """The URL of one of infra/rabbitmq's users, which share a password here."""
+        """The URL of a user of infra/rabbitmq. All users share a password here."""
         if URL(self.url).user != "operator":
             pytest.skip(f"the broker of {URL_VARIABLE} does not have Warren's users")
         return str(URL(self.url).with_user(user))
 
 
 class Family:
-    """What the nodes of one cluster share: the directory with their cookie, the port mapper and the
+    """What the nodes of a cluster share: the directory with their cookie, the port mapper and the
     password of all users."""
 
     def __init__(self, directory: Path) -> None:
@@ -104,8 +113,8 @@ class RabbitNode(Broker):
         family: Family | None = None,
         peer: str = "",
     ) -> None:
-        """``definitions`` replace the shipped ones, with their own passwords. ``peer`` is the name
-        of a running node that it joins when it starts for the first time."""
+        """``definitions`` replace the shipped definitions, with their own passwords. ``peer`` is
+        the name of a running node that it joins when it starts for the first time."""
         self._directory = directory
         self._definitions = definitions
         self._is_in_cluster = family is not None
@@ -186,21 +195,42 @@ class RabbitNode(Broker):
         return self._run("rabbitmq-upgrade", *args)
 
     def _run(self, script: str, *args: str) -> str:
+        return self._output_of([*self._script(script), *args])
+
+    def _output_of(self, command: list[str], typed: str = "") -> str:
         done = subprocess.run(
-            [*self._script(script), *args],
+            command,
             env=self._environment,
             check=False,
+            input=typed,
             text=True,
             capture_output=True,
             timeout=_TOOL_TIMEOUT_S,
         )
-        assert done.returncode == 0, f"{script} {args} failed:\n{done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{command} failed:\n{done.stdout}{done.stderr}"
         return done.stdout
+
+    def evaluate(self, expressions: str) -> str:
+        """What Erlang expressions print at the node, and the value of the last expression. `ctl`
+        would need a second and a half of CPU time to start."""
+        address = ("-address", f"localhost:{self._distribution_port}")
+        cookie = (self._family.directory / ".erlang.cookie").read_text()
+        block = f'io:format("~tp~n", [begin {expressions.strip().removesuffix(".")} end]).\n'
+        command = ["erl_call", *address, "-c", cookie, "-fetch_stdout", "-e"]
+        printed, succeeded, result = self._output_of(command, block).rpartition("{ok, ok}")
+        assert succeeded, f"{expressions} failed: {result}"
+        return printed
+
+    def list_queues(self, *columns: str) -> list[list[str]]:
+        """These columns of the queues in the virtual host "warren", as rabbitmqctl names them. The
+        value of a list is its members between commas."""
+        printed = self.evaluate(_LIST_QUEUES.replace("COLUMNS", ", ".join(columns)))
+        return [line.split("\t") for line in printed.splitlines()[:-1]]
 
     def used_bytes(self) -> int:
         """The memory that Erlang's terms occupy, without garbage, what its allocators keep, and the
         entries of the write-ahead log: up to 16 MB, which come and go with each of its files."""
-        return int(self.ctl("--silent", "eval", _SETTLE + "erlang:memory(total)."))
+        return int(self.evaluate(_SETTLE + "erlang:memory(total)"))
 
     @property
     def pid(self) -> int:
@@ -271,7 +301,7 @@ class RabbitNode(Broker):
         }
 
     def _script(self, name: str) -> list[str]:
-        """The command that runs one of RabbitMQ's scripts."""
+        """The command that runs a script of RabbitMQ."""
         if self._root is not None:
             into = [str(INFRA / "in_root.sh"), self._root, tempfile.gettempdir()]
             return [*into, str(_SCRIPTS[0] / name)]
@@ -293,7 +323,7 @@ class RabbitNode(Broker):
 
     def _is_listening(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self._port), timeout=1) as connection:
+            with socket.create_connection(("127.0.0.1", self._port), timeout=10) as connection:
                 connection.sendall(b"AMQP\x00\x00\x09\x01")
                 return bool(connection.recv(1))
         except OSError:
@@ -301,7 +331,7 @@ class RabbitNode(Broker):
 
 
 class RabbitCluster(Broker):
-    """Nodes that form one cluster. Its URL names all of them."""
+    """Nodes that form a cluster. Its URL names all of them."""
 
     def __init__(self, directory: Path, num_nodes: int = 3) -> None:
         self._family = Family(directory)
@@ -382,14 +412,14 @@ def broker() -> Iterator[Broker]:
 
 @pytest.fixture
 def own_broker() -> Iterator[RabbitNode]:
-    """A broker for one test, which may kill it. It contains only what the test creates."""
+    """A broker for a single test, which may kill it. It contains only what the test creates."""
     with running_node() as node:
         yield node
 
 
 @pytest.fixture
 def own_cluster() -> Iterator[RabbitCluster]:
-    """A cluster of three nodes for one test, which may kill them."""
+    """A cluster of three nodes for a single test, which may kill them."""
     with running_cluster() as cluster:
         yield cluster
 

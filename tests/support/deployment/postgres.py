@@ -50,8 +50,8 @@ class PostgresServer:
         return f"postgresql://{_USER}@127.0.0.1:{self._port}/{database}"
 
     def create_database(self, template: str = "template1") -> str:
-        """Create a database, a copy of the one whose name or URL is ``template``; returns its
-        URL."""
+        """Create a database as a copy of the database whose name or URL is ``template``; returns
+        the URL of the copy."""
         name = f"test_{secrets.token_hex(8)}"
         place = ("-h127.0.0.1", f"-p{self._port}", f"-U{_USER}")
         self.run("createdb", *place, f"--template={template.rpartition('/')[2]}", name)

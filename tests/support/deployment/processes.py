@@ -1,5 +1,6 @@
 """Starts and stops Warren's real processes."""
 
+import json
 import os
 import secrets
 import signal
@@ -16,7 +17,7 @@ from typing import Self
 import httpx
 
 ROOT = Path(__file__).parents[3]
-START_TIMEOUT_S = 150
+START_TIMEOUT_S = 240
 NO_TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For clients that never use TLS: loading the certificates takes each of them 45 ms."""
 
@@ -56,7 +57,7 @@ class WarrenProcess:
         self.url = f"http://127.0.0.1:{port}"
         self.start_timeout_s: float = START_TIMEOUT_S
         self._args = args
-        self._log = log
+        self.log_path = log
         self._variables = variables or {}
         self._root = root
         self._process: subprocess.Popen[bytes] | None = None
@@ -84,10 +85,10 @@ class WarrenProcess:
 
     @property
     def log(self) -> str:
-        return self._log.read_text()
+        return self.log_path.read_text()
 
     def start(self) -> None:
-        with self._log.open("ab") as log:
+        with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, *self._args],
                 cwd=self._root,
@@ -128,15 +129,26 @@ class WarrenProcess:
 
 
 def serve(log: Path, *options: str) -> WarrenProcess:
-    """``warren serve``: everything in one process."""
+    """``warren serve``: everything in a single process."""
     port = free_port()
     return WarrenProcess(["warren.py", "serve", f"--port={port}", *options], port, log)
 
 
-def gateway(broker: str, log: Path, *options: str, root: Path = ROOT) -> WarrenProcess:
+def gateway(
+    broker: str,
+    log: Path,
+    *options: str,
+    root: Path = ROOT,
+    tuning: Mapping[str, float] | None = None,
+    **variables: str,
+) -> WarrenProcess:
+    """``tuning``: fields of `gateway.wiring.Tuning`."""
     port = free_port()
-    args = ["warren.py", "gateway", f"--broker={broker}", f"--port={port}", *options]
-    return WarrenProcess(args, port, log, root=root)
+    command = ["warren.py", "gateway"]
+    if tuning is not None:
+        command = ["-m", "tests.support.tuning.gateway", f"--tuning={json.dumps(tuning)}"]
+    args = [*command, f"--broker={broker}", f"--port={port}", *options]
+    return WarrenProcess(args, port, log, variables, root)
 
 
 def worker(broker: str, log: Path, *options: str, **variables: str) -> WarrenProcess:

@@ -9,7 +9,8 @@ _SHARES_DEPLOYMENTS = "tests/system/smollm2/"
 
 
 class Scheduling(LoadFileScheduling):  # type: ignore[misc]
-    """A module runs in one test process, and in the same one all that share deployments."""
+    """A module runs in a single test process, and modules that share deployments in the same
+    process."""
 
     def _split_scope(self, nodeid: str) -> str:
         module: str = super()._split_scope(nodeid)

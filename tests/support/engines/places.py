@@ -1,4 +1,4 @@
-"""A worker of any engine: Warren's own, one behind a scripted server, or one behind a real one."""
+"""A worker of any engine: Warren's own engine, a scripted server, or a real server."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -43,8 +43,8 @@ def real_engines() -> list[RealEngine]:
 
 
 def write_unpacked(packed: Path, unpacked: Path) -> None:
-    """Write a GGUF file with the weights of another one as float16: llama.cpp also rounds what it
-    multiplies with packed weights, and a small model then answers less well."""
+    """Write a GGUF file with the weights of another file as float16: llama.cpp also rounds the
+    inputs of packed weights, and a small model then answers less well."""
     from gguf import GGUFReader, GGUFValueType, GGUFWriter
     from gguf.quants import dequantize
 

@@ -2,7 +2,7 @@
 context. It fails as it is told.
 
 As a program it is the engine of a worker: its model's name is the content of a file, it is healthy
-once a file exists, and its streams wait in the middle while another one does.
+once a file exists, and its streams wait in the middle while another file exists.
 """
 
 import argparse
@@ -30,7 +30,7 @@ _LOOK_INTERVAL_S = 0.02
 
 
 class ScriptedEngine:
-    """``faults`` are those of the next requests, one each."""
+    """``faults`` happen to the next requests, in this order."""
 
     def __init__(self, protocol: str, tokenizer: Tokenizer, *, max_seq_len: int) -> None:
         self.protocol = protocol
@@ -254,7 +254,7 @@ class _Frames:
 
 
 def _llama_events(body: dict[str, Any], script: ScriptedEngine) -> Iterator[Any]:
-    """Tokens come one by one. The tokens of an incomplete character are left out."""
+    """Each token has its own event. The tokens of an incomplete character are left out."""
     tokenizer = script.tokenizer
     banned = frozenset(token_id for token_id, bias in body["logit_bias"] if bias is False)
     is_limited = len(banned) > tokenizer.vocab_size // 2

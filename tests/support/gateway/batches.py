@@ -7,12 +7,12 @@ from typing import Any
 
 from openai.types import Batch
 
+from tests.support import PATIENCE_S
 from tests.support.gateway.http import LiveGateway
 from tests.support.workers.scripted_worker import MODEL
 
 CHATS = "/v1/chat/completions"
 ENDED = ("completed", "failed", "expired", "cancelled")
-_PATIENCE_S = 60.0
 
 
 def chat(custom_id: str, content: str = "one two three", **more: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ async def order(
 
 async def until(gateway: LiveGateway, batch: Batch, is_true: Callable[[Batch], bool]) -> Batch:
     """Poll until the condition holds."""
-    async with asyncio.timeout(_PATIENCE_S):
+    async with asyncio.timeout(PATIENCE_S):
         while not is_true(batch):
             await asyncio.sleep(0.02)
             batch = await gateway.openai.batches.retrieve(batch.id)

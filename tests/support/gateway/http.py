@@ -15,15 +15,17 @@ from fastapi.dependencies import models as endpoints
 from gateway.app import create_app
 from gateway.intake.limits import Limits
 from gateway.server import Server, listen, opened, url_of
-from gateway.wiring import TIMING, Timing
+from gateway.wiring import Tuning
 from shared import settings, topology
 from shared.bus.base import Bus, Message
 from shared.bus.memory import MemoryBroker
 from shared.bus.subscribe import receive
 from shared.messages import AdmissionRequest, decode_usage
 from shared.settings import GatewaySettings
+from tests.support import PATIENCE_S
 from tests.support.deployment.processes import NO_TLS
 from tests.support.metrics import total
+from tests.support.tuning.options import split
 from tests.support.workers.connections import connected
 
 SECRET = "a secret that all gateways share"
@@ -46,22 +48,21 @@ class LiveGateway:
         return await self.post("/v1/chat/completions", **chat_body(**more))
 
     async def sample(self, name: str) -> float:
-        """The sum over all labels of one metric."""
+        """The sum over all labels of a metric."""
         return total((await self.http.get("/metrics")).text, name)
 
 
 @asynccontextmanager
-async def live_gateway(
-    place: Bus | MemoryBroker, timing: Timing = TIMING, /, **options: Any
-) -> AsyncIterator[LiveGateway]:
+async def live_gateway(place: Bus | MemoryBroker, /, **options: Any) -> AsyncIterator[LiveGateway]:
     """A gateway at a bus, or at a broker with a connection of its own. It has a database of its
-    own, unless ``options`` say otherwise."""
+    own, unless ``options`` say otherwise, which are settings and fields of `Tuning`."""
+    tuning, options = split(Tuning, options)
     with tempfile.TemporaryDirectory(prefix="warren-") as data_dir:
         chosen = settings.load(GatewaySettings, **{**FAST, "data_dir": data_dir, **options})
         with listen(chosen) as listener:
             async with (
                 connected(place) as bus,
-                opened(create_app(chosen, bus, timing), chosen) as server,
+                opened(create_app(chosen, bus, tuning), chosen) as server,
             ):
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
                 try:
@@ -87,8 +88,9 @@ def _forget_endpoints() -> None:
 async def two_gateways(
     broker: MemoryBroker, **options: Any
 ) -> AsyncIterator[tuple[LiveGateway, LiveGateway]]:
-    """Two gateways of one deployment, with a grace period for clients that disconnect."""
-    options = {"secret": SECRET, "disconnect_grace_s": 5, **options}
+    """Two gateways of a deployment, with a grace period for clients that disconnect, which does not
+    end during a test."""
+    options = {"secret": SECRET, "disconnect_grace_s": 60, **options}
     with tempfile.TemporaryDirectory(prefix="warren-") as data_dir:
         options = {"data_dir": data_dir, **options}
         async with (
@@ -104,7 +106,7 @@ async def running_limits(
     bus: Bus,
     on_request: Callable[[AdmissionRequest], None] = lambda request: None,
 ) -> AsyncIterator[Limits]:
-    """One gateway's limits of API keys, which it shares with others, until the context ends.
+    """A gateway's limits of API keys, which it shares with others, until the context ends.
     ``on_request`` is called with the requests of workers."""
 
     def hear(message: Message) -> None:
@@ -130,7 +132,7 @@ async def running_limits(
 @asynccontextmanager
 async def _clients(url: str) -> AsyncIterator[tuple[httpx.AsyncClient, openai.AsyncOpenAI]]:
     async with (
-        httpx.AsyncClient(base_url=url, timeout=20, verify=NO_TLS) as http,
+        httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, verify=NO_TLS) as http,
         openai.DefaultAsyncHttpxClient(verify=NO_TLS) as for_openai,
         openai.AsyncOpenAI(
             base_url=f"{url}/v1", api_key="none", max_retries=0, http_client=for_openai
@@ -158,7 +160,7 @@ def skip(seconds: float) -> None:
 
 async def eventually(is_true: Callable[[], Awaitable[bool]]) -> None:
     """Poll until the condition holds. Raises TimeoutError if it never does."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not await is_true():  # noqa: ASYNC110 (what is asked tells nobody of changes)
             await asyncio.sleep(0.01)
 
@@ -179,7 +181,7 @@ def events(body: str) -> list[Any]:
 
 
 def text_of(body: str) -> str:
-    """The text of a chat with one choice, whose stream must have ended well."""
+    """The text of a chat with a single choice, whose stream must have ended well."""
     *chunks, done = events(body)
     assert done == "[DONE]", done
     return "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)

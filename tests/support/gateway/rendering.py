@@ -77,7 +77,7 @@ class Log:
         return self
 
     def say(self, *tokens: str, choice: int = 0) -> "Log":
-        """One event for each token."""
+        """Write an event for each token."""
         for token in tokens:
             token_ids, logprobs = [len(token.encode())], self._logprobs(token)
             self._add(self._writer.delta(choice, token_ids, token, logprobs=logprobs))
@@ -201,7 +201,7 @@ def told_as(token: str) -> TokenLogprobs:
 
 
 def joined(chunks: Iterable[Any], key: str, choice: int = 0) -> str:
-    """All text under ``key`` in the deltas of one choice."""
+    """All text under ``key`` in the deltas of a choice."""
     return "".join(
         found["delta"].get(key) or ""
         for chunk in chunks

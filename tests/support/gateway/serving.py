@@ -5,13 +5,19 @@ import shutil
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import (
+    AbstractAsyncContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from typing import Any
 
-from gateway.wiring import TIMING, Timing
 from shared import topology
 from shared.bus.base import Bus
 from shared.bus.memory import MemoryBroker, MemoryBus
+from tests.support import PATIENCE_S
 from tests.support.gateway.batches import CHATS, chat, order
 from tests.support.gateway.http import LiveGateway, eventually, live_gateway
 from tests.support.gateway.webhooks import FAILED, OK, receiving
@@ -45,7 +51,6 @@ def served(
     *,
     script: Script = repeat_the_prompt,
     key: str | None = None,
-    timing: Timing = TIMING,
     **options: Any,
 ) -> Iterator[str]:
     """The URL of a gateway with these settings, whose worker, which it has heard of, runs
@@ -61,7 +66,7 @@ def served(
         async with (
             MemoryBus(broker) as worker_bus,
             ScriptedWorker(worker_bus, script),
-            live_gateway(broker, timing, data_dir=data_dir, **options) as gateway,
+            live_gateway(broker, data_dir=data_dir, **options) as gateway,
         ):
             if key is not None:
                 gateway.http.headers["Authorization"] = f"Bearer {key}"
@@ -75,17 +80,26 @@ def served(
                 is_ready.set()
                 await stop.wait()
 
+    def run() -> None:
+        """Serve, and then end what the gateway leaves behind if its database does not answer."""
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            runner.run(serve())
+
     data_dir = tempfile.mkdtemp(prefix="warren-served-")
-    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),))
-    thread.start()
-    try:
-        assert is_ready.wait(20), "the gateway did not start"
-        yield urls[0]
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-        loop.close()
-        shutil.rmtree(data_dir)
+    with ThreadPoolExecutor(1) as pool:
+        serving = pool.submit(run)
+        serving.add_done_callback(lambda _: is_ready.set())
+        try:
+            assert is_ready.wait(PATIENCE_S), "the gateway did not start"
+            if serving.done():
+                serving.result()  # raises the reason for which it did not start
+            yield urls[0]
+        finally:
+            with suppress(RuntimeError):  # the loop is closed if the gateway did not start
+                loop.call_soon_threadsafe(stop.set)
+            serving.exception()
+            shutil.rmtree(data_dir)
+    serving.result()
 
 
 @contextmanager

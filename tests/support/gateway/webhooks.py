@@ -11,11 +11,11 @@ import openai
 
 from gateway.store.batches import Batches, BatchRecord, Order
 from gateway.store.files.records import Files
+from tests.support import PATIENCE_S
 from tests.support.network.connections import serving
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 FAILED = b"HTTP/1.1 500 Failed\r\ncontent-length: 0\r\n\r\n"
-_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,8 @@ class Received:
 
 @dataclass
 class Receiver:
-    """Answers each request with the first of ``answers``, and with the last one from then on."""
+    """Answers each request with the first of the remaining ``answers``, of which the last is
+    kept."""
 
     port: int = 0
     answers: list[bytes] = field(default_factory=lambda: [OK])
@@ -51,7 +52,7 @@ class Receiver:
 
     async def wait(self, number: int = 1) -> list[Received]:
         """Wait for so many requests; returns all that have arrived."""
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.received) < number:
                 self._arrived.clear()
                 await self._arrived.wait()

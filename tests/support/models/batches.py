@@ -23,13 +23,15 @@ def share(
     edits: LogitEdits | None = None,
     scored_start: int = 0,
     scored_ids: Sequence[int] = (),
+    states: Sequence[int] = (),
 ) -> ScheduledSequence:
-    """One sequence's share of a step."""
+    """A sequence's share of a step; ``states`` are the blocks of its states, if the model has
+    any. With states and without ``blocks``, the model keeps nothing else."""
     return ScheduledSequence(
         sequence_id=SequenceId("request", choice),
         start=start,
         token_ids=token_ids,
-        block_tables=[blocks],
+        block_tables=[table for table in (blocks, states) if table] or [blocks],
         is_sampled=is_sampled,
         sampling=sampling,
         seed=seed,

@@ -11,7 +11,7 @@ _WIDE = ("-DWARREN_LANES=16", "-O1", "-Wno-psabi")
 
 @cache
 def variants() -> dict[str, Library]:
-    """Every way to compute that some processor chooses, and that this one can run."""
+    """Every way to compute that some processor chooses and that this processor can run."""
     libraries = {
         "avx2": Library(build("avx2")),
         "avx512 in halves": Library(build("avx2", extra_flags=_WIDE)),

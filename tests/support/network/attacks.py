@@ -20,7 +20,7 @@ MAX_BYTES_PER_BODY_BYTE = 3
 """A body as bytes, as text and as objects. Values count for themselves, with 64 bytes each."""
 MAX_GROWTH_BYTES = MAX_BYTES_PER_BODY_BYTE * GatewaySettings().max_bytes_in_flight
 MAX_ANSWER_S = 0.25
-"""On a machine that counts to two millions in `_COUNTING_S`; slower ones have more time."""
+"""On a machine that counts to two millions in `_COUNTING_S`; slower machines have more time."""
 _COUNTING_S = 0.2
 _MAX_ATTACKS = 3
 _PAUSE_S = 0.01
@@ -38,10 +38,10 @@ class Victim:
 
     async def assert_attack_costs_little(self, attack: Attack, name: str = "") -> None:
         """All attacks until now have made the gateway grow by no more than the bodies take that it
-        handles at once, and during this one it answers `/live` within 0.25 s all the time.
+        handles at once, and during this attack it answers `/live` within 0.25 s all the time.
 
-        On a busy machine other processes delay answers. What the gateway waits for a processor does
-        not count, and one of three attacks of the same kind has to pass without a delay.
+        On a busy machine other processes delay answers. The gateway's waiting time for a processor
+        does not count, and one of three attacks of the same kind has to pass without a delay.
         """
         longest_s = await _longest_answers_s(self._process, attack)
 
@@ -86,7 +86,7 @@ def _polled(process: WarrenProcess) -> Iterator[list[float]]:
     def poll() -> None:
         while not is_over.wait(_PAUSE_S) or not answers_s:
             began, computed = time.monotonic(), time.clock_gettime(process_clock)
-            connection = HTTPConnection(place.host, place.port, timeout=60)
+            connection = HTTPConnection(place.host, place.port)
             connection.request("GET", "/live")
             assert connection.getresponse().status == 200
             connection.close()

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import httpx
 
+from tests.support import PATIENCE_S
 from tests.support.deployment.processes import NO_TLS
 
 _NOT_FORWARDED = ("host", "connection", "accept-encoding")
@@ -16,8 +17,8 @@ _MAX_DELAY_S = 0.02
 
 
 class DeadlyProxy:
-    """Forwards requests to the server at ``url``. Once `arm` is called, it kills the client at one
-    of its next requests: before the server has it, after that, or soon after its answer."""
+    """Forwards requests to the server at ``url``. Once `arm` is called, it kills the client within
+    its next requests: before the server has the request, after that, or soon after its answer."""
 
     def __init__(self, url: str, chance: random.Random) -> None:
         proxy = self
@@ -27,17 +28,21 @@ class DeadlyProxy:
                 """Write no access log."""
 
             def do_GET(self) -> None:
-                proxy._forward(self)
+                with proxy._turn:
+                    proxy._forward(self)
 
             def do_POST(self) -> None:
-                proxy._forward(self)
+                with proxy._turn:
+                    proxy._forward(self)
 
         self._chance = chance
-        self._client = httpx.Client(base_url=url, timeout=60, verify=NO_TLS)
+        self._client = httpx.Client(base_url=url, timeout=PATIENCE_S, verify=NO_TLS)
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever)
         self._num_left, self._moment = 0, ""
         self._kill: Callable[[], object] = lambda: None
+        self._turn = threading.Lock()
+        """One request at a time: a client that is about to be killed gets no further answer."""
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def __enter__(self) -> Self:
@@ -59,8 +64,9 @@ class DeadlyProxy:
     def _forward(self, handler: BaseHTTPRequestHandler) -> None:
         self._num_left -= 1
         moment = self._moment if self._num_left == 0 else ""
-        body = handler.rfile.read(int(handler.headers.get("content-length", 0)))
-        if moment == "before":
+        num_bytes = int(handler.headers.get("content-length", 0))
+        body = handler.rfile.read(num_bytes)
+        if moment == "before" or len(body) < num_bytes:
             return self._end(handler)
         headers = {
             name: value

@@ -11,7 +11,7 @@ from yarl import URL
 _CHUNK_BYTES = 1 << 16
 
 PassOn = Callable[[bytes], None]
-"""Copies bytes from one end to the other."""
+"""Passes bytes on to the other end."""
 
 
 class TcpProxy:
@@ -58,7 +58,7 @@ class TcpProxy:
         self._server.close()
 
     def sever(self) -> None:
-        """Reset all connections; new ones are accepted."""
+        """Reset all connections; new connections are accepted."""
         for writer in self._writers:
             writer.transport.abort()
 

@@ -11,6 +11,7 @@ import pytest
 from gateway.intake.keys.key_file import KeyFile
 from gateway.sign_in.signing_in import CALLBACK_PATH
 from shared.bus.memory import MemoryBus
+from tests.support import PATIENCE_S
 from tests.support.deployment.processes import free_port
 from tests.support.gateway.http import SECRET, LiveGateway, live_gateway
 from tests.support.openid.provider import (
@@ -34,7 +35,9 @@ AUDIENCE = "https://warren.example/api"
 
 
 @pytest.fixture
-def provider() -> Iterator[OpenIdProvider]:
+def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenIdProvider]:
+    """A provider, for whose answers a gateway waits as long as a test."""
+    monkeypatch.setattr("gateway.sign_in.provider._TIMEOUT_S", PATIENCE_S)
     with openid_provider(PEOPLE) as provider:
         yield provider
 

@@ -38,9 +38,11 @@ class OpenIdProvider:
     redirect_uri: str = ""
     url: str = ""
     changes: dict[str, Any] = field(default_factory=dict)
-    """Claims of the next tokens that differ from the right ones."""
+    """Claims of the next tokens that differ from the right claims."""
     forge: Callable[[str], str] | None = None
-    """Makes another token of the next ones."""
+    """Turns each of the next tokens into another token."""
+    published: dict[str, Any] = field(default_factory=dict)
+    """What it says of itself otherwise than what is right."""
     requests: list[str] = field(default_factory=list)
     """The paths that were requested."""
 
@@ -216,6 +218,8 @@ def _publish(app: flask.Flask, provider: OpenIdProvider) -> None:
             "token_endpoint": f"{provider.url}/token",
             "jwks_uri": f"{provider.url}/jwks",
             "id_token_signing_alg_values_supported": ["RS256"],
+            "code_challenge_methods_supported": ["S256"],
+            **provider.published,
         }
 
     @app.get("/jwks")

@@ -143,7 +143,7 @@ UNTYPED_OPERATIONS = {
     "POST /v1/rerank",
     "POST /v1/score",
 }
-"""Those for which neither package has a type."""
+"""The answers for which neither package has a type."""
 _PATTERNS = [
     (name, re.compile(re.sub(r"{\w+}", "[^/]+", name).replace("/", r"\/") + r"\Z"))
     for name in sorted(ANSWERS, key=lambda name: name.count("{"))

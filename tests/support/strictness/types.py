@@ -2,8 +2,8 @@
 
 Their clients accept anything, because they construct their models without validation. Here all
 required fields must be there, values must have their exact types, the ``type`` of an object decides
-between the members of a union, and there may be no fields but those of the packages, of
-`EXTENSIONS` and of `REFERENCE`.
+between the members of a union, and there may be no other fields than the packages, `EXTENSIONS` and
+`REFERENCE` name.
 """
 
 from collections import defaultdict
@@ -167,7 +167,7 @@ def _field(kind: Any) -> Schema:
 
 
 def _tagged(union: Schema, named: Mapping[str, Schema]) -> Schema:
-    """The union, decided by the ``type`` of its members, if each of them has one."""
+    """The union, decided by the ``type`` of its members, if each member has a ``type``."""
     members: defaultdict[str, list[Schema]] = defaultdict(list)
     for member in union["choices"]:
         model = named.get(member.get("schema_ref", ""), member)

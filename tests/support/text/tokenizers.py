@@ -10,7 +10,7 @@ WORDS = ("a", "b", "▁", "▁▁", "▁a", "▁hello", "hello", "é", "▁世",
 
 
 def sentencepiece_tokenizer() -> Tokenizer:
-    """Like Llama 2: "▁" for spaces, unknown characters as bytes, one space to strip."""
+    """Like Llama 2: "▁" for spaces, unknown characters as bytes, a space to strip."""
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
     entries = ["<unk>", "<s>", "</s>", *bytes_, *WORDS]
     tokenizer = Tokenizer(
@@ -76,7 +76,7 @@ def word_tokenizer() -> Tokenizer:
 
 
 def byte_level_tokenizer() -> Tokenizer:
-    """One token per byte, and added tokens that are written as they are."""
+    """A token for each byte, and added tokens that are written as they are."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={c: k for k, c in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

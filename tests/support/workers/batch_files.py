@@ -27,7 +27,7 @@ def completion_line(custom_id: str, prompt: str | list[str], **body: Any) -> dic
 
 
 def write_lines(path: Path, *lines: object) -> Path:
-    """One JSON value per line."""
+    """Write a JSON value in each line."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 

@@ -43,7 +43,7 @@ SERVED = Announcement(
     reasoning_parser="qwen3",
 )
 """The worker's announcement."""
-_ANNOUNCE_INTERVAL_S = 0.002
+_ANNOUNCE_INTERVAL_S = 0.02
 
 
 def prompt_text(prompt: Prompt) -> str:
@@ -67,7 +67,7 @@ class BatchWorker:
 
     If ``faults`` is given, it sometimes dies before its answer, dies between answer and
     acknowledgement (so that the job is redelivered), or answers twice. A prompt that begins with
-    "too long" fails; one that begins with "busy" is refused once.
+    "too long" fails; a prompt that begins with "busy" is refused once.
     """
 
     bus: Bus
@@ -162,6 +162,14 @@ class BatchWorker:
 
     def _happens(self) -> bool:
         return self.faults is not None and self.faults.random() < 0.05
+
+
+async def jobs_wait(bus: Bus, num_jobs: int) -> None:
+    """Wait until so many jobs of the model are in its queue."""
+    state = None
+    while state is None or state.num_ready != num_jobs:
+        await asyncio.sleep(0.01)
+        state = await bus.inspect(topology.jobs_queue(MODEL, "batch").name)
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Errors that no code expects, raised at chosen awaits of one job, request or background task."""
+"""Errors that no code expects, raised at chosen awaits of a job, request or background task."""
 
 import asyncio
 import contextvars
@@ -18,8 +18,8 @@ class Unforeseen(Exception):
 
 
 class Strike:
-    """Raises at the ``at``-th await of its victim, and at every ``step``-th one after it if it has
-    more than one error to raise. Awaits of tasks that the victim starts count as its own."""
+    """Raises at the ``at``-th await of its victim, and at every ``step``-th await after it if it
+    has several errors to raise. Awaits of tasks that the victim starts count as its own."""
 
     def __init__(self, at: int, num_errors: int = 1, step: int = 1) -> None:
         self.raised: list[Unforeseen] = []
@@ -116,7 +116,7 @@ def name_of(coroutine: object) -> str:
 
 
 def argument(coroutine: Coroutine[Any, Any, Any], function: str, name: str) -> Any:
-    """The argument ``name`` of a coroutine that has not started; None if it is not one of
+    """The argument ``name`` of a coroutine that has not started; None if it is no coroutine of
     ``function``."""
     if name_of(coroutine) != function:
         return None
@@ -124,8 +124,8 @@ def argument(coroutine: Coroutine[Any, Any, Any], function: str, name: str) -> A
 
 
 def require_reported(caplog: pytest.LogCaptureFixture, strikes: Iterable[Strike]) -> None:
-    """Check that each error is logged, alone or in the traceback of another one, that nothing else
-    is logged as an error, and that each line was counted."""
+    """Check that each error is logged, alone or in the traceback of another error, that nothing
+    else is logged as an error, and that each line was counted."""
     logged = [record.exc_info[1] for record in caplog.records if record.exc_info]
     told = [error for one in logged for error in _chain(one)]
     untold = [

@@ -2,11 +2,12 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import msgspec
+import pytest
 
 from shared import topology
 from shared.bus.base import Bus, Consumer, Message, Queue, QueueState
@@ -15,6 +16,7 @@ from shared.errors import Unroutable
 from shared.log import LogReader, Relay, Send
 from shared.messages import (
     MSGPACK,
+    Announcement,
     Completed,
     Failed,
     Finished,
@@ -33,6 +35,7 @@ from shared.messages import (
 )
 from shared.topology import Lane
 from tests.support.deployment.processes import START_TIMEOUT_S
+from worker.jobs.pace import JobPace
 
 _NUMBERS = itertools.count()
 SHORT = SamplingParams(max_tokens=8, temperature=0.0)
@@ -58,7 +61,7 @@ def new_job(
 
 @dataclass
 class Log:
-    """Everything that a reader has read of one request."""
+    """Everything that a reader has read of a request."""
 
     reader: LogReader
     raw: list[ReplyEvent] = field(default_factory=list)
@@ -97,7 +100,7 @@ async def publish(
     content_type: str = MSGPACK,
     num_returns: int = 0,
 ) -> None:
-    """``num_returns``: of the messages that this one replaces."""
+    """``num_returns`` counts the returns of the messages that this message replaces."""
     message = Message(
         encode(job, content_type),
         content_type=content_type,
@@ -218,15 +221,37 @@ async def wait_consumers(bus: Bus, queue: str, num: int) -> None:
         state = await bus.inspect(queue)
 
 
+async def wait_announced(bus: Bus, is_true: Callable[[Announcement], bool]) -> Announcement:
+    """Wait until a worker announces what the test waits for; returns the announcement."""
+    queue = topology.announcements_queue("test-announced")
+    await bus.declare(queue)
+    async with bus.consume(queue.name) as consumer:
+        while not is_true(said := decode_announcement((await anext(consumer)).message.body)):
+            pass
+    await bus.delete_queue(queue.name)  # the next wait is not for what was announced before it
+    return said
+
+
 async def wait_answered(bus: Bus, num_jobs: int) -> None:
     """Wait until a worker announces that it has acknowledged so many jobs: a reader has the end of
     its answer before."""
-    queue = topology.announcements_queue("test-answered")
-    await bus.declare(queue)
-    async with bus.consume(queue.name) as consumer:
-        async for delivery in consumer:
-            if decode_announcement(delivery.message.body).num_answered >= num_jobs:
-                return
+    await wait_announced(bus, lambda said: said.num_answered >= num_jobs)
+
+
+async def wait_running(bus: Bus) -> None:
+    """Wait until a worker announces that its engine runs a sequence."""
+    await wait_announced(bus, lambda said: said.num_running > 0)
+
+
+def set_pace(monkeypatch: pytest.MonkeyPatch, token_s: float) -> None:
+    """Let workers learn that a token takes so long. On a busy machine, tokens that arrive together
+    after a pause seem to take no time."""
+    learn_answer = JobPace.learn_answer
+
+    def learn(self: JobPace, num_tokens: int, _seconds: float) -> None:
+        learn_answer(self, num_tokens, token_s * (num_tokens - 1))
+
+    monkeypatch.setattr(JobPace, "learn_answer", learn)
 
 
 class LateBus(MemoryBus):

@@ -48,6 +48,7 @@ from shared.messages import (
     decode_quick_job,
     encode,
 )
+from tests.support import PATIENCE_S
 
 MODEL = "scripted"
 NUM_DIMENSIONS = 4
@@ -56,7 +57,7 @@ _ANNOUNCE_INTERVAL_S = 0.05
 
 
 class ScriptedJob:
-    """One delivery of a job, with methods to answer it."""
+    """A delivery of a job, with methods to answer it."""
 
     def __init__(self, worker: "ScriptedWorker", delivery: Delivery, lane: JobClass) -> None:
         self.lane = lane
@@ -83,8 +84,8 @@ class ScriptedJob:
         return command.ticket in (None, self.ticket)
 
     async def start(self) -> None:
-        """Open an attempt. If it is not the first one, it continues at the position that the reader
-        sends."""
+        """Open an attempt. If it is not the first attempt, it continues at the position that the
+        reader sends."""
         self.has_started = True
         prompts = [words(prompt) for prompt in self.job.prompts]
         await self.publish(
@@ -115,7 +116,7 @@ class ScriptedJob:
         return await self._worker.bus.inspect(self.message.reply_to) is None
 
     async def say(self, text: str, choice: int = 0) -> None:
-        """Send one token."""
+        """Send a token."""
         await self.publish(self.log.delta(choice, [len(text)], text))
 
     async def finish(
@@ -229,8 +230,8 @@ class ScriptedWorker:
         """The worker's announcement, which a test may replace."""
         self._running: dict[ScriptedJob, asyncio.Task[None]] = {}
         self.most_running = 0
-        """The most jobs that ran at once, without those whose scripts have ended but which are not
-        acknowledged yet."""
+        """The most jobs that ran at once. Jobs whose scripts have ended do not count, even before
+        they are acknowledged."""
         self._changed = asyncio.Condition()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -253,7 +254,7 @@ class ScriptedWorker:
 
     async def wait_until(self, is_true: Callable[[], bool]) -> None:
         """Wait for an event in this worker."""
-        async with asyncio.timeout(30), self._changed:
+        async with asyncio.timeout(PATIENCE_S), self._changed:
             await self._changed.wait_for(is_true)
 
     async def wait_cancelled(self, request_id: str) -> None:

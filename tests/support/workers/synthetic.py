@@ -4,18 +4,23 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from bench.echo_worker import MODEL, echo_model
 from shared import settings
 from shared.bus.base import Bus
 from shared.bus.memory import MemoryBroker
 from shared.settings import WorkerSettings
+from tests.support.engines.brake import Brake
 from tests.support.engines.scripted_server import ScriptedEngine
+from tests.support.tuning.options import split
 from tests.support.workers.connections import connected
 from worker.decode import served_model
 from worker.decode.served_model import ServedModel
 from worker.process.service import run_worker
+from worker.process.tuning import WorkerTuning
+
+_NewModel: TypeAlias = Callable[[WorkerSettings], ServedModel]
 
 
 @asynccontextmanager
@@ -26,13 +31,15 @@ async def echo_worker(
     num_blocks: int = 8192,
     numerics: str = MODEL,
     is_clock: bool = False,
+    brake: Brake | None = None,
     on_stall: Callable[[], object] = lambda: None,
     **options: Any,
 ) -> AsyncIterator[asyncio.Event]:
     """Run a worker of the model ``echo``, at a broker with a connection of its own; yields the
     event that makes it drain.
 
-    ``on_stall`` replaces the end of the process, which is the test's own.
+    ``brake`` is its engine's. ``on_stall`` replaces the end of the process, which is the test's
+    own.
     """
     stop = asyncio.Event()
     async with connected(place) as bus:
@@ -43,7 +50,7 @@ async def echo_worker(
             numerics=numerics,
             is_clock=is_clock,
         )
-        task = await _start(bus, stop, model, on_stall, options)
+        task = await _start(bus, stop, _braked(model, brake), on_stall, options)
         try:
             yield stop
         finally:
@@ -56,14 +63,28 @@ async def remote_worker(
     place: Bus | MemoryBroker, server: ScriptedEngine, **options: Any
 ) -> AsyncIterator[asyncio.Event]:
     """Run a worker whose engine is ``server``; yields the event that makes it drain."""
-    options = {
+    async with real_worker(place, **_at(server), **options) as stop:
+        yield stop
+
+
+@asynccontextmanager
+async def doomed_remote_worker(
+    place: Bus | MemoryBroker, server: ScriptedEngine, **options: Any
+) -> AsyncIterator[None]:
+    """The same, for a worker that dies without cleaning up when the ``async with`` ends."""
+    async with (
+        connected(place) as bus,
+        _doomed(bus, served_model.load_for_worker, options | _at(server)),
+    ):
+        yield
+
+
+def _at(server: ScriptedEngine) -> dict[str, Any]:
+    return {
         "engine": server.protocol,
         "engine_url": server.url,
         "max_seq_len": server.max_seq_len,
-        **options,
     }
-    async with real_worker(place, **options) as stop:
-        yield stop
 
 
 @asynccontextmanager
@@ -82,31 +103,51 @@ async def real_worker(place: Bus | MemoryBroker, **options: Any) -> AsyncIterato
 
 @asynccontextmanager
 async def doomed_worker(
-    place: Bus | MemoryBroker, *, step_s: float = 0.0, numerics: str = MODEL, **options: Any
+    place: Bus | MemoryBroker,
+    *,
+    step_s: float = 0.0,
+    numerics: str = MODEL,
+    brake: Brake | None = None,
+    **options: Any,
 ) -> AsyncIterator[None]:
-    """Run a worker that dies without cleaning up when the ``async with`` ends."""
-    async with connected(place) as bus:
-        model = partial(echo_model, step_s=step_s, numerics=numerics)
-        task = await _start(bus, asyncio.Event(), model, lambda: None, options)
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+    """Run a worker that dies without cleaning up when the ``async with`` ends. ``brake`` is its
+    engine's."""
+    model = partial(echo_model, step_s=step_s, numerics=numerics)
+    async with connected(place) as bus, _doomed(bus, _braked(model, brake), options):
+        yield
+
+
+def _braked(new_model: _NewModel, brake: Brake | None) -> _NewModel:
+    return new_model if brake is None else lambda worker: brake.on_engine_of(new_model(worker))
+
+
+@asynccontextmanager
+async def _doomed(bus: Bus, new_model: _NewModel, options: dict[str, Any]) -> AsyncIterator[None]:
+    task = await _start(bus, asyncio.Event(), new_model, lambda: None, options)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 async def _start(
     bus: Bus,
     stop: asyncio.Event,
-    new_model: Callable[[WorkerSettings], ServedModel],
+    new_model: _NewModel,
     on_stall: Callable[[], object],
     options: dict[str, Any],
 ) -> asyncio.Task[None]:
-    worker = settings.load(WorkerSettings, **{"announce_interval_s": 0.05, **options})
+    """``options`` are settings and fields of `WorkerTuning`."""
+    tuning, chosen = split(WorkerTuning, {"announce_interval_s": 0.05, **options})
+    worker = settings.load(WorkerSettings, **chosen)
     model = new_model(worker)
+    model.constraints.prepare()
     ready = asyncio.Event()
     task = asyncio.create_task(
-        run_worker(worker, bus, stop=stop, ready=ready.set, model=model, on_stall=on_stall)
+        run_worker(
+            worker, bus, stop=stop, ready=ready.set, model=model, on_stall=on_stall, tuning=tuning
+        )
     )
     started = asyncio.create_task(ready.wait())
     await asyncio.wait([task, started], return_when=asyncio.FIRST_COMPLETED)

@@ -26,7 +26,13 @@ from tests.support.deployment.postgres import running_postgres
 from tests.support.engines.real_servers import real_engines
 from tests.support.models.random_text import write_text_model
 from tests.system.chaos import ground, report
-from tests.system.chaos.batches import batch_options, batch_row, nothing, short_questions
+from tests.system.chaos.batches import (
+    BATCH_TUNING,
+    batch_options,
+    batch_row,
+    nothing,
+    short_questions,
+)
 from tests.system.chaos.callers import Question
 from tests.system.chaos.campaign import Campaign, Plan, Row, answers
 from tests.system.chaos.cluster import ClusterFaults, url_of
@@ -35,7 +41,7 @@ from tests.system.chaos.deployment import (
     SHORT_SILENCE,
     Deployment,
     random_model_workers,
-    smollm2_workers,
+    varied_workers,
 )
 from tests.system.chaos.engines import MODEL, EngineFaults, engine_workers
 from tests.system.chaos.ledger import ledger_row
@@ -66,10 +72,12 @@ def greedy_questions() -> list[Question]:
     return [Question(MODEL, f"Chapter {k}. It was", 64, seed=k, temperature=0.0) for k in range(6)]
 
 
-def random_model_questions(model: str) -> list[Question]:
-    """Every other one is answered greedily."""
+def random_model_questions(model: str, num_tokens: int = 600) -> list[Question]:
+    """Questions of ``num_tokens`` or somewhat more. Every other question is answered greedily."""
     return [
-        Question(model, f"Section {k} describes", 600 + 50 * (k % 5), seed=k, temperature=k % 2)
+        Question(
+            model, f"Section {k} describes", num_tokens + 10 * (k % 5), seed=k, temperature=k % 2
+        )
         for k in range(20)
     ]
 
@@ -113,6 +121,7 @@ async def processes(node: RabbitNode, logs: Path, num_callers: int, scale: Scale
         plan: Plan = {
             "worker killed": (deployment.kill_worker, 70),
             "worker drained": (deployment.drain_worker, 20),
+            "worker's machine taken away": (deployment.reclaim_machine, 20),
             "gateway killed": (deployment.kill_gateway, 36),
             "gateway drained": (deployment.drain_gateway, 10),
             "worker and gateway killed": (deployment.kill_worker_and_gateway, 16),
@@ -187,7 +196,7 @@ async def network(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) 
             logs,
             worker_url=around.workers.url,
             gateway_url=around.gateways.url,
-            gateway_options=[SHORT_SILENCE],
+            gateway_tuning=SHORT_SILENCE,
             has_keys=True,
         ) as deployment,
     ):
@@ -212,7 +221,7 @@ async def truth(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]
     for name, option in _FORMATS.items():
         logs_of_format = logs / name
         logs_of_format.mkdir()
-        start_worker = smollm2_workers(option)
+        start_worker = varied_workers(option)
         async with deployment_at(
             node, logs_of_format, start_worker=start_worker, num_workers=2
         ) as deployment:
@@ -223,6 +232,23 @@ async def truth(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]
             }
             rows += await campaign(node, deployment, scale(plan), 4, smollm2_questions())
     return rows
+
+
+async def states(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]:
+    """A model that keeps states beside keys and values continues after its worker is killed, on
+    another processor."""
+    directory = logs / "hybrid"
+    await asyncio.to_thread(write_text_model, directory, "lfm2")
+    start_worker = varied_workers(f"--model={directory}", "--dtype=bfloat16")
+    async with deployment_at(node, logs, start_worker=start_worker, num_workers=2) as deployment:
+        model = f"random LFM2, avx2 and {best_variant()}"
+        plan: Plan = {
+            f"worker killed: {model}": (deployment.kill_worker, 20),
+            f"worker stopped and woken: {model}": (deployment.stall_worker, 5),
+            f"worker and gateway killed: {model}": (deployment.kill_worker_and_gateway, 5),
+        }
+        questions = random_model_questions(directory.name, num_tokens=250)  # keys permit 300
+        return await campaign(node, deployment, scale(plan), 8, questions)
 
 
 async def device(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
@@ -237,7 +263,8 @@ async def device(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -
             gateway_url=around.gateways.url,
             start_worker=random_model_workers(model),
             num_workers=2,
-            gateway_options=[SHORT_SILENCE, SHORT_GRACE, "--reply-retention-s=10"],
+            gateway_options=[SHORT_GRACE],
+            gateway_tuning={**SHORT_SILENCE, "reply_retention_s": 10.0},
         ) as deployment,
     ):
         plan: Plan = {
@@ -301,7 +328,9 @@ async def batches(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Ro
         options = batch_options(database)
         async with (
             surroundings(node) as around,
-            deployment_at(node, logs, gateway_options=options) as deployment,
+            deployment_at(
+                node, logs, gateway_options=options, gateway_tuning=BATCH_TUNING
+            ) as deployment,
         ):
             faults = (
                 deployment.kill_worker,
@@ -326,6 +355,7 @@ PARTS: dict[str, Part] = {
     "power": power,
     "network": network,
     "truth": truth,
+    "states": states,
     "device": device,
     "engines": engines,
     "batches": batches,

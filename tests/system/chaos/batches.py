@@ -29,13 +29,12 @@ def short_questions() -> list[Question]:
     return [Question("echo", f"Question {k}", 16 + k % 8, seed=k) for k in range(40)]
 
 
+BATCH_TUNING = {"batch_lease_s": 3.0, "max_batch_window": 64}
+"""Gateways continue each other's batches soon, and a part of a batch is in the queue."""
+
+
 def batch_options(database: PostgresServer) -> list[str]:
-    """The options of gateways that continue each other's batches soon."""
-    return [
-        f"--database-url={database.url}",
-        "--batch-lease-s=3",
-        "--batch-window=64",
-    ]
+    return [f"--database-url={database.url}"]
 
 
 async def nothing() -> None:
@@ -46,8 +45,9 @@ async def batch_row(
     deployment: Deployment, questions: Sequence[Question], num_lines: int, faults: Sequence[Fault]
 ) -> Row:
     """Answer each question in an undisturbed batch, and then ``num_lines`` lines with the same
-    questions in another one. One of the faults strikes every ten seconds until that has ended, and
-    clients that leave ask beside it; each question's answers must equal the undisturbed one."""
+    questions in a second batch. A fault strikes every ten seconds until the second batch has ended,
+    and clients that leave ask beside it; each question's answers must equal the undisturbed
+    answer."""
     lines = [questions[k % len(questions)] for k in range(num_lines)]
     row = Row("batch: worker, gateway, broker, database killed", 0)
     async with patient_client() as client:
@@ -144,7 +144,7 @@ async def _texts(
 async def _asked(
     deployment: Deployment, client: httpx.AsyncClient, method: str, path: str, **more: Any
 ) -> httpx.Response:
-    """Ask one gateway after the other until one answers."""
+    """Ask the gateways in turn until a gateway answers."""
     headers = deployment.tenants[0].headers
     for url in itertools.cycle(deployment.urls()):
         try:

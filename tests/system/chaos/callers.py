@@ -37,7 +37,7 @@ _LONG_GAP_S = 3.0
 
 @dataclass(frozen=True)
 class Question:
-    """One request; equal questions have equal answers."""
+    """A request; equal questions have equal answers."""
 
     model: str
     prompt: str | list[int]
@@ -243,12 +243,18 @@ class _Stream:
     last_id: str | None = None
     text: str = ""
     is_done: bool = False
+    waits: bool = field(init=False)
+    """Whether the next try waits for the tenant's limits. An Idempotency-Key stands for one body,
+    so a stream that has a key waits from the first try; others wait once they were refused."""
     num_ends: int = 0
     """Events with a reason for the end, of which there must be one."""
     heard_at: float = 0.0
     last_answer: str = "nothing"
     pause_s: float = _PAUSE_S
     """The time until the next try."""
+
+    def __post_init__(self) -> None:
+        self.waits = self.key is not None
 
     @property
     def place(self) -> str:
@@ -259,7 +265,7 @@ class _Stream:
             return {
                 "method": "POST",
                 "url": f"{url}/v1/completions",
-                "json": self.question.body,
+                "json": {**self.question.body, **({"on_limit": "wait"} if self.waits else {})},
                 "headers": {
                     **self.tenant.headers,
                     **({"Idempotency-Key": self.key} if self.key else {}),
@@ -283,6 +289,7 @@ class _Stream:
             raise StreamFailed(response.json()["error"]["code"], f"{self.place}")
         self.pause_s = _PAUSE_S
         if response.status_code == _LIMITED_STATUS:
+            self.waits = True
             self.tally.num_limited += 1
             self.pause_s = min(float(response.headers["retry-after"]), _MAX_PAUSE_S)
 

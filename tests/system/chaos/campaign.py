@@ -25,14 +25,14 @@ Plan = Mapping[str, tuple[Fault, int]]
 CALLERS_PER_LEAVER = 3
 _BETWEEN_FAULTS_S = 0.7
 _OUTAGE_S = 3.0
-"""A fault that lasts this long is an outage, and the next one waits until it is over: the promises
-hold for outages that end within the deployment's settings, not for their sum."""
+"""A fault that lasts this long is an outage, and the next fault waits until it is over: the
+promises hold for outages that end within the deployment's settings, not for their sum."""
 _RECOVERS_WITHIN_S = 120.0
 
 
 @dataclass
 class Row:
-    """One kind of fault, and all streams that were open during it."""
+    """A kind of fault, and all streams that were open during it."""
 
     fault: str
     num_tries: int
@@ -65,7 +65,7 @@ class Campaign:
         *,
         is_exact: bool = True,
     ) -> None:
-        """``is_exact``: an answer must equal the undisturbed one. Otherwise it must equal its
+        """``is_exact``: an answer must equal the undisturbed answer. Otherwise it must equal its
         log."""
         self._deployment = deployment
         self._expected = expected

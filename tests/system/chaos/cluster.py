@@ -2,12 +2,10 @@
 
 import asyncio
 import itertools
-import json
 import logging
 import os
 import signal
 from collections.abc import Callable
-from typing import Any
 
 from tests.support.deployment.broker import RabbitCluster, RabbitNode
 from tests.system.chaos.deployment import SHORT_HEARTBEAT
@@ -18,7 +16,7 @@ logger = logging.getLogger(__name__)
 PARTITION_S = 8.0
 """Longer than a client waits for a heartbeat."""
 FREEZE_S = 12.0
-"""Shorter than the other nodes wait for one."""
+"""Shorter than the time for which the other nodes wait for a node."""
 _WAIT_S = "60"
 """The longest time that a node takes to start, and to catch up with the others."""
 _MAX_REPAIRS = 4
@@ -36,7 +34,7 @@ _PART = (
 
 
 class ClusterFaults:
-    """Each fault strikes another node than the last one, once all queues can do without it. An
+    """Each fault strikes another node than the last fault, once all queues can do without it. An
     operator takes a lost node out of the cluster after ``loss_s``, and clients are watched for as
     long then."""
 
@@ -57,7 +55,7 @@ class ClusterFaults:
         """The others go on, and it pauses until it reaches them again."""
         node = await self._next()
         part = _PART % (PARTITION_S * 1000)
-        await asyncio.to_thread(node.ctl, "eval", part)
+        await asyncio.to_thread(node.evaluate, part)
         await asyncio.sleep(PARTITION_S)
         await asyncio.to_thread(node.ctl, "await_startup", "--timeout", _WAIT_S)
 
@@ -77,7 +75,7 @@ class ClusterFaults:
         await asyncio.to_thread(node.queues, "rebalance", "quorum")
 
     async def fill_disk(self) -> None:
-        """One node has no disk space: all nodes stop reading from publishers."""
+        """Take the disk space of a node: all nodes stop reading from publishers."""
         node = await self._next()
         await asyncio.to_thread(node.ctl, "set_disk_free_limit", "mem_relative", "100000")
         await asyncio.sleep(ALARM_S)
@@ -104,7 +102,7 @@ class ClusterFaults:
         return node
 
     async def _wait_whole(self, node: RabbitNode) -> None:
-        """Wait until every quorum queue of a node can do without one of its members."""
+        """Wait until every quorum queue of a node can do without a member."""
         for _ in range(_MAX_REPAIRS):
             try:
                 await asyncio.to_thread(
@@ -119,20 +117,17 @@ class ClusterFaults:
     def _repair(self) -> None:
         """Restart the nodes whose members of quorum queues have stayed down after a partition."""
         for node in self._all:
-            down = [queue["name"] for queue in _queues(node) if node.name not in queue["online"]]
+            down = [name for name, online in _online(node).items() if node.name not in online]
             if down:
                 logger.warning("restarting %s, whose members are down: %s", node.name, down)
                 node.stop()
                 node.start()
 
 
-def _queues(node: RabbitNode) -> list[dict[str, Any]]:
-    """The quorum queues, each with its members and those that are online."""
-    columns = ("name", "members", "online")
-    listed = node.ctl(
-        *("--silent", "--formatter", "json", "list_queues", "--vhost", "warren"), *columns
-    )
-    return [queue for queue in json.loads(listed) if queue["members"]]
+def _online(node: RabbitNode) -> dict[str, set[str]]:
+    """The members of each quorum queue that are online, by its name."""
+    rows = node.list_queues("name", "members", "online")
+    return {name: set(online.split(",")) for name, members, online in rows if members}
 
 
 def url_of(cluster: RabbitCluster, user: str) -> str:

@@ -5,7 +5,7 @@ import itertools
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
@@ -18,7 +18,6 @@ from tests.system.chaos.tenants import NOBODY, WEIGHTS, Tenant, create_tenants
 Start = Callable[[str, Path], WarrenProcess]
 
 GATEWAY_OPTIONS = (
-    "--reply-retention-s=20",
     "--disconnect-grace-s=20",
     "--request-timeout-s=300",
     "--drain-grace-s=2",
@@ -27,9 +26,12 @@ GATEWAY_OPTIONS = (
 STALL_S = 9.0
 """Longer than all waiting times, which the broker's URL and `SHORT_SILENCE` shorten."""
 SHORT_HEARTBEAT = "?heartbeat=2"
-SHORT_SILENCE = "--worker-silence-s=4"
+SHORT_RETENTION = {"reply_retention_s": 20.0}
+SHORT_SILENCE = {"worker_silence_s": 4.0}
 SHORT_GRACE = "--disconnect-grace-s=4"
 """What clients leave behind for good is gone sooner."""
+_NOTICE_S = 2.0
+"""Clouds take a machine away half a minute or two minutes after their notice."""
 _COMPILE_TIMEOUT_S = 180.0
 """For a worker that compiles all kernels for a GPU at its first start."""
 
@@ -38,20 +40,24 @@ def mortal_worker(broker: str, log: Path, *options: str) -> WarrenProcess:
     """See `tests.system.chaos.worker`."""
     port = free_port()
     module = "tests.system.chaos.worker"
-    args = ["-m", module, f"--broker={broker}", f"--health-port={port}", *options]
+    notice = f"--interruption-notice={_notice_beside(log)}"
+    args = ["-m", module, f"--broker={broker}", f"--health-port={port}", notice, *options]
     return WarrenProcess(args, port, log, {"WARREN_TENANT_WEIGHTS": WEIGHTS})
 
 
-def smollm2_workers(*options: str) -> Start:
-    """Workers of a real model. Every other one uses no instructions beyond AVX2: all processors
-    compute the same."""
-    instructions = itertools.cycle(("avx2", "auto"))
+def _notice_beside(log: Path) -> Path:
+    return log.with_suffix(".notice")
+
+
+def varied_workers(*options: str) -> Start:
+    """Workers of SmolLM2, or of the model that the options name. Every other worker uses no
+    instructions beyond AVX2: all processors compute the same."""
+    limits: Iterator[dict[str, str]] = itertools.cycle(({"ATEN_CPU_CAPABILITY": "avx2"}, {}))
 
     def start(broker: str, log: Path) -> WarrenProcess:
-        more = (f"--max-cpu-isa={next(instructions)}", "--compute-threads=1")
-        return processes.worker(
-            broker, log, *options, *more, "--stall-timeout-s=20", WARREN_TENANT_WEIGHTS=WEIGHTS
-        )
+        more = ("--compute-threads=1", "--stall-timeout-s=20")
+        variables = {"WARREN_TENANT_WEIGHTS": WEIGHTS, **next(limits)}
+        return processes.worker(broker, log, *options, *more, **variables)
 
     return start
 
@@ -93,10 +99,12 @@ class Deployment:
         num_workers: int = 3,
         num_gateways: int = 2,
         gateway_options: Sequence[str] = (),
+        gateway_tuning: Mapping[str, float] | None = None,
         has_keys: bool = False,
     ) -> None:
-        """``worker_url`` and ``gateway_url`` are the URLs under which each side reaches the
-        broker. ``has_keys``: whether the gateways demand the keys of ``tenants``."""
+        """``worker_url`` and ``gateway_url`` are the URLs under which each side reaches the broker.
+        ``gateway_tuning``: fields of `gateway.wiring.Tuning`. ``has_keys``: whether the gateways
+        demand the keys of ``tenants``."""
         self.data_dir = logs / "data"
         """Files and database of all gateways."""
         self.tenants: Sequence[Tenant] = [NOBODY]
@@ -107,11 +115,12 @@ class Deployment:
         secret = secrets.token_hex(16)
 
         def new_gateway() -> WarrenProcess:
-            port = free_port()
-            args = ["warren.py", "gateway", f"--broker={gateway_url}", f"--port={port}"]
-            options = [*args, *GATEWAY_OPTIONS, f"--data-dir={self.data_dir}", *gateway_options]
             log = logs / f"gateway{next(names)}"
-            return WarrenProcess(options, port, log, {"WARREN_SECRET": secret})
+            options = [*GATEWAY_OPTIONS, f"--data-dir={self.data_dir}", *gateway_options]
+            tuning = {**SHORT_RETENTION, **(gateway_tuning or {})}
+            return processes.gateway(
+                gateway_url, log, *options, tuning=tuning, WARREN_SECRET=secret
+            )
 
         self.workers = [
             start_worker(worker_url, logs / f"worker{next(names)}") for _ in range(num_workers)
@@ -166,6 +175,17 @@ class Deployment:
             process.start()
         for process in self.processes:
             await asyncio.to_thread(process.wait_healthy)
+
+    async def reclaim_machine(self) -> None:
+        """Give a worker notice that its machine ends, and kill the worker a moment later, whether
+        it has ended or not."""
+        worker = _next(self.workers)
+        notice = _notice_beside(worker.log_path)
+        notice.touch()
+        await asyncio.sleep(_NOTICE_S)
+        await asyncio.to_thread(worker.kill)
+        notice.unlink()
+        await asyncio.to_thread(_revive, worker)
 
     async def stall_worker(self) -> None:
         """Stop it for longer than all waiting times, then let it continue beside its

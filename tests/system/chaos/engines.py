@@ -99,7 +99,8 @@ async def _is_healthy(client: httpx.AsyncClient, url: str) -> bool:
 
 
 def _servers_of(worker: WarrenProcess, engine: RealEngine) -> Sequence[psutil.Process]:
-    """The processes of a worker's engine that listen: not those that they have started."""
+    """The processes of a worker's engine that listen, without the processes that they have
+    started."""
     below = psutil.Process(worker.pid).children(recursive=True)
     program = Path(engine.program).name
     found = [process for process in below if Path(process.cmdline()[0]).name == program]

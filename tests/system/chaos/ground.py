@@ -13,13 +13,14 @@ from tests.system.chaos.deployment import Deployment
 
 MORE_DESCRIPTORS = 20
 """File descriptors that a process may have in addition: a connection to SQLite has three, and a
-gateway opens one for each transaction that runs beside others."""
+gateway opens a connection for each transaction that runs beside others."""
 MORE_MEMORY_BYTES = 48 << 20
-"""Memory that a process may have in addition: allocators keep what one busy moment took."""
+"""Memory that a process may have in addition, because allocators keep the memory of busy
+moments."""
 
 _PATIENCE_S = 120
-"""A node that has lost another one may answer nothing for a minute. Until then it keeps the queues
-of clients that have left it, with what arrives in them."""
+"""A node that has lost another node may answer nothing for a minute. Until then it keeps the queues
+of clients that have left it, with the messages that arrive in them."""
 _LOOK_INTERVAL_S = 2.0
 """A check takes a second of CPU time, because it starts the broker's command-line tool."""
 PROBES = "reply.probe-"
@@ -34,7 +35,7 @@ _BUSY = (
 
 @dataclass(frozen=True)
 class Usage:
-    """The resources of one process."""
+    """The resources of a process."""
 
     num_descriptors: int
     memory_bytes: int
@@ -57,7 +58,7 @@ def wait_clean(
     *,
     log_retention_s: float = 0.0,
 ) -> None:
-    """Wait until no job, delivery, log (except spare ones) and block remains, and each process that
+    """Wait until no job, delivery, log (except spare logs) and block remains, and each process that
     existed ``before`` uses little more than then. Raises `AssertionError` after two minutes, or as
     much later as logs without a reader last."""
     empty: set[str] = set()
@@ -74,14 +75,13 @@ def _wait_for_nothing(look: Callable[[], list[str]], patience_s: float = _PATIEN
 
 
 def _in_queues(node: RabbitNode, empty: set[str]) -> list[str]:
-    """``empty`` collects the queues that were seen empty. Into the processes' own ones something
-    comes every second, which may be on its way whenever one looks."""
+    """``empty`` collects the queues that were seen empty. Something comes into the processes' own
+    queues every second, which may be on its way at every look."""
     columns = ("name", "messages_ready", "messages_unacknowledged", "consumers")
     try:
-        lines = node.ctl("--silent", "list_queues", "--vhost", "warren", *columns).splitlines()
+        rows = node.list_queues(*columns)
     except AssertionError as error:  # the node has just been started, and does not answer yet
         return [str(error)]
-    rows = [line.split("\t") for line in lines if line.count("\t") == len(columns) - 1]
     left = []
     for name, ready, unacknowledged, consumers in rows:
         if not ready.isdigit() or name == "jobs.dead":

@@ -1,4 +1,4 @@
-"""Requests that kill their worker, among many harmless ones."""
+"""Requests that kill their worker, among many harmless requests."""
 
 import asyncio
 import time
@@ -11,14 +11,14 @@ from tests.system.chaos.deployment import Deployment
 from tests.system.chaos.worker import DEADLY_TOKEN
 
 MAX_DEATHS = 4
-"""Deaths per deadly request: three, and one more if a worker dies before its `Started` is sent."""
+"""Deaths per deadly request: three, and a fourth if a worker dies before its `Started` is sent."""
 
 
 async def poison(
     deployment: Deployment, expected: Mapping[Question, str], num_innocent: int, num_deadly: int
 ) -> Row:
-    """Ask everything at once: harmless requests are answered, deadly ones end with one clear
-    error."""
+    """Ask everything at once: harmless requests are answered, and deadly requests end with a single
+    clear error."""
     row = Row(f"{num_deadly} deadly requests among {num_innocent + num_deadly}", num_deadly)
     questions = list(expected)
     began_at = time.monotonic()

@@ -21,7 +21,7 @@ _TICK_MS = 60_000
 
 
 class Surroundings:
-    """A broker, with one network path for the workers and one for the gateways."""
+    """A broker, with a network path for the workers and another path for the gateways."""
 
     def __init__(self, node: RabbitNode, workers: TcpProxy, gateways: TcpProxy) -> None:
         self.node = node
@@ -77,7 +77,7 @@ class Surroundings:
     async def _set_consumer_timeout(self, timeout_ms: int, tick_ms: int) -> None:
         settings = {"consumer_timeout": timeout_ms, "channel_tick_interval": tick_ms}
         calls = (f"application:set_env(rabbit, {name}, {ms})" for name, ms in settings.items())
-        await self._ctl("eval", f"{', '.join(calls)}.")
+        await asyncio.to_thread(self.node.evaluate, ", ".join(calls))
 
     async def _ctl(self, *args: str) -> None:
         await asyncio.to_thread(self.node.ctl, *args)
@@ -85,7 +85,8 @@ class Surroundings:
 
 @asynccontextmanager
 async def surroundings(node: RabbitNode) -> AsyncIterator[Surroundings]:
-    """Those of ``node``, whose clients miss each other's heartbeats sooner than otherwise."""
+    """The surroundings of ``node``, whose clients miss each other's heartbeats sooner than
+    otherwise."""
     async with (
         TcpProxy(node.url_of("worker") + SHORT_HEARTBEAT) as workers,
         TcpProxy(node.url_of("gateway") + SHORT_HEARTBEAT) as gateways,

@@ -13,16 +13,18 @@ from shared import settings
 from shared.bus.rabbit import RabbitBus
 from shared.settings import WorkerSettings
 from shared.telemetry import setup
-from worker.decode.served_model import ServedModel
+from worker.decode.served_model import BLOCK_SIZE, ServedModel
 from worker.engine.driver import EngineThread
 from worker.engine.engine import Engine
 from worker.engine.interface import ScheduledBatch, StepHandle
 from worker.engine.scheduler import SchedulerLimits
 from worker.model.echo import EchoRunner
 from worker.process.service import run_worker
+from worker.process.tuning import WorkerTuning
 
 DEADLY_TOKEN = 4242
 _SLOTS = 64
+_NOTICE_INTERVAL_S = 0.1
 
 
 class MortalRunner(EchoRunner):
@@ -38,7 +40,7 @@ def mortal_model(worker: WorkerSettings, step_s: float) -> ServedModel:
     honest = echo_model(worker, step_s)
     runner = MortalRunner(
         num_blocks=8192,
-        block_size=worker.block_size,
+        block_size=BLOCK_SIZE,
         vocab_size=honest.tokenizer.vocab_size,
         max_seq_len=8192,
         step_s=step_s,
@@ -61,7 +63,13 @@ async def _run(broker: str, worker: WorkerSettings, step_s: float) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     async with RabbitBus(broker) as bus:
-        await run_worker(worker, bus, stop=stop, model=mortal_model(worker, step_s))
+        await run_worker(
+            worker,
+            bus,
+            stop=stop,
+            model=mortal_model(worker, step_s),
+            tuning=WorkerTuning(notice_interval_s=_NOTICE_INTERVAL_S),
+        )
 
 
 def main(
@@ -70,6 +78,7 @@ def main(
     step_ms: float = 20.0,
     stall_timeout_s: float = 5.0,
     drain_grace_s: float = 2.0,
+    interruption_notice: str = "",
 ) -> None:
     worker = settings.load(
         WorkerSettings,
@@ -77,6 +86,7 @@ def main(
         health_port=health_port,
         stall_timeout_s=stall_timeout_s,
         drain_grace_s=drain_grace_s,
+        interruption_notice=interruption_notice,
     )
     setup.configure(worker, "warren-chaos-worker")
     run(_run(broker, worker, step_ms / 1e3))

@@ -30,7 +30,7 @@ def workers(broker: Broker, smollm2: Path, logs: Path) -> Iterator[list[WarrenPr
     url = broker.url_of("worker")
     with ExitStack() as stack:
         # On a busy machine a killed gateway takes long to start again.
-        options = (*FP32, "--reader-grace-s=60")
+        options = (*FP32, "--disconnect-grace-s=60")
         started = [processes.worker(url, logs / f"worker{k}", *options) for k in range(2)]
         for worker in started:
             worker.start_timeout_s = LOADS_WITHIN_S
@@ -49,7 +49,7 @@ def gateway(broker: Broker, workers: list[WarrenProcess], logs: Path) -> Iterato
 
 @pytest.fixture(scope="package")
 def embedded(smollm2: Path, logs: Path) -> Iterator[WarrenProcess]:
-    """``warren serve``: gateway and worker in one process."""
+    """``warren serve``: gateway and worker in a single process."""
     process = processes.serve(logs / "serve", *FP32)
     process.start_timeout_s = LOADS_WITHIN_S
     with process:

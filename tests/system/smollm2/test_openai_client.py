@@ -48,7 +48,7 @@ def test_a_chat_is_streamed(client: openai.OpenAI) -> None:
 
 
 def test_an_answer_comes_in_pieces(client: openai.OpenAI) -> None:
-    """A busy machine coalesces chunks, but never all into one."""
+    """A busy machine coalesces chunks, but never all chunks of an answer."""
     chunks = client.completions.create(
         model=MODEL, prompt="Once upon a time", max_tokens=48, temperature=0, stream=True
     )
@@ -142,7 +142,7 @@ def test_a_bad_parameter_is_named(client: openai.OpenAI) -> None:
 
 @pytest.fixture(scope="module")
 def said_alone() -> dict[str, str]:
-    """The answer of one deployment to each prompt, which all others must give, too."""
+    """The answer of a deployment to each prompt, which all other deployments must give, too."""
     return {}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Choice:
-    """One choice of an answer."""
+    """A choice of an answer."""
 
     text: str
     calls: tuple[tuple[str, str], ...]
@@ -19,7 +19,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Answer:
-    """Everything that must be equal in two answers to one question."""
+    """Everything that must be equal in two answers to the same question."""
 
     choices: tuple[Choice, ...]
     num_prompt_tokens: int
@@ -28,7 +28,7 @@ class Answer:
 
 @dataclass
 class _Parts:
-    """The parts of one choice so far."""
+    """The parts of a choice so far."""
 
     texts: list[str] = field(default_factory=list)
     calls: defaultdict[int, list[str]] = field(

@@ -1,4 +1,4 @@
-"""Batches that run beside the users, one after another."""
+"""Batches that run in sequence beside the users."""
 
 import asyncio
 import itertools

@@ -1,4 +1,4 @@
-"""The HTTP client of one user: requests to any gateway, and streams that it may leave."""
+"""The HTTP client of a user: requests to any gateway, and streams that it may leave."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ class Refused(Exception):
 
 @dataclass
 class Reading:
-    """What a client has received of one stream."""
+    """What a client has received of a stream."""
 
     stream_id: str = ""
     last_id: str | None = None

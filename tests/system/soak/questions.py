@@ -1,4 +1,4 @@
-"""The questions of the whole traffic, each with its one right answer."""
+"""The questions of the whole traffic, each with its only right answer."""
 
 import asyncio
 import random
@@ -166,7 +166,7 @@ _KINDS: Mapping[str, Callable[[random.Random], tuple[str, Body]]] = {
     "regex": _regex,
 }
 _WEIGHTS = (16, 10, 2, 0, 10, 2, 2, 2)
-"""One of each kind, after its first question."""
+"""The weight of each kind, after its first question."""
 
 
 def _sentence(dice: random.Random) -> str:

@@ -60,8 +60,7 @@ class Remains:
         return left
 
     def _logs(self) -> list[str]:
-        lines = self._node.ctl("--silent", "list_queues", "--vhost", "warren", "name").splitlines()
-        logs = [name for name in lines if name.startswith("reply.")]
+        logs = [name for (name,) in self._node.list_queues("name") if name.startswith("reply.")]
         return [name for name in logs if not name.startswith(ground.PROBES)]
 
     def _num_descriptors(self) -> dict[int, int]:

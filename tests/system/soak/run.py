@@ -1,4 +1,4 @@
-"""One run: a deployment, the traffic, and all findings."""
+"""A run: a deployment, the traffic, and all findings."""
 
 import asyncio
 import logging
@@ -222,7 +222,7 @@ def _faults(findings: Findings) -> list[str]:
 
 
 def _incident_faults(findings: Findings) -> Iterator[str]:
-    """Incidents that were not provoked, and those that were not both logged and counted."""
+    """Incidents that were not provoked, and incidents that were not both logged and counted."""
     expected = traces.PROVOKED_INCIDENTS if findings.plan.is_provoked else set()
     num_reported: Counter[str] = Counter()
     for name, lines in findings.logs.items():

@@ -22,14 +22,14 @@ class Tally:
     num_retried: int = 0
     """HTTP requests that were sent again, because a gateway had just lost its broker."""
     errors: list[str] = field(default_factory=list)
-    """One line for each visit with an unexpected result."""
+    """A line for each visit with an unexpected result."""
 
     @property
     def kinds(self) -> list[str]:
         return sorted({kind for kind, _ in self.outcomes})
 
     def num(self, outcome: Outcome, kind: str | None = None) -> int:
-        """The number of visits with this result, of one kind or of all."""
+        """The number of visits with this result, of a kind or of all kinds."""
         return sum(
             num for (k, o), num in self.outcomes.items() if o == outcome and kind in (None, k)
         )

@@ -49,7 +49,7 @@ class Incident:
 
 @dataclass
 class LoggedLines:
-    """The log lines of one process at warning level and above."""
+    """The log lines of a process at warning level and above."""
 
     errors: list[str] = field(default_factory=list)
     """Of the level error and above, and whatever is no log line, such as a bare traceback."""

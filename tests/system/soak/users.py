@@ -1,4 +1,4 @@
-"""Users that make one visit after another, each of a random kind."""
+"""Users that make visits in sequence, each of a random kind."""
 
 import asyncio
 import random
@@ -63,7 +63,7 @@ class User:
         self._dice = dice
 
     async def visit(self) -> None:
-        """Ask one question, and add unexpected results to the tally."""
+        """Ask a question, and add unexpected results to the tally."""
         manners = STREAMED if self._dice.random() < SHARE_STREAMED else WHOLE
         weights = [manner.weight for manner in manners.values()]
         (kind,) = self._dice.choices([*manners], weights)

@@ -1,4 +1,4 @@
-"""What one user does with one question, from ordinary to rude."""
+"""What a user does with a question, from ordinary to rude."""
 
 import asyncio
 import random
@@ -27,7 +27,7 @@ AskedFor: TypeAlias = type[Cancelled | DeadlineExceeded | StreamExpired | TakenO
 
 
 class Visits:
-    """Each visit asks one question. It returns the answer if it was read to its end, and otherwise
+    """Each visit asks a question. It returns the answer if it was read to its end, and otherwise
     the result. Raises `Refused` for an unexpected error."""
 
     def __init__(

@@ -41,7 +41,7 @@ class Process(Protocol):
 
 
 class Sample(NamedTuple):
-    """The state of a process at one time, in seconds since the start of the traffic."""
+    """The state of a process at a time, in seconds since the start of the traffic."""
 
     at_s: float
     memory_bytes: int
@@ -49,7 +49,7 @@ class Sample(NamedTuple):
 
 @dataclass
 class Course:
-    """The memory of one process during a run."""
+    """The memory of a process during a run."""
 
     samples: list[Sample] = field(default_factory=list)
 

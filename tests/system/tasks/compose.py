@@ -36,7 +36,7 @@ class Deployment:
         return {state["url"]: state["pid"] for state in states if _runs(state["pid"])}
 
     def scale(self, num_workers: int) -> None:
-        """Start workers, or end the newest ones and wait for them."""
+        """Start workers, or end the newest workers and wait for them."""
         pids = list(self.workers().values())
         for pid in pids[num_workers:]:
             os.kill(pid, signal.SIGTERM)

@@ -1,16 +1,16 @@
-"""A terminal: commands run one after another in the same shell."""
+"""A terminal: commands run in sequence in the same shell."""
 
 import subprocess
 from pathlib import Path
 from typing import Self
 
 _END = "=== end of the commands: "
-_CURL = 'curl() { command curl --silent --show-error --fail-with-body --max-time 60 "$@"; }\n'
+_CURL = 'curl() { command curl --silent --show-error --fail-with-body --max-time 300 "$@"; }\n'
 
 
 class Terminal:
-    """Variables and functions last from one command to the next. ``curl`` fails if the server
-    answers with an error."""
+    """Variables and functions last between commands. ``curl`` fails if the server answers with an
+    error."""
 
     def __init__(self, directory: Path, variables: dict[str, str]) -> None:
         self._shell = subprocess.Popen(
@@ -41,7 +41,7 @@ class Terminal:
         """The output of the commands, and the exit status of the last."""
         assert self._shell.stdin is not None
         assert self._shell.stdout is not None
-        # The commands must not read those that follow from the shell's standard input.
+        # The commands must not read the commands that follow on the shell's standard input.
         self._shell.stdin.write(f"{{ {commands}\n}} </dev/null; echo; echo '{_END}'$?\n")
         self._shell.stdin.flush()
         output = ""

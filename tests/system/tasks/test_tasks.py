@@ -40,9 +40,9 @@ __all__ = ["browser", "page"]
 
 PAGE = ROOT / "docs" / "tasks.md"
 MODEL = "smollm2"
-"""The model of the page; the deployment has the synthetic one."""
+"""The model of the page; the deployment has the synthetic model."""
 NUM_TOKENS = 1500
-WAITS_S = 120
+WAITS_S = 300
 
 pytestmark = [
     pytest.mark.rabbit,
@@ -53,7 +53,8 @@ pytestmark = [
 
 
 def sections() -> dict[str, list[Block]]:
-    """The blocks of each section by its title; the title before the first one is empty."""
+    """The blocks of each section by its title. The blocks before the first title have an empty
+    title."""
     parts = re.split(r"^## (.+)\n", "\n" + PAGE.read_text(), flags=re.MULTILINE)
     return {
         title: blocks_of(text) for title, text in zip(["", *parts[1::2]], parts[::2], strict=True)
@@ -214,7 +215,7 @@ def let_a_request_wait(played: Played) -> None:
 
 
 def kill_a_worker(played: Played) -> None:
-    """Kill the worker that answers a request, which another one continues."""
+    """Kill the worker that answers a request, which another worker continues."""
     played.wait_for_workers(2)
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(played.request, "/v1/completions", {"max_tokens": NUM_TOKENS})
@@ -287,7 +288,7 @@ def missing(wanted: str, output: str) -> list[str]:
 
 
 def matches(pattern: str, line: str) -> bool:
-    """Whether a line of the page, in which ``…`` stands for anything, describes a printed one."""
+    """Whether a line of the page, in which ``…`` stands for anything, describes a printed line."""
     expression = ".*".join(re.escape(" ".join(part.split())) for part in pattern.split("…"))
     return re.fullmatch(rf"\s*{expression}\s*", " ".join(line.split())) is not None
 

@@ -31,9 +31,9 @@ def write_tiny_gguf(
     without_keys: Sequence[str] = (),
 ) -> Path:
     """Random weights, the matrices of the given type; the output is tied to the embedding. ``add``
-    adds more entries or tensors, the tensor ``without`` is left out, and ``further`` tokens of one
-    type come last; the file has no types of tokens if it is None. ``vocabulary`` is gpt2 (bytes) or
-    llama (SentencePiece)."""
+    adds more entries or tensors, the tensor ``without`` is left out, and ``further`` tokens of the
+    type ``kind_of_further`` come last; the file has no types of tokens if that is None.
+    ``vocabulary`` is gpt2 (bytes) or llama (SentencePiece)."""
     writer = GGUFWriter(path, architecture)
     plain = _byte_alphabet() if vocabulary == "gpt2" else [*"▁abcdefghijklm"]
     tokens = [*_SPECIAL, *plain, "he", "hel", *further]

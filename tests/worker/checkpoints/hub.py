@@ -1,4 +1,4 @@
-"""A Hugging Face hub with one model, as far as downloads need it."""
+"""A Hugging Face hub with a single model, as far as downloads need it."""
 
 import hashlib
 import json
@@ -19,8 +19,8 @@ def serve_hub(
     commit: str = COMMIT,
     token: str = "",
 ) -> Iterator[str]:
-    """Serve ``files`` as a revision of the model ``repository``, which is this commit, to clients
-    that send ``token``, if there is one; yields the endpoint's URL."""
+    """Serve ``files`` as a revision of the model ``repository``, which is this commit; yields the
+    endpoint's URL. Clients have to send ``token``, unless it is empty."""
     api = f"/api/models/{repository}/revision/"
 
     class Handler(BaseHTTPRequestHandler):

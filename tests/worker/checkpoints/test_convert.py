@@ -3,6 +3,9 @@
 import ast
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, RopeScalingType
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, ReaderField, RopeScalingType
 from gguf.quants import dequantize
 from safetensors import safe_open
 from tokenizers import Tokenizer
@@ -42,6 +45,28 @@ def gguf(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     path = write_tiny_gguf(directory / f"tiny-{request.param}.gguf", kind)
     convert.convert(path, directory)
     return path
+
+
+def test_metadata_is_what_the_library_reads(tmp_path: Path) -> None:
+    def add_arrays(writer: GGUFWriter) -> None:
+        writer.add_array("test.texts", ["", "a", "Grüße", "\U0001f600" * 40])
+        writer.add_array("test.numbers", [-1, 2, 2**31 - 1])
+        writer.add_array("test.reals", [0.5, -1e30])
+        writer.add_array("test.truths", [True, False])
+        writer.add_array("test.tables", [[1, 2], [3, 4]])
+
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", add=add_arrays)
+    expected = GGUFReader(path)
+
+    with convert._read(path) as reader:
+        fields, tensors = reader.fields, reader.tensors
+
+    def described(field: ReaderField) -> tuple[object, ...]:
+        parts = [(str(part.dtype), part.tolist()) for part in field.parts]
+        return field.offset, field.name, parts, field.data, field.types, field.contents()
+
+    assert [*map(described, fields.values())] == [*map(described, expected.fields.values())]
+    assert [t.data_offset for t in tensors] == [t.data_offset for t in expected.tensors]
 
 
 def from_pretrained(directory: Path, **options: Any) -> Any:
@@ -285,7 +310,7 @@ def test_an_answer_does_not_end_at_a_tag_of_html(
 
 
 def end_tokens(directory: Path, further: tuple[str, ...], kind: int | None) -> set[str]:
-    """Those of the ``further`` tokens, which all have the type ``kind``, at which answers end."""
+    """The tokens at which answers end, among ``further`` tokens that all have the type ``kind``."""
     path = write_tiny_gguf(
         directory / "tiny.gguf",
         further=further,
@@ -411,3 +436,19 @@ def test_the_program_needs_nothing_of_warrens() -> None:
 
     assert "gguf" in imported
     assert not imported & {"", "kernels", "shared", "worker"}
+
+
+def test_the_program_ends_with_the_process_that_has_started_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "model.gguf")  # whoever reads it waits
+    paths = [str(tmp_path / "model.gguf"), str(tmp_path / "out")]
+    command = [sys.executable, "-P", convert.__file__, *paths, convert.WITH_PARENT]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        assert program.stdin is not None
+        try:
+            program.stdin.close()  # as the system does when the other process is killed
+
+            assert program.wait(240) == 1
+        finally:
+            program.kill()
+        assert program.stderr is not None
+        assert program.stderr.read() == b""

@@ -48,5 +48,5 @@ def test_the_converter_ends_with_the_process_that_started_it(tmp_path: Path) -> 
 
     os.close(writing)  # as the kernel does when the other process is killed
 
-    assert converter.wait(timeout=60) == 1
+    assert converter.wait(timeout=240) == 1
     assert not (tmp_path / "tokenizer.json").exists()

@@ -17,7 +17,7 @@ from tests.worker.checkpoints.hub import COMMIT, serve_hub
 from worker.checkpoints import conversions, convert, store
 from worker.checkpoints.cache import build_once, link
 from worker.checkpoints.conversions import converted
-from worker.checkpoints.gguf_file import gguf_files
+from worker.checkpoints.gguf_file import gguf_files, write_file_list
 
 FILES = {
     "config.json": b"{}",
@@ -25,6 +25,7 @@ FILES = {
     "model.safetensors": b"weights" * 1000,
     "chat_template.jinja": b"{{ messages }}",
 }
+PATIENCE = {"HF_HUB_ETAG_TIMEOUT": "240", "HF_HUB_DOWNLOAD_TIMEOUT": "240"}
 PULL = """
 import json, sys
 from shared.errors import StartupError
@@ -56,7 +57,7 @@ def start_pull(model: str, **environment: str) -> subprocess.Popen[str]:
     """Pull in another process, which prints the path and the progress as JSON."""
     return subprocess.Popen(
         [sys.executable, "-c", PULL, model],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | environment,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), **PATIENCE} | environment,
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -122,10 +123,9 @@ def test_a_directory_with_a_tokenizer_needs_no_weights(tmp_path: Path) -> None:
     assert store.resolve_tokenizer(str(directory)) == directory
 
 
-def test_a_described_file_that_is_gone_is_named(cache: Path, tmp_path: Path) -> None:
-    gguf = write_tiny_gguf(tmp_path / "tiny.gguf")
-    directory = store.resolve(str(gguf))
-    gguf.unlink()
+def test_a_described_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    directory = write_model(tmp_path / "model", {"config.json": b"{}", "tokenizer.json": b"{}"})
+    write_file_list(directory, [tmp_path / "tiny.gguf"])
 
     with pytest.raises(StartupError, match=r"there is no file .*tiny\.gguf"):
         store.resolve(str(directory))

@@ -1,6 +1,8 @@
 """When tokens are news to their reader."""
 
 import asyncio
+import time
+from collections.abc import Callable
 
 import pytest
 
@@ -14,6 +16,8 @@ from worker.engine.scheduler import SchedulerLimits
 from worker.model.echo import EchoRunner
 
 ID = SequenceId("request", 0)
+SELDOM = 0.001
+"""Events per second."""
 
 
 class Reader:
@@ -56,8 +60,15 @@ class Reader:
             await self._has_taken.wait()
 
 
+@pytest.fixture
+async def make_due(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Lets the event loop's time pass until an event is due, however seldom events are."""
+    loop = asyncio.get_running_loop()
+    return lambda: monkeypatch.setattr(loop, "time", lambda: time.monotonic() + 2 / SELDOM)
+
+
 async def test_the_first_and_the_last_tokens_are_news() -> None:
-    reader = Reader(events_per_s=0.01, num_at_once=2)
+    reader = Reader(events_per_s=SELDOM, num_at_once=2)
 
     reader.put(1, 2, 3)
     reader.take()
@@ -66,10 +77,11 @@ async def test_the_first_and_the_last_tokens_are_news() -> None:
     assert reader.taken == [[1], [2], [3, 4, 5]]
 
 
-async def test_tokens_gather_for_a_while() -> None:
-    reader = Reader(events_per_s=2)
+async def test_tokens_gather_for_a_while(make_due: Callable[[], None]) -> None:
+    reader = Reader(events_per_s=SELDOM)
 
     reader.put(1, 2, 3)
+    make_due()
     await reader.wait_taken(2)
     reader.put(4, 5, is_last=True)
 
@@ -77,7 +89,7 @@ async def test_tokens_gather_for_a_while() -> None:
 
 
 async def test_tokens_that_may_end_the_answer_are_read_before_their_event_is_due() -> None:
-    reader = Reader(events_per_s=0.01, reads_each=True)
+    reader = Reader(events_per_s=SELDOM, reads_each=True)
 
     reader.put(1, 2, 3)
     reader.put(4, is_last=True)
@@ -86,10 +98,13 @@ async def test_tokens_that_may_end_the_answer_are_read_before_their_event_is_due
     assert reader.due == [True, False, False, True]
 
 
-async def test_tokens_that_were_read_early_are_due_in_the_end() -> None:
-    reader = Reader(events_per_s=2, reads_each=True)
+async def test_tokens_that_were_read_early_are_due_in_the_end(
+    make_due: Callable[[], None],
+) -> None:
+    reader = Reader(events_per_s=SELDOM, reads_each=True)
 
     reader.put(1, 2)
+    make_due()
     await reader.wait_taken(3)
 
     assert reader.taken == [[1], [2], []]
@@ -98,7 +113,7 @@ async def test_tokens_that_were_read_early_are_due_in_the_end() -> None:
 
 @pytest.mark.parametrize("reads_each", [False, True])
 async def test_a_failure_comes_after_the_tokens_that_gathered(*, reads_each: bool) -> None:
-    reader = Reader(events_per_s=0.01, reads_each=reads_each)
+    reader = Reader(events_per_s=SELDOM, reads_each=reads_each)
 
     reader.put(1, 2, 3)
     reader.generation.fail(SequenceFailed(ID, InternalError("The step failed.")))
@@ -110,7 +125,7 @@ async def test_a_failure_comes_after_the_tokens_that_gathered(*, reads_each: boo
 
 
 async def test_a_promoted_job_has_the_pace_of_an_interactive_job() -> None:
-    reader = Reader(events_per_s=0.01)
+    reader = Reader(events_per_s=SELDOM)
 
     reader.put(1, 2)
     reader.generation.promote()

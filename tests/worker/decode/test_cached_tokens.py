@@ -4,6 +4,7 @@ import msgspec
 
 from shared.bus.memory import MemoryBus
 from shared.messages import Completed, Finished, SamplingParams, TextPrompt, TokenPrompt
+from tests.support.engines.brake import Brake
 from tests.support.workers.jobs import Log, ask, new_job, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
 
@@ -49,7 +50,7 @@ async def test_after_a_take_over_it_is_never_more_than_the_prompt() -> None:
     """The second worker has computed the same answer before, and finds more than the prompt."""
     job = new_job("echo", PROMPT, sampling=SamplingParams(max_tokens=300, ignore_eos=True))
     async with MemoryBus() as bus, reading(bus, job) as consumer:
-        async with echo_worker(bus, step_s=0.01, drain_grace_s=0.01) as stop:
+        async with echo_worker(bus, brake=Brake(41), drain_grace_s=0.01) as stop:
             await publish(bus, job)
             log = await read(bus, job, consumer, num_tokens=40)
             stop.set()

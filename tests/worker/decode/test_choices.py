@@ -1,6 +1,5 @@
 """What a job may ask of its choices, through a whole worker with a synthetic engine."""
 
-import asyncio
 import json
 import threading
 from collections.abc import Sequence
@@ -26,7 +25,8 @@ from shared.messages import (
     TokenLogprobs,
     TokenPrompt,
 )
-from tests.support.workers.jobs import Log, ask, new_job
+from tests.support.engines.brake import Brake
+from tests.support.workers.jobs import Log, ask, new_job, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
 from worker.decode import choices
 from worker.decode.choices import ChoiceWriter
@@ -93,8 +93,7 @@ async def test_an_error_in_one_choice_fails_a_stream_behind_the_tokens_of_anothe
         return advance(self, outputs, is_due=is_due)
 
     monkeypatch.setattr(ChoiceWriter, "advance", fail_second)
-    async with asyncio.timeout(30):
-        log = await answer(job(num_choices=2))
+    log = await answer(job(num_choices=2))
 
     assert failure(log).code == "internal_error"
     assert [len(chain) > 0 for chain in tokens(log)] == [True, False]
@@ -282,12 +281,12 @@ async def test_a_grammar_that_is_replayed_leaves_the_event_loop_free(
 
     monkeypatch.setattr(Grammar, "matcher", recorded)
     asked = job(constraint=Constraint(kind="regex", source="(ab){300}"), max_tokens=600)
-    async with MemoryBus() as bus:
-        async with echo_worker(bus, step_s=0.01, drain_grace_s=0.2):
-            asking = asyncio.create_task(ask(bus, asked))
-            await asyncio.sleep(0.5)
+    async with MemoryBus() as bus, reading(bus, asked) as consumer:
+        async with echo_worker(bus, brake=Brake(12), drain_grace_s=0.2):
+            await publish(bus, asked)
+            log = await read(bus, asked, consumer, num_tokens=10)
         async with echo_worker(bus):
-            log = await asking
+            await read(bus, asked, consumer, log)
 
     assert ends(log)[0].finish_reason in {"stop", "length"}
     assert [is_outside for num_tokens, is_outside in replayed if num_tokens] == [True]

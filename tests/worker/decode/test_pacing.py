@@ -8,7 +8,7 @@ from worker.decode.bridge import EventPace
 
 
 def event_times(pace: EventPace, token_times: list[float]) -> list[float]:
-    """When events leave, the last one with the token that arrived last."""
+    """When events leave, the last event with the token that arrived last."""
     times: list[float] = []
     waits_since: float | None = None
     for at in [*token_times, math.inf]:

@@ -33,7 +33,7 @@ def two_cores(work: StepWork) -> float:
 
 @dataclass
 class Device:
-    """A `ModelRunner` that draws token 0 and takes ``step_s`` for each step, one after another."""
+    """A `ModelRunner` that draws token 0 and takes ``step_s`` for each step, in sequence."""
 
     num_blocks: int
     step_s: StepSeconds = two_cores
@@ -98,7 +98,7 @@ class Streams:
 def serve(
     device: Device, limits: SchedulerLimits, submits: Iterable[Submit], num_users: int
 ) -> tuple[Engine, Streams]:
-    """Let each user send one submit after another, each when the previous one has ended."""
+    """Let each user send the next submit whenever the previous submit has ended."""
     engine = Engine(device, limits, clock=lambda: device.now)
     streams = Streams()
     coming = iter(submits)

@@ -1,4 +1,4 @@
-"""The time of the machine belongs to those that use it, to the last second.
+"""The time of the machine is charged to the sequences that use it, to the last second.
 
 That the parts of every step add up to its duration is checked in `test_engine_properties`.
 """

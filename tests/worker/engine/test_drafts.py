@@ -50,7 +50,7 @@ def test_without_a_match_nothing_is_drafted(token_ids: list[int]) -> None:
 
 
 def test_a_match_begins_at_a_token() -> None:
-    # The bytes of these tokens occur in the middle of earlier ones, too.
+    # The bytes of these tokens occur in the middle of earlier tokens, too.
     drafter = Drafter([0x0100, 0x0100, 0x0100, 0x0100, 7, 1, 1, 1])
 
     assert drafter.draft(4) == []
@@ -85,7 +85,7 @@ def test_drafts_become_longer_when_they_are_right() -> None:
 
 
 def repetitive_engine(**limits: Any) -> SmallEngine:
-    """Of a model with one token, which repeats itself without end."""
+    """An engine whose model has a single token, which repeats itself without end."""
     clock = count(step=0.001).__next__  # steps take the same time, whatever they compute
     return SmallEngine(vocab_size=1, clock=clock, **limits)
 

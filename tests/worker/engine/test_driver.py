@@ -6,6 +6,7 @@ from threading import Event, Thread
 
 import pytest
 
+from tests.support.engines.brake import Brake
 from tests.support.models.engine import (
     VOCAB_SIZE,
     BreakingRunner,
@@ -28,7 +29,7 @@ from worker.engine.interface import (
 from worker.engine.scheduler import SchedulerLimits
 from worker.model.echo import EchoRunner
 
-PATIENCE_S = 30.0
+PATIENCE_S = 240.0
 
 
 class Listener:
@@ -59,15 +60,19 @@ class Listener:
         return outputs
 
 
-def echo_runner(step_s: float = 0.0) -> EchoRunner:
-    return EchoRunner(num_blocks=64, block_size=4, vocab_size=VOCAB_SIZE, step_s=step_s)
+def echo_runner() -> EchoRunner:
+    return EchoRunner(num_blocks=64, block_size=4, vocab_size=VOCAB_SIZE)
 
 
 @contextmanager
-def running(runner: ModelRunner) -> Iterator[tuple[EngineThread, Listener]]:
+def running(
+    runner: ModelRunner, brake: Brake | None = None
+) -> Iterator[tuple[EngineThread, Listener]]:
     listener = Listener()
     engine = Engine(runner, SchedulerLimits(max_num_seqs=8, max_num_batched_tokens=64))
     thread = EngineThread(engine)
+    if brake is not None:
+        thread = brake.on(thread)
     thread.start(listener)
     try:
         yield thread, listener
@@ -98,11 +103,13 @@ def test_an_idle_engine_wakes_for_the_next_command() -> None:
 
 def test_a_cancelled_sequence_falls_silent() -> None:
     endless, other = new_submit("endless", max_tokens=200), new_submit("other")
-    with running(echo_runner(step_s=0.02)) as (thread, listener):
+    brake = Brake(2)
+    with running(echo_runner(), brake) as (thread, listener):
         thread.send(endless)
         first = listener.outputs.get(timeout=PATIENCE_S)
         thread.send(CancelSequence(endless.sequence_id))
         thread.send(other)
+        brake.release()
         rest = listener.hear_ends(1)
 
     assert first[0].sequence_id == endless.sequence_id
@@ -131,7 +138,7 @@ def test_a_step_that_raises_is_reported_once_and_ends_the_thread() -> None:
 
 
 def test_stop_ends_the_thread_while_sequences_run() -> None:
-    with running(echo_runner(step_s=0.02)) as (thread, listener):
+    with running(echo_runner(), Brake(2)) as (thread, listener):
         thread.send(new_submit(max_tokens=240))
         listener.outputs.get(timeout=PATIENCE_S)
 
@@ -141,7 +148,7 @@ def test_stop_ends_the_thread_while_sequences_run() -> None:
 
 
 def test_the_load_is_that_after_the_last_step() -> None:
-    with running(echo_runner(step_s=0.02)) as (thread, listener):
+    with running(echo_runner(), Brake(2)) as (thread, listener):
         assert thread.load().num_free_blocks == 64
         thread.send(new_submit(num_prompt=20, max_tokens=200))
         listener.outputs.get(timeout=PATIENCE_S)

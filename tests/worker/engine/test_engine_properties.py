@@ -35,7 +35,7 @@ from worker.engine.interface import (
 
 class Request(NamedTuple):
     prompt: str
-    """Requests of one name have a common prefix."""
+    """Requests with the same name have a common prefix."""
     num_prompt: int
     max_tokens: int
     ignore_eos: bool
@@ -181,8 +181,8 @@ class Service(RuleBasedStateMachine):
         self._send(replace(submit, output_ids=[*submit.output_ids, *received]))
 
     def teardown(self) -> None:
-        """All sequences end, at the latest after twice the time that they would take one after
-        another."""
+        """All sequences end, at the latest after twice the time that they would take in
+        sequence."""
         max_num_steps = 2 * sum(
             len(submit.prompt_ids) + submit.max_tokens for submit in self.submits.values()
         )
@@ -222,14 +222,14 @@ class Service(RuleBasedStateMachine):
             self._check_that_batch_yields(batch)
 
     def _check_charges(self, duration_s: float) -> None:
-        """A completed step belongs to those of its sequences that run, to the last second."""
+        """A completed step is charged to its running sequences, to the last second."""
         charges = self.engine.take_charges()
         assert charges.keys() == self.computed & self.owed.keys()
         assert isclose(sum(charges.values()), duration_s if charges else 0.0)
         self.computed = set()
 
     def _check_that_batch_yields(self, batch: ScheduledBatch) -> None:
-        """If a step starts a batch sequence, no interactive one is waiting, and the reserve is
+        """If a step starts a batch sequence, no interactive sequence is waiting, and the reserve is
         kept."""
         for share in batch.sequences:
             assert share.previous_row is None or share.num_tokens == 1 + share.num_drafts

@@ -113,7 +113,7 @@ def test_the_others_yield_what_they_would_have_yielded(max_draft_tokens: int) ->
     assert ended >= {submit.sequence_id for submit in odd}
     for submit in good:
         expected = [output.token_id for output in expected_outputs(submit)]
-        # A drawn token may be the odd one.
+        # A drawn token may be the odd token.
         until = expected.index(ODD) + 1 if ODD in expected else len(expected)
         got = [output.token_id for output in streams[submit.sequence_id]]
         assert got == expected[:until]

@@ -1,4 +1,4 @@
-"""Prompt scores: one for each token, in order, and before the first drawn token."""
+"""Prompt scores: a score for each token, in order, and before the first drawn token."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""The tokens of an answer, drawn again, against an engine that generated them one by one."""
+"""The tokens of an answer, drawn again at once, against the engine that generated them in steps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -38,7 +38,7 @@ SUBMITS: dict[str, dict[str, Any]] = {
 
 
 class EvenThenOdd:
-    """Allows even tokens, then as many odd ones, and no more after ``length`` of them."""
+    """Allows even tokens, then as many odd tokens, and no more after ``length`` of them."""
 
     def __init__(self, length: int) -> None:
         self._left = length

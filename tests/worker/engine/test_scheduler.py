@@ -145,7 +145,8 @@ def test_a_small_sequence_does_not_pass_a_large_one_that_waits_for_blocks() -> N
 
 
 def test_a_sequence_is_not_admitted_into_the_last_blocks_of_others() -> None:
-    """Each running sequence can still grow by a block, so the new one preempts none at once."""
+    """Each running sequence can still grow by a block, so the new sequence preempts none at
+    once."""
     engine = SmallEngine(num_blocks=6, block_size=4)
     engine.step([new_submit("first", num_prompt=8, max_tokens=9)])
 

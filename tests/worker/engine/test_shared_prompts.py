@@ -1,4 +1,4 @@
-"""Several sequences of one prompt, which is computed once."""
+"""Several sequences with the same prompt, which is computed once."""
 
 from dataclasses import replace
 

@@ -1,6 +1,6 @@
 """Tenants are served in proportion to their weights, however much any of them asks for.
 
-Times are those of a simulated device, so they do not depend on the machine.
+Times come from a simulated device, so they do not depend on the machine.
 """
 
 import random
@@ -90,7 +90,7 @@ class Service:
 
 
 def p95_of_single_jobs(service: Service) -> float:
-    """The p95 of the time to first token of nine tenants that each send one job after another."""
+    """The p95 of the time to first token of nine tenants that each send jobs in sequence."""
     tenants = [f"single-{number}" for number in range(9)]
     for tenant in tenants:
         service.add(tenant, 1, prompt=(100, 150), answer=(20, 60))

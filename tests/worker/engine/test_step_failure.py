@@ -1,4 +1,4 @@
-"""A step for which the device has no memory ends one sequence, without an effect on others."""
+"""A step for which the device has no memory ends a sequence, without an effect on others."""
 
 import random
 
@@ -29,7 +29,7 @@ class _FailedStep:
 
 
 class ScarceRunner(EchoRunner):
-    """Fails at some steps, and at each step that continues one of them, whose slots are empty."""
+    """Fails at some steps, and at each step that continues a failed step, whose slots are empty."""
 
     def __init__(self, failing: set[int], num_blocks: int) -> None:
         super().__init__(

@@ -28,7 +28,7 @@ def scattered(seed: int, step_s: StepSeconds = two_cores) -> StepSeconds:
 def requests(
     seed: int, num_requests: int, *, every: int = 0, job_class: JobClass = "interactive"
 ) -> list[Submit]:
-    """Prompts of 128 tokens, but 4,000 for each ``every``-th one; answers of 64 tokens."""
+    """Prompts of 128 tokens, and each ``every``-th prompt of 4,000 tokens; answers of 64 tokens."""
     rng = random.Random(seed)
     return [
         new_submit(
@@ -122,7 +122,7 @@ def test_prompts_go_on_where_decodes_alone_take_longer_than_the_limit() -> None:
 
 
 def test_a_step_of_unknown_length_is_a_short_one() -> None:
-    """The second step is planned before the first one's time is known."""
+    """The second step is planned before the time of the first step is known."""
     device = Device(20_000, slow)
 
     serve_all(device, requests(9, 12))

@@ -12,7 +12,7 @@ import pytest
 
 from worker.engines.child import EngineProcess
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 SLEEPER = "import os, time; print('here', os.getpid(), flush=True); time.sleep(600)"
 PARENT = (
     "import subprocess, sys; "

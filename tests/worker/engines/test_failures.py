@@ -21,7 +21,7 @@ from worker.text import Tokenizer
 
 SAMPLING = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
 FAULTS: list[Fault] = ["break", "cut", "nonsense", "error", "unknown token", "500"]
-PATIENCE_S = 30.0
+PATIENCE_S = 240.0
 
 
 @pytest.fixture

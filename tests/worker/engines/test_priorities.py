@@ -14,7 +14,7 @@ from worker.text import Tokenizer
 
 
 def priorities(protocol: str, tokenizer: Tokenizer, **traits: bool) -> list[Any]:
-    """Those of an interactive and of a batch job at a server with these traits."""
+    """The priorities of an interactive and of a batch job at a server with these traits."""
     adapter = ADAPTERS[protocol]
     with engine_server(protocol, tokenizer) as script:
         vars(script).update(traits)

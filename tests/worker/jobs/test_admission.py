@@ -22,6 +22,7 @@ from shared.messages import (
     Finished,
     GenerationJob,
     LimitedTenants,
+    QuickJob,
     SamplingParams,
     Started,
     TextPrompt,
@@ -33,8 +34,10 @@ from shared.messages import (
 from tests.support.workers.jobs import ask, new_job, num_ready, publish
 from tests.support.workers.synthetic import echo_worker
 from worker.jobs import admission
+from worker.jobs.admission import TenantAdmission
 
 Decide = Callable[[AdmissionRequest], AdmissionAnswer | None]
+VALID_S = 3600.0
 _NUMBERS = count()
 
 
@@ -64,7 +67,7 @@ class Edge:
 
     async def limit(self, worker: str, *tenants: str) -> None:
         """Tell a worker which tenants have limits."""
-        command = LimitedTenants(gateway=self.name, tenants=tenants, valid_s=60.0)
+        command = LimitedTenants(gateway=self.name, tenants=tenants, valid_s=VALID_S)
         await self.bus.publish(topology.worker_binding(worker), Message(encode(command)))
 
 
@@ -134,7 +137,7 @@ async def test_a_job_that_a_gateway_refuses_ends_with_its_error(
         MemoryBus(broker, user="mallory") as mallory,
     ):
         worker = await address_after(alice)
-        spoof = LimitedTenants(gateway="g", tenants=("mallory",), valid_s=60.0)
+        spoof = LimitedTenants(gateway="g", tenants=("mallory",), valid_s=VALID_S)
         await mallory.publish(topology.worker_binding(worker), Message(encode(spoof)))
         await gateway.limit(worker, "alice")
         refused = await ask(alice, job_of("alice"))
@@ -193,7 +196,7 @@ async def test_quick_jobs_are_admitted_too(
         if kind is TokenizeJob
         else EmbeddingJob(request_id=request_id, model="echo", prompts=(prompt,))
     )
-    answers = topology.reply_queue(request_id, expires_s=30)
+    answers = topology.reply_queue(request_id, expires_s=600)
     await alice.declare(answers)
     decisions = iter((admit, refuse))
     async with edge(broker, "g", lambda request: next(decisions)(request)) as gateway:
@@ -213,6 +216,15 @@ async def test_quick_jobs_are_admitted_too(
 async def test_another_gateway_is_asked_if_the_first_one_is_silent(
     broker: MemoryBroker, alice: MemoryBus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    ask_gateway = TenantAdmission._ask
+
+    async def ask_with_patience(
+        self: TenantAdmission, gateway: str, job: GenerationJob | QuickJob
+    ) -> AdmissionAnswer | None:
+        monkeypatch.setattr(admission, "_PATIENCE_S", 0.05 if gateway == "first" else 120.0)
+        return await ask_gateway(self, gateway, job)
+
+    monkeypatch.setattr(TenantAdmission, "_ask", ask_with_patience)
     async with (
         edge(broker, "first", say_nothing) as silent,
         edge(broker, "second", refuse) as other,
@@ -220,7 +232,6 @@ async def test_another_gateway_is_asked_if_the_first_one_is_silent(
         worker = await address_after(alice)
         for gateway in (silent, other):
             await gateway.limit(worker, "alice")
-        monkeypatch.setattr(admission, "_PATIENCE_S", 0.05)
         logs = [await ask(alice, job_of("alice")) for _ in range(2)]
 
     assert [log.last for log in logs] == [
@@ -250,7 +261,7 @@ async def test_a_job_that_is_delivered_again_while_a_gateway_decides_ends_once(
     broker: MemoryBroker, late: Callable[[AdmissionRequest], AdmissionAnswer]
 ) -> None:
     job = msgspec.structs.replace(job_of("alice"), mode="final")
-    answers = topology.reply_queue(job.request_id, expires_s=60)
+    answers = topology.reply_queue(job.request_id, expires_s=600)
     asked = asyncio.Event()
 
     def decide(request: AdmissionRequest) -> AdmissionAnswer | None:

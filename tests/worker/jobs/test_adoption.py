@@ -14,6 +14,7 @@ from shared import topology
 from shared.bus.base import Bus, Consumer
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import GenerationJob, HandedOver, SamplingParams, Started, decode_event
+from tests.support.engines.brake import Brake
 from tests.support.workers.jobs import (
     LateBus,
     Log,
@@ -24,14 +25,16 @@ from tests.support.workers.jobs import (
     read,
     reading,
     wait_answered,
+    wait_consumers,
+    wait_running,
 )
 from tests.support.workers.synthetic import echo_worker
 from worker.jobs import consumer as consumer_module
 from worker.jobs.consumer import HeldJob, JobConsumer
 
 SAMPLING = SamplingParams(max_tokens=200, ignore_eos=True)
+ENDLESS = SamplingParams(max_tokens=8000, ignore_eos=True)
 JOBS = topology.jobs_queue("echo", "interactive").name
-STEP_S = 0.005
 
 
 @pytest.fixture
@@ -78,34 +81,38 @@ async def num_unanswered(bus: Bus, theirs: MemoryBus) -> int:
 
 
 class Answering(NamedTuple):
-    """A job, its reader and what that has read, and the connection of the worker that runs it."""
+    """A job, its reader and what that has read, the connection of the worker that runs it, and the
+    brake that holds its engine."""
 
     job: GenerationJob
     bus: Bus
     consumer: Consumer
     log: Log
     theirs: MemoryBus
+    brake: Brake
 
 
 @asynccontextmanager
 async def answering(num_tokens: int) -> AsyncIterator[Answering]:
-    """An answer of which so many tokens are there."""
+    """An answer of which so many tokens are there, and no more until the brake is released."""
     job, broker = new_job("echo", sampling=SAMPLING), MemoryBroker()
+    brake = Brake(num_tokens + 1)
     async with (
         MemoryBus(broker) as bus,
         MemoryBus(broker) as theirs,
         reading(bus, job) as consumer,
-        echo_worker(theirs, step_s=STEP_S),
+        echo_worker(theirs, brake=brake),
     ):
         await publish(bus, job)
         log = await read(bus, job, consumer, num_tokens=num_tokens)
-        yield Answering(job, bus, consumer, log, theirs)
+        yield Answering(job, bus, consumer, log, theirs, brake)
 
 
 @pytest.mark.usefixtures("_patient")
 async def test_a_lost_connection_does_not_interrupt_a_stream() -> None:
-    async with answering(10) as (job, bus, consumer, log, theirs):
+    async with answering(10) as (job, bus, consumer, log, theirs, brake):
         theirs.sever()
+        brake.release()
         log = await read(bus, job, consumer, log)
         await wait_answered(bus, 1)
         num_left = await num_unanswered(bus, theirs)
@@ -117,9 +124,13 @@ async def test_a_lost_connection_does_not_interrupt_a_stream() -> None:
 async def test_an_answer_that_ends_without_its_delivery_does_not_count_as_a_crash(
     may_give_up: asyncio.Event,
 ) -> None:
-    async with answering(10) as (job, bus, consumer, log, theirs), bus.consume(JOBS) as other:
+    async with (
+        answering(10) as (job, bus, consumer, log, theirs, brake),
+        bus.consume(JOBS) as other,
+    ):
         theirs.sever()
         await anext(other)
+        brake.release()
         log = await read(bus, job, consumer, log)
         message = (await anext(consumer)).message
         may_give_up.set()
@@ -131,9 +142,10 @@ async def test_an_answer_that_ends_without_its_delivery_does_not_count_as_a_cras
 @pytest.mark.usefixtures("_patient")
 async def test_an_adopted_job_has_a_line_with_its_worker(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    async with answering(10) as (job, bus, consumer, log, theirs):
+    async with answering(10) as (job, bus, consumer, log, theirs, brake):
         theirs.sever()
         await wait_adopted(caplog)
+        brake.release()
         await read(bus, job, consumer, log)
 
     (adopted,) = (vars(one) for one in caplog.records if one.message == "job adopted")
@@ -141,12 +153,15 @@ async def test_an_adopted_job_has_a_line_with_its_worker(caplog: pytest.LogCaptu
     assert (adopted["worker"], adopted["attempt"]) == (log.reader.worker, 1)
 
 
+@pytest.mark.usefixtures("_patient")
 async def test_a_job_that_another_worker_has_had_is_not_adopted() -> None:
-    async with answering(10) as (job, bus, consumer, log, theirs):
+    async with answering(10) as (job, bus, consumer, log, theirs, brake):
         async with bus.consume(JOBS) as other:
             theirs.sever()
             await anext(other)
-            await asyncio.sleep(0.05)
+            await wait_consumers(bus, JOBS, 2)
+        log = await read(bus, job, consumer, log, attempt=2)
+        brake.release()
         log = await read(bus, job, consumer, log)
 
     assert log.token_ids == (await undisturbed(job)).token_ids
@@ -154,22 +169,24 @@ async def test_a_job_that_another_worker_has_had_is_not_adopted() -> None:
 
 
 @pytest.mark.parametrize("mode", ["stream", "final"])
-async def test_an_answer_whose_delivery_stays_away_is_given_up(mode: str) -> None:
-    job = new_job("echo", sampling=SamplingParams(max_tokens=4000, ignore_eos=True), mode=mode)
+async def test_an_answer_whose_delivery_stays_away_is_given_up(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "_ADOPTION_S", 0.05)
+    job = new_job("echo", sampling=ENDLESS, mode=mode)
     broker = MemoryBroker()
     async with (
         MemoryBus(broker) as bus,
         MemoryBus(broker) as theirs,
-        echo_worker(theirs, step_s=STEP_S, max_num_seqs=1),
+        echo_worker(theirs, step_s=0.02, max_num_seqs=1, drain_grace_s=0.05),
         reading(bus, job) as reader,
     ):
         await publish(bus, job)
-        await asyncio.sleep(0.1)
+        await wait_running(bus)
         async with bus.consume(JOBS, prefetch=1) as other:
             theirs.sever()
             await anext(other)
-            await asyncio.sleep(2.3)
-            # The given up one had the only place.
+            # The job that is given up had the only place.
             await ask(bus, new_job("echo"))
         handed_over = Log.of(job)
         while mode == "stream" and not any(isinstance(e, HandedOver) for e in handed_over.raw):
@@ -195,7 +212,11 @@ async def test_a_repeated_request_is_answered_although_its_first_job_had_no_log(
     assert log.token_ids == (await undisturbed(job)).token_ids
 
 
-async def test_a_publication_with_two_messages_is_answered_once() -> None:
+async def test_a_publication_with_two_messages_is_answered_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    brake = Brake(11)
     job, broker = (
         msgspec.structs.replace(new_job("echo", sampling=SAMPLING), publication=1),
         MemoryBroker(),
@@ -208,9 +229,11 @@ async def test_a_publication_with_two_messages_is_answered_once() -> None:
         await bus.declare(topology.DEAD_LETTERS, topology.jobs_queue("echo", "interactive"))
         await publish(bus, job)
         await come_back(bus, job, "interactive", 5)
-        async with echo_worker(theirs, step_s=STEP_S):
+        async with echo_worker(theirs, brake=brake):
             log = await read(bus, job, consumer, num_tokens=10)
             await publish(bus, job)  # this message was never returned
+            await wait_adopted(caplog)
+            brake.release()
             log = await read(bus, job, consumer, log)
             await wait_answered(bus, 2)
             num_left = await num_unanswered(bus, theirs)
@@ -220,21 +243,24 @@ async def test_a_publication_with_two_messages_is_answered_once() -> None:
 
 
 async def test_a_second_message_in_another_queue_is_settled_when_the_first_is_lost(
-    may_give_up: asyncio.Event,
+    may_give_up: asyncio.Event, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO)
+    brake = Brake(11)
     job = msgspec.structs.replace(new_job("echo", sampling=SAMPLING), publication=1)
     broker = MemoryBroker()
     async with (
         MemoryBus(broker) as bus,
         MemoryBus(broker) as theirs,
         reading(bus, job) as consumer,
-        echo_worker(theirs, step_s=STEP_S),
+        echo_worker(theirs, brake=brake),
     ):
         await publish(bus, job)
         log = await read(bus, job, consumer, num_tokens=10)
         await publish(bus, job, "suspect")
-        log = await read(bus, job, consumer, log, num_tokens=20)
+        await wait_adopted(caplog)
         await bus.delete_queue(JOBS)
+        brake.release()
         await read(bus, job, consumer, log)
         may_give_up.set()
 
@@ -247,8 +273,9 @@ async def test_a_second_message_in_another_queue_is_settled_when_the_first_is_lo
 async def test_a_jobs_queue_that_is_deleted_keeps_the_worker_from_nothing(
     may_give_up: asyncio.Event,
 ) -> None:
-    async with answering(5) as (job, bus, consumer, log, _):
+    async with answering(5) as (job, bus, consumer, log, _, brake):
         await bus.delete_queue(JOBS)
+        brake.release()
         log = await read(bus, job, consumer, log)
         may_give_up.set()
 

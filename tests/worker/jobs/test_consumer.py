@@ -15,6 +15,7 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.subscribe import Subscription
 from shared.messages import Ended, SamplingParams, decode_usage
 from shared.topology import Publishers
+from tests.support.engines.brake import Brake
 from tests.support.workers.jobs import (
     ask,
     new_job,
@@ -84,14 +85,14 @@ async def test_a_stopped_consumer_ends(is_paused: bool) -> None:
             await consumer.pause()
             await asyncio.sleep(0.01)
         await consumer.stop()
-        await asyncio.wait_for(running, 5)
+        await running
         assert await num_consumers(bus) == 0
 
 
 async def test_a_consumer_is_stopped_without_a_broker() -> None:
     async with consuming(MemoryBus()) as (consumer, running):
         await consumer.stop()
-        await asyncio.wait_for(running, 5)
+        await running
 
 
 async def test_a_paused_consumer_takes_nothing_until_it_resumes() -> None:
@@ -109,7 +110,7 @@ async def test_a_paused_consumer_takes_nothing_until_it_resumes() -> None:
 
 
 class NotedSubscription(Subscription):
-    """Notes those that wait to be closed, in the order in which they were stopped."""
+    """Notes the subscriptions that wait to be closed, in the order in which they were stopped."""
 
     stopped: ClassVar[list[Subscription]] = []
     closed: ClassVar[list[Subscription]] = []
@@ -184,15 +185,17 @@ async def test_a_run_that_a_newer_one_replaces_does_not_end_a_detached_job(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    broker, told = MemoryBroker(), topology.usage_queue("g")
+    broker, told, brake = MemoryBroker(), topology.usage_queue("g"), Brake(6)
     sampling = SamplingParams(max_tokens=100, ignore_eos=True)
     job = msgspec.structs.replace(new_job("echo", sampling=sampling), is_detached=True)
     async with MemoryBus(broker) as bus, reading(bus, job) as reader:
         await bus.declare(told)
-        async with echo_worker(broker, step_s=0.005):
+        async with echo_worker(broker, brake=brake):
             await publish(bus, job)
             log = await read(bus, job, reader, num_tokens=5)
             await publish(bus, msgspec.structs.replace(job, publication=1))
+            log = await read(bus, job, reader, log, attempt=2)
+            brake.release()
             await read(bus, job, reader, log)
         num_told = await num_ready(bus, told.name)
         async with bus.consume(told.name) as consumer:

@@ -1,4 +1,4 @@
-"""Workers begin jobs by their deadlines, and do not begin hopeless ones."""
+"""Workers begin jobs by their deadlines, and do not begin hopeless jobs."""
 
 import asyncio
 import logging
@@ -12,13 +12,13 @@ from shared.bus.memory import MemoryBus
 from shared.messages import Failed, Finished, GenerationJob, SamplingParams
 from shared.telemetry.requests import LOGGER
 from tests.support.deployment.processes import free_port
-from tests.support.workers.jobs import Log, ask, new_job
+from tests.support.engines.brake import Brake
+from tests.support.workers.jobs import Log, ask, new_job, set_pace, wait_announced
 from tests.support.workers.synthetic import echo_worker
 from tests.worker.jobs.test_work_saved import sample
 
 SHORT = SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True)
 LONG = SamplingParams(max_tokens=4000, temperature=0.0, ignore_eos=True)
-STEP_S = 0.01
 
 
 def due_in(seconds: float | None, sampling: SamplingParams = SHORT, **more: Any) -> GenerationJob:
@@ -33,13 +33,14 @@ async def learn(bus: MemoryBus) -> None:
 
 @pytest.mark.parametrize("mode", ["stream", "final"])
 async def test_a_hopeless_job_fails_at_once_and_says_what_it_needs(
-    mode: str, caplog: pytest.LogCaptureFixture
+    mode: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    set_pace(monkeypatch, token_s=1.0)
     port = free_port()
     caplog.set_level(logging.INFO, LOGGER)
-    async with MemoryBus() as bus, echo_worker(bus, step_s=STEP_S, health_port=port):
+    async with MemoryBus() as bus, echo_worker(bus, health_port=port):
         await learn(bus)
-        job = due_in(15, LONG, mode=mode)
+        job = due_in(900, LONG, mode=mode)
         log = await ask(bus, job)
         left_s = (job.deadline or 0) - time.time()
         num_hopeless = await asyncio.to_thread(sample, port, "jobs_hopeless_total")
@@ -59,8 +60,8 @@ async def test_a_hopeless_job_fails_at_once_and_says_what_it_needs(
     ("seconds", "sampling"),
     [
         (None, replace(SHORT, max_tokens=200)),
-        (600, replace(SHORT, max_tokens=200)),
-        (600, replace(LONG, ignore_eos=False, stop_token_ids=tuple(range(64)))),
+        (6000, replace(SHORT, max_tokens=200)),
+        (6000, replace(LONG, ignore_eos=False, stop_token_ids=tuple(range(64)))),
     ],
 )
 async def test_a_job_that_may_be_in_time_runs(
@@ -75,9 +76,10 @@ async def test_a_job_that_may_be_in_time_runs(
 
 async def test_the_job_whose_deadline_comes_first_begins_first() -> None:
     answered: list[str] = []
-    async with MemoryBus() as bus, echo_worker(bus, step_s=0.001, max_num_seqs=1):
-        first = due_in(600, replace(SHORT, max_tokens=400))
-        waiting = [due_in(seconds) for seconds in (None, 500, 400, 300)]
+    brake = Brake()
+    async with MemoryBus() as bus, echo_worker(bus, brake=brake, max_num_seqs=1):
+        first = due_in(1500)
+        waiting = [due_in(seconds) for seconds in (None, 1400, 1300, 1200)]
 
         async def ask_one(job: GenerationJob) -> Log:
             log = await ask(bus, job)
@@ -88,6 +90,8 @@ async def test_the_job_whose_deadline_comes_first_begins_first() -> None:
             for job in (first, *waiting):
                 asking.create_task(ask_one(job))
                 await asyncio.sleep(0)
+            await wait_announced(bus, lambda said: said.num_waiting == len(waiting))
+            brake.release()
 
     begun = [first, *(waiting[k] for k in (0, 3, 2, 1))]
     assert answered == [job.request_id for job in begun]

@@ -11,7 +11,17 @@ from shared import topology
 from shared.bus.base import Bus
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Finished, GenerationJob, SamplingParams, Started
-from tests.support.workers.jobs import Log, ask, new_job, num_ready, publish, read, reading
+from tests.support.engines.brake import Brake
+from tests.support.workers.jobs import (
+    Log,
+    ask,
+    new_job,
+    num_ready,
+    publish,
+    read,
+    reading,
+    wait_announced,
+)
 from tests.support.workers.synthetic import echo_worker
 
 QUEUE = topology.jobs_queue("echo", "interactive").name
@@ -27,7 +37,7 @@ def jobs(tenant: str, num_jobs: int, sampling: SamplingParams = LONG) -> list[Ge
 
 @asynccontextmanager
 async def asking(bus: Bus, flood: Sequence[GenerationJob]) -> AsyncIterator[set[asyncio.Task[Log]]]:
-    """Publish jobs one after another, and read their answers until the end of the ``with``."""
+    """Publish jobs in sequence, and read their answers until the end of the ``with``."""
     tasks = set()
     for job in flood:
         tasks.add(asyncio.create_task(ask(bus, job)))
@@ -109,13 +119,12 @@ async def test_a_flood_over_amqp_does_not_delay_the_jobs_of_others() -> None:
 
 
 async def test_jobs_that_were_set_aside_are_answered_in_order() -> None:
+    brake = Brake()
     async with (
         MemoryBus() as bus,
-        echo_worker(bus, step_s=0.001, max_num_seqs=1, max_waiting_jobs=4),
+        echo_worker(bus, brake=brake, max_num_seqs=1, max_waiting_jobs=4),
     ):
-        # None of the others begins before all are published.
-        long = replace(SHORT, max_tokens=400)
-        waiting = [*jobs("flood", 1, long), *jobs("flood", 60, SHORT)]
+        waiting = jobs("flood", 61, SHORT)
         answered: list[str] = []
 
         async def ask_one(job: GenerationJob) -> None:
@@ -126,6 +135,10 @@ async def test_jobs_that_were_set_aside_are_answered_in_order() -> None:
             for job in waiting:
                 asking_all.create_task(ask_one(job))
                 await asyncio.sleep(0)
+            # No job ends before the worker has found a place for all.
+            await until_taken(bus)
+            await wait_announced(bus, lambda said: said.num_waiting > 0)
+            brake.release()
 
     assert answered == [job.request_id for job in waiting]
 

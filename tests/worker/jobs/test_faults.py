@@ -10,7 +10,7 @@ import pytest
 from shared import messages, topology
 from shared.bus.base import Binding, Message, Queue
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.errors import BusUnavailable, PublishUnconfirmed, Unroutable
+from shared.errors import BusUnavailable, PublishRefused, PublishUnconfirmed, Unroutable
 from shared.messages import (
     Cancel,
     Completed,
@@ -20,7 +20,8 @@ from shared.messages import (
     Started,
 )
 from tests.support.deployment.processes import free_port
-from tests.support.workers.jobs import ask, new_job, num_ready, publish, read, reading
+from tests.support.engines.brake import Brake
+from tests.support.workers.jobs import ask, new_job, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
 from worker.jobs import consumer as consumer_module
 from worker.jobs import delivery
@@ -139,7 +140,10 @@ async def test_a_promotion_keeps_the_tokens_of_an_answer_that_is_no_stream() -> 
     assert promoted.choices == whole.choices
 
 
-async def test_a_reply_queue_that_refuses_costs_its_own_job_alone() -> None:
+async def test_a_reply_queue_that_refuses_costs_its_own_job_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(delivery, "_RETRY_PAUSE_S", 0.01)
     job = new_job("echo", mode="final")
     key = topology.reply_binding(f"reply.{job.request_id}")
     async with MemoryBus() as bus, echo_worker(bus):
@@ -153,15 +157,31 @@ async def test_a_reply_queue_that_refuses_costs_its_own_job_alone() -> None:
     assert dead.message.correlation_id == job.request_id
 
 
-async def test_a_reply_queue_that_refuses_for_a_moment_loses_nothing() -> None:
+class RefusedBus(MemoryBus):
+    """Says when an event was refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_refused = asyncio.Event()
+
+    async def publish(self, binding: Binding, message: Message) -> None:
+        try:
+            await super().publish(binding, message)
+        except PublishRefused:
+            self.is_refused.set()
+            raise
+
+
+async def test_a_reply_queue_that_refuses_for_a_moment_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(delivery, "_MAX_REFUSED", 100_000)  # however long the moment is
     job = new_job("echo", sampling=SHORT)
     key = topology.reply_binding(f"reply.{job.request_id}")
-    async with MemoryBus() as bus, echo_worker(bus):
+    async with RefusedBus() as bus, echo_worker(bus):
         await bus.declare(Queue(key.routing_key, (key,), max_length=1))
         await publish(bus, job)
-        while await num_ready(bus, key.routing_key) < 1:  # noqa: ASYNC110 (nothing reads it)
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.1)  # the next event is refused
+        await bus.is_refused.wait()
         async with bus.consume(key.routing_key) as consumer:
             log = await read(bus, job, consumer)
 
@@ -184,10 +204,10 @@ async def test_a_reply_queue_that_nobody_else_may_see_harms_nobody() -> None:
 
 async def test_a_job_whose_id_another_publisher_uses_is_refused() -> None:
     job = new_job("echo", sampling=SamplingParams(max_tokens=200, ignore_eos=True))
-    other = new_job("echo")
+    other, brake = new_job("echo"), Brake(3)
     async with (
         MemoryBus() as bus,
-        echo_worker(bus, step_s=0.005),
+        echo_worker(bus, brake=brake),
         reading(bus, job) as consumer,
         reading(bus, other) as their_consumer,
     ):
@@ -196,6 +216,7 @@ async def test_a_job_whose_id_another_publisher_uses_is_refused() -> None:
         stolen = Message(messages.encode(job), reply_to=f"reply.{other.request_id}")
         await bus.publish(topology.jobs_binding("echo", "interactive"), stolen)
         refusal = messages.decode_event((await anext(their_consumer)).message.body)
+        brake.release()
         log = await read(bus, job, consumer, log)
 
     assert isinstance(refusal, Failed)

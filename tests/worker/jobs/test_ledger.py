@@ -121,7 +121,7 @@ async def test_an_answer_ends_although_its_use_cannot_be_recorded(
         raise ZeroDivisionError("planted")
 
     monkeypatch.setattr(JobObservation, "recorded", fail)
-    async with MemoryBus() as bus, echo_worker(bus, drain_grace_s=0.1), asyncio.timeout(10):
+    async with MemoryBus() as bus, echo_worker(bus, drain_grace_s=0.1):
         log = await ask(bus, new_job("echo", mode=mode))
 
     assert isinstance(log.last, Finished | Completed)
@@ -155,19 +155,24 @@ async def test_a_record_outlasts_the_job_that_a_drain_cuts_off(
     monkeypatch.setattr(delivery, "_RECORDED_WITHIN_S", 0.05)
     monkeypatch.setattr(service, "_HAND_OVER_TIMEOUT_S", 0.1)
     broker = MemoryBroker()
+    held, wait = HeldLedger(broker), Ledger.wait
+
+    async def wait_after_the_jobs(self: Ledger, _timeout_s: float) -> None:
+        held.may_record.set()
+        await wait(self, 120)
+
+    monkeypatch.setattr(Ledger, "wait", wait_after_the_jobs)
     async with MemoryBus(broker) as client:
-        log = topology.reply_queue(job.request_id, expires_s=30)
+        log = topology.reply_queue(job.request_id, expires_s=600)
         await client.declare(log)
         async with (
-            HeldLedger(broker) as bus,
+            held as bus,
             echo_worker(bus, drain_grace_s=0.1),
             client.consume(log.name) as consumer,
         ):
             await publish(client, job, lane)
             await anext(consumer)
-            await bus.is_recording.wait()
-            asyncio.get_running_loop().call_later(0.8, bus.may_record.set)
-        async with asyncio.timeout(10):
-            record = await received(client)
+            await held.is_recording.wait()
+        record = await received(client)
 
     assert record.request_id == job.request_id

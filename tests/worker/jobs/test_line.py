@@ -1,4 +1,4 @@
-"""The order in which the waiting jobs of one tenant begin."""
+"""The order in which the waiting jobs of a tenant begin."""
 
 import random
 

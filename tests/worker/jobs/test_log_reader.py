@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 import msgspec
 
 from shared import topology
-from shared.bus.base import Bus, Message
+from shared.bus.base import Bus, Delivery, Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import InternalError, UndecodableMessage
 from shared.log import LogReader
@@ -20,11 +20,23 @@ from shared.messages import (
     Started,
     decode_event,
 )
-from tests.support.workers.jobs import Log, ask, new_job, publish, read, reading, reply_queue_of
+from tests.support.engines.brake import Brake
+from tests.support.workers.jobs import (
+    Log,
+    ask,
+    new_job,
+    publish,
+    read,
+    reading,
+    reply_queue_of,
+    wait_answered,
+    wait_running,
+)
 from tests.support.workers.synthetic import doomed_worker, echo_worker
 
 SAMPLING = SamplingParams(max_tokens=300, ignore_eos=True)
-STEP_S = 0.005
+READER_GRACE_S = 3600.0
+"""So long that the answer ends before, however busy the machine is."""
 
 
 async def undisturbed(job: GenerationJob) -> Log:
@@ -37,7 +49,7 @@ async def abandoned(job: GenerationJob) -> AsyncIterator[tuple[MemoryBroker, Mem
     """A broker at which the worker and the reader of a job died after some tokens."""
     broker = MemoryBroker()
     async with MemoryBus(broker) as bus:
-        async with doomed_worker(broker, step_s=STEP_S), reading(bus, job) as consumer:
+        async with doomed_worker(broker, brake=Brake(11)), reading(bus, job) as consumer:
             await publish(bus, job)
             await read(bus, job, consumer, num_tokens=10)
         yield broker, bus
@@ -55,6 +67,12 @@ async def all_events(bus: Bus, job: GenerationJob) -> list[ReplyEvent]:
     return events
 
 
+def is_asked(delivery: Delivery) -> bool:
+    """Whether a worker asks the reader where to continue."""
+    event = decode_event(delivery.message.body)
+    return isinstance(event, Started) and event.is_waiting
+
+
 async def wait_idle(bus: Bus, lane: topology.Lane = "interactive") -> None:
     """Wait until a lane of the model ``echo`` is empty, and what it had is answered."""
     async with asyncio.timeout(30):
@@ -65,10 +83,14 @@ async def wait_idle(bus: Bus, lane: topology.Lane = "interactive") -> None:
 
 
 async def test_what_a_reader_returns_to_is_complete() -> None:
-    job = new_job("echo", sampling=SAMPLING)
-    async with abandoned(job) as (broker, bus), echo_worker(broker, step_s=0.002):
-        await asyncio.sleep(0.2)
+    job, brake = new_job("echo", sampling=SAMPLING), Brake(4)
+    async with (
+        abandoned(job) as (broker, bus),
+        echo_worker(broker, brake=brake, reader_grace_s=READER_GRACE_S),
+    ):
+        await wait_running(bus)
         async with reading(bus, job) as consumer:
+            brake.release()
             log = await read(bus, job, consumer)
 
     assert log.token_ids == (await undisturbed(job)).token_ids
@@ -78,8 +100,8 @@ async def test_what_a_reader_returns_to_is_complete() -> None:
 async def test_the_worker_goes_on_before_any_reader_returns() -> None:
     job = new_job("echo", sampling=SAMPLING)
     async with abandoned(job) as (broker, bus):
-        async with echo_worker(broker):
-            await asyncio.sleep(0.3)
+        async with echo_worker(broker, reader_grace_s=READER_GRACE_S):
+            await wait_answered(bus, 1)
         async with reading(bus, job) as consumer:
             log = await read(bus, job, consumer)
 
@@ -90,10 +112,11 @@ async def test_the_worker_goes_on_before_any_reader_returns() -> None:
 async def test_a_reader_that_dies_before_it_answers_does_not_hold_the_job_up() -> None:
     job = new_job("echo", sampling=SAMPLING)
     async with abandoned(job) as (broker, bus):
-        async with echo_worker(broker):
-            async with reading(bus, job):  # it never says a word
-                await asyncio.sleep(0.1)
-            await asyncio.sleep(1.2)
+        async with echo_worker(broker, reader_grace_s=READER_GRACE_S):
+            async with reading(bus, job) as silent:
+                while not is_asked(await anext(silent)):
+                    pass
+            await wait_answered(bus, 1)
         async with reading(bus, job) as consumer:
             log = await read(bus, job, consumer)
 
@@ -131,7 +154,7 @@ async def test_a_log_that_cannot_be_decoded_fails_once_and_for_every_reader() ->
     async with abandoned(job) as (broker, bus):
         await bus.publish(topology.reply_binding(f"reply.{job.request_id}"), Message(b"\xc1"))
         async with echo_worker(broker):
-            await asyncio.sleep(0.2)
+            await wait_answered(bus, 1)
         await wait_idle(bus)
         events = await all_events(bus, job)
         dead = await bus.inspect(topology.DEAD_LETTERS.name)

@@ -1,4 +1,4 @@
-"""Jobs published to the queue of one worker, whose cache may have their prefix."""
+"""Jobs published to the queue of a single worker, whose cache may have their prefix."""
 
 import asyncio
 import logging
@@ -18,6 +18,7 @@ from shared.messages import (
     decode_announcement,
     encode,
 )
+from tests.support.engines.brake import Brake
 from tests.support.workers.jobs import Log, new_job, num_ready, publish, read, reading
 from tests.support.workers.synthetic import doomed_worker, echo_worker
 
@@ -66,11 +67,11 @@ def workers_of(log: Log) -> list[str]:
 async def test_a_worker_takes_what_was_published_to_it() -> None:
     broker = MemoryBroker()
     async with MemoryBus(broker) as bus, announcements(bus) as heard, echo_worker(broker):
-        favourite = await announced(heard)
+        target = await announced(heard)
         async with echo_worker(broker):
-            logs = [await ask_near(bus, new_job("echo"), favourite.worker) for _ in range(6)]
+            logs = [await ask_near(bus, new_job("echo"), target.worker) for _ in range(6)]
 
-    assert [workers_of(log) for log in logs] == [[favourite.worker]] * 6
+    assert [workers_of(log) for log in logs] == [[target.worker]] * 6
 
 
 async def test_a_worker_without_a_free_slot_moves_such_a_job_to_all_workers(
@@ -85,14 +86,14 @@ async def test_a_worker_without_a_free_slot_moves_such_a_job_to_all_workers(
         reading(bus, endless) as reader,
         echo_worker(broker, max_num_seqs=1, step_s=STEP_S, drain_grace_s=0.05),
     ):
-        favourite = await announced(heard)
-        await publish_near(bus, endless, favourite.worker)
+        target = await announced(heard)
+        await publish_near(bus, endless, target.worker)
         await read(bus, endless, reader, num_tokens=1)
         async with echo_worker(broker):
-            log = await ask_near(bus, job, favourite.worker)
+            log = await ask_near(bus, job, target.worker)
 
     (started,) = (event for event in log.raw if isinstance(event, Started))
-    assert started.worker != favourite.worker
+    assert started.worker != target.worker
     assert not started.is_waiting
     (line,) = [record for record in caplog.records if record.message == "job moved"]
     assert (vars(line)["request_id"], vars(line)["to"]) == (job.request_id, SHARED)
@@ -102,21 +103,21 @@ async def test_a_job_whose_worker_is_gone_is_answered_by_another_one() -> None:
     broker = MemoryBroker()
     async with MemoryBus(broker) as bus, announcements(bus) as heard:
         async with doomed_worker(broker):
-            favourite = await announced(heard)
+            target = await announced(heard)
         async with echo_worker(broker):
-            log = await ask_near(bus, new_job("echo"), favourite.worker)
+            log = await ask_near(bus, new_job("echo"), target.worker)
 
     assert log.is_ended
-    assert favourite.worker not in workers_of(log)
+    assert target.worker not in workers_of(log)
 
 
 async def test_a_stream_whose_worker_dies_continues_at_another_one() -> None:
     broker = MemoryBroker()
     job, undisturbed = new_job("echo", sampling=LONG), new_job("echo", sampling=LONG)
     async with MemoryBus(broker) as bus, announcements(bus) as heard, reading(bus, job) as reader:
-        async with doomed_worker(broker, step_s=STEP_S):
-            favourite = await announced(heard)
-            await publish_near(bus, job, favourite.worker)
+        async with doomed_worker(broker, brake=Brake(21)):
+            target = await announced(heard)
+            await publish_near(bus, job, target.worker)
             log = await read(bus, job, reader, num_tokens=20)
         async with echo_worker(broker), asyncio.timeout(60):
             log = await read(bus, job, reader, log)
@@ -136,10 +137,10 @@ async def test_a_worker_that_drains_hands_such_a_stream_over() -> None:
         MemoryBus(broker) as bus,
         announcements(bus) as heard,
         reading(bus, job) as reader,
-        echo_worker(broker, step_s=STEP_S, drain_grace_s=0.05) as stop,
+        echo_worker(broker, brake=Brake(21), drain_grace_s=0.05) as stop,
     ):
-        favourite = await announced(heard)
-        await publish_near(bus, job, favourite.worker)
+        target = await announced(heard)
+        await publish_near(bus, job, target.worker)
         log = await read(bus, job, reader, num_tokens=20)
         stop.set()
         leaving = await announced(heard, takes_near_jobs=False)
@@ -159,16 +160,16 @@ async def test_a_job_for_a_worker_that_drains_is_answered_by_another_one() -> No
         reading(bus, endless) as reader,
         echo_worker(broker, step_s=STEP_S, drain_grace_s=1) as stop,
     ):
-        favourite = await announced(heard)
-        await publish_near(bus, endless, favourite.worker)
+        target = await announced(heard)
+        await publish_near(bus, endless, target.worker)
         await read(bus, endless, reader, num_tokens=1)
         stop.set()
         await announced(heard, takes_near_jobs=False)
         async with echo_worker(broker):
-            log = await ask_near(bus, new_job("echo"), favourite.worker)
+            log = await ask_near(bus, new_job("echo"), target.worker)
 
     assert log.is_ended
-    assert favourite.worker not in workers_of(log)
+    assert target.worker not in workers_of(log)
 
 
 async def test_a_worker_without_a_prefix_cache_takes_none() -> None:
@@ -187,8 +188,8 @@ async def test_a_worker_without_a_prefix_cache_takes_none() -> None:
 async def test_an_undecodable_job_is_dead_lettered() -> None:
     broker = MemoryBroker()
     async with MemoryBus(broker) as bus, announcements(bus) as heard, echo_worker(broker):
-        favourite = await announced(heard)
-        await bus.publish(topology.near_binding("echo", favourite.worker), Message(b"no job"))
+        target = await announced(heard)
+        await bus.publish(topology.near_binding("echo", target.worker), Message(b"no job"))
         while not await num_ready(bus, topology.DEAD_LETTERS.name):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         async with bus.consume(topology.DEAD_LETTERS.name) as consumer:

@@ -9,7 +9,8 @@ import pytest
 from shared import topology
 from shared.bus.base import Bus, Consumer
 from shared.bus.memory import MemoryBroker, MemoryBus
-from shared.messages import GenerationJob, SamplingParams, Started
+from shared.messages import GenerationJob, HandedOver, SamplingParams, Started
+from tests.support.engines.brake import Brake
 from tests.support.workers.jobs import Log, new_job, publish, read, reading, say_started
 from tests.support.workers.synthetic import doomed_worker, echo_worker
 from worker.jobs.delivery import published_again
@@ -40,23 +41,26 @@ def num_started(logs: list[Log], numerics: str) -> int:
 
 async def begun(broker: MemoryBroker, bus: Bus, job: GenerationJob, reader: Consumer) -> Log:
     """The log of a job whose worker, with the numerics ``a``, has died."""
-    async with doomed_worker(broker, step_s=0.05, numerics="a"):
+    async with doomed_worker(broker, brake=Brake(6), numerics="a"):
         await publish(bus, job)
         return await read(bus, job, reader, num_tokens=5)
 
 
 async def test_streams_continue_where_their_numerics_are_though_others_are_free() -> None:
-    broker = MemoryBroker()
+    broker, brake = MemoryBroker(), Brake()
     async with MemoryBus(broker) as bus, AsyncExitStack() as stack, AsyncExitStack() as first:
-        await first.enter_async_context(doomed_worker(broker, step_s=0.05, numerics="a"))
+        await first.enter_async_context(doomed_worker(broker, brake=brake, numerics="a"))
         asked = jobs(8)
         readers = [await stack.enter_async_context(reading(bus, job)) for job in asked]
         for job in asked:
             await publish(bus, job)
         logs = [
-            await read(bus, job, reader, num_tokens=5)
+            await read(bus, job, reader, attempt=1)
             for job, reader in zip(asked, readers, strict=True)
         ]
+        brake.allow(30)
+        for job, reader, log in zip(asked, readers, logs, strict=True):
+            await read(bus, job, reader, log, num_tokens=5)
         for numerics in ("b", "a"):
             await stack.enter_async_context(echo_worker(broker, numerics=numerics))
         await first.aclose()
@@ -95,7 +99,8 @@ async def test_a_stream_waits_for_its_numerics_where_they_are_required() -> None
             asyncio.timeout(60),
         ):
             waiting = asyncio.create_task(read(bus, job, reader, log))
-            await asyncio.sleep(0.5)
+            while not any(isinstance(event, HandedOver) for event in log.raw):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
             has_waited = not waiting.done()
             async with echo_worker(broker, numerics="a"):
                 log = await waiting
@@ -105,11 +110,14 @@ async def test_a_stream_waits_for_its_numerics_where_they_are_required() -> None
     assert (numerics_of(log), len(log.token_ids)) == ({"a"}, NUM_TOKENS)
 
 
-async def test_a_moved_stream_comes_back_if_nobody_takes_it() -> None:
+async def test_a_moved_stream_comes_back_if_nobody_takes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topology, "_RESUMED_TTL_S", 0.5)
     broker = MemoryBroker()
     (job,) = jobs(1)
     async with MemoryBus(broker) as bus, reading(bus, job) as reader, AsyncExitStack() as first:
-        await first.enter_async_context(doomed_worker(broker, step_s=0.05, numerics="a"))
+        await first.enter_async_context(doomed_worker(broker, brake=Brake(6), numerics="a"))
         await publish(bus, job)
         log = await read(bus, job, reader, num_tokens=5)
         async with echo_worker(broker, numerics="b"), asyncio.timeout(60):
@@ -122,17 +130,22 @@ async def test_a_moved_stream_comes_back_if_nobody_takes_it() -> None:
     assert (numerics_of(log), len(log.token_ids)) == ({"a", "b"}, NUM_TOKENS)
 
 
-async def test_a_moved_stream_that_comes_back_is_newer_than_the_runs_that_had_it() -> None:
+async def test_a_moved_stream_that_comes_back_is_newer_than_the_runs_that_had_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topology, "_RESUMED_TTL_S", 0.5)
     broker = MemoryBroker()
     (job,) = jobs(1)
     resumed = topology.resumed_queue("echo", "a")
     async with MemoryBus(broker) as bus, reading(bus, job) as reader:
         log = await begun(broker, bus, job, reader)
-        async with bus.consume(topology.jobs_queue("echo", "interactive").name) as queue:
+        async with (
+            bus.consume(topology.jobs_queue("echo", "interactive").name) as queue,
+            bus.consume(resumed.name) as crashed,
+        ):
             delivery = await anext(queue)
             await bus.publish(resumed.bindings[0], published_again(job, delivery.message))
             await delivery.ack()
-        async with bus.consume(resumed.name) as crashed:
             await anext(crashed)
         moved = msgspec.structs.replace(job, publication=1)
         await say_started(bus, moved, num_returns=1)

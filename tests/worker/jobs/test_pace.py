@@ -1,4 +1,4 @@
-"""How long jobs take, learned from those that have ended."""
+"""How long jobs take, learned from ended jobs."""
 
 import pytest
 from msgspec.structs import replace

@@ -27,6 +27,7 @@ from shared.messages import (
     decode_event,
     encode,
 )
+from tests.support.engines.brake import Brake
 from tests.support.workers.jobs import (
     come_back,
     new_job,
@@ -61,7 +62,7 @@ async def ask(bus: Bus, body: bytes | QuickJob) -> ReplyEvent:
 
 async def answer(body: bytes | QuickJob) -> ReplyEvent:
     async with MemoryBus() as bus, echo_worker(bus):
-        return await asyncio.wait_for(ask(bus, body), 10)
+        return await ask(bus, body)
 
 
 async def test_text_becomes_tokens_as_they_stand_in_the_vocabulary(tokenizer: Tokenizer) -> None:
@@ -83,7 +84,7 @@ async def test_an_answer_that_no_message_holds_is_refused() -> None:
         MemoryBus(broker, max_message_bytes=10_000) as worker_bus,
         echo_worker(worker_bus),
     ):
-        answered = await asyncio.wait_for(ask(bus, job), 10)
+        answered = await ask(bus, job)
 
     assert isinstance(answered, Failed)
     assert "too long for one message" in answered.message
@@ -181,7 +182,7 @@ async def test_quick_jobs_are_answered_across_lost_connections() -> None:
     async with MemoryBus(broker) as bus, MemoryBus(broker) as theirs, echo_worker(theirs):
         answers = []
         for _ in range(3):
-            answers.append(await asyncio.wait_for(ask(bus, job), 5))
+            answers.append(await ask(bus, job))
             theirs.sever()
 
     assert all(isinstance(answer, Detokenized) for answer in answers)
@@ -192,12 +193,12 @@ async def test_quick_jobs_do_not_wait_behind_generations() -> None:
     job = DetokenizeJob(request_id="r", model="echo", token_ids=(1,))
     async with (
         MemoryBus() as bus,
-        echo_worker(bus, step_s=0.02, max_num_seqs=1, drain_grace_s=0.1),
-        reading(bus, long),
+        echo_worker(bus, brake=Brake(3), max_num_seqs=1, drain_grace_s=0.1),
+        reading(bus, long) as consumer,
     ):
         await publish(bus, long)
-        await asyncio.sleep(0.1)
-        answered = await asyncio.wait_for(ask(bus, job), 5)
+        await read(bus, long, consumer, num_tokens=1)
+        answered = await ask(bus, job)  # while the generation stands still
 
     assert isinstance(answered, Detokenized)
 
@@ -208,25 +209,29 @@ async def test_quick_jobs_wait_while_a_suspect_runs_and_not_while_it_waits() -> 
         for max_tokens in (2000, 60)
     )
     suspect = msgspec.structs.replace(suspect, publication=1)
-    job = DetokenizeJob(request_id="r", model="echo", token_ids=(1,))
+    job, brake = DetokenizeJob(request_id="r", model="echo", token_ids=(1,)), Brake(3)
     async with (
         MemoryBus() as bus,
-        echo_worker(bus, step_s=0.005),
+        echo_worker(bus, brake=brake),
         reading(bus, long) as long_consumer,
         reading(bus, suspect) as consumer,
     ):
         await publish(bus, long)
         long_log = await read(bus, long, long_consumer, num_tokens=1)
         await publish(bus, suspect, "suspect")
-        await asyncio.sleep(0.05)
-        beside_waiting = await asyncio.wait_for(ask(bus, job), 5)
+        await wait_consumers(bus, topology.jobs_queue("echo", "interactive").name, 0)
+        beside_waiting = await ask(bus, job)
         (send,) = long_log.reader.cancel()
         await bus.publish(topology.worker_binding(send.address), Message(encode(send.command)))
+        await read(bus, long, long_consumer, long_log)  # to its end
+        brake.allow(10)
         log = await read(bus, suspect, consumer, num_tokens=1)
         beside_running = asyncio.create_task(ask(bus, job))
+        await asyncio.sleep(0)  # the job is published
+        brake.release()
         await read(bus, suspect, consumer, log)
         is_answered_beside = beside_running.done()
-        answered = await asyncio.wait_for(beside_running, 5)
+        answered = await beside_running
 
     assert isinstance(beside_waiting, Detokenized)
     assert not is_answered_beside
@@ -253,7 +258,7 @@ async def test_a_drain_lets_quick_jobs_finish_and_takes_no_more(
     monkeypatch.setattr(quick, "answer", compute_slowly)
     job = DetokenizeJob(request_id="r", model="echo", token_ids=(1,))
     async with MemoryBus() as bus:
-        async with echo_worker(bus, drain_grace_s=10) as stop:
+        async with echo_worker(bus, drain_grace_s=600) as stop:
             answering = asyncio.create_task(ask(bus, job))
             await taken.wait()
             stop.set()

@@ -544,6 +544,16 @@ def test_the_tokens_of_earlier_runs_are_recorded_too() -> None:
     ]
 
 
+def test_a_job_that_waited_in_vain_for_its_worker_was_not_taken_over() -> None:
+    driver = planned(num_returns=1)
+    driver.tell(Signal.CONFIRMED)
+    driver.tell(Continue(request_id="r", ticket="t", attempt=2, choices=(Progress(),)))
+
+    driver.tell(driver.finish())
+
+    assert [(r.attempt, r.num_takeovers) for r in driver.records] == [(2, 0)]
+
+
 def test_a_failure_is_recorded_with_its_code() -> None:
     driver = generating()
 

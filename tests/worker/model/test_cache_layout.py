@@ -12,16 +12,29 @@ from kernels.providers import load_ops
 from shared.errors import StartupError
 from shared.messages import SamplingParams
 from tests.support.models.engine import by_sequence
-from tests.support.models.tiny import VOCAB_SIZE, reference_logits, write_tiny_model
-from worker.engine.cache.layout import ChunkCache, FullCache, WindowCache
+from tests.support.models.tiny import (
+    VOCAB_SIZE,
+    native_spec,
+    reference_logits,
+    write_tiny_model,
+)
+from worker.engine.cache.layout import (
+    ChunkCache,
+    FullCache,
+    LatentCache,
+    StateCache,
+    WindowCache,
+)
 from worker.engine.engine import Engine
 from worker.engine.interface import EngineLoad, Output, SequenceId, StepOutput, Submit
 from worker.engine.scheduler import SchedulerLimits
-from worker.model.cache_layout import KeptTokens, layout_of
+from worker.model.cache_layout import KeptTokens, layout_of, layout_of_spec
 from worker.model.decoders import fallback
 from worker.model.forward import Decoder
+from worker.model.kv_cache import BlockShape
 from worker.model.loading import load_decoder
 from worker.model.runner import TorchRunner
+from worker.model.spec import Attention, Layer, Mlp, ModelSpec, Norm, ShortConv
 from worker.model.start import RunnerLimits, start_runner
 
 CPU = torch.device("cpu")
@@ -40,10 +53,16 @@ MODELS = {
     "layers with shorter keys, native": ("gemma4_text", "native"),
     "layers with shorter keys": ("gemma4_text", "reference"),
     "windows, transformers": ("exaone4", "transformers"),
+    "experts of a sparse mixer, native": ("phimoe", "native"),
+    "an activation with learnt constants, native": ("apertus", "native"),
+    "latent vectors, native": ("deepseek_v3", "native"),
+    "latent vectors": ("glm4_moe_lite", "reference"),
 }
 OVERRIDES: dict[str, dict[str, Any]] = {
     # 64 elements, beside the 32 of layers with a window.
     "gemma4_text": {"global_head_dim": 64},
+    # With its window, no sequence would grow.
+    "phimoe": {"sliding_window": None},
 }
 
 
@@ -63,18 +82,29 @@ def load(directory: Path, kernels: str) -> Decoder:
     return load_decoder(directory, dtype="float32", device=CPU, kernels=kernels)
 
 
+def block_of(decoder: Decoder) -> BlockShape:
+    layout = decoder.cache_layout(BLOCK_SIZE)
+    return BlockShape(
+        layout.num_places,
+        BLOCK_SIZE,
+        decoder.num_kv_heads,
+        decoder.head_dim,
+        decoder.dtype,
+        layout.has_values,
+    )
+
+
 def start(decoder: Decoder, num_blocks: int) -> TorchRunner:
     """A runner with a cache of so many blocks."""
-    num_places = decoder.cache_layout().num_places
-    key_bytes = decoder.num_kv_heads * decoder.head_dim * decoder.dtype.itemsize
-    limits = replace(LIMITS, kv_cache_bytes=num_blocks * 2 * num_places * BLOCK_SIZE * key_bytes)
+    block = block_of(decoder)
+    limits = replace(LIMITS, kv_cache_bytes=num_blocks * block.num_bytes)
     return start_runner(decoder, load_ops(), limits, has_graphs=False)
 
 
 def few_blocks(decoder: Decoder) -> int:
     """The number of blocks in which the longest prompt has room alone, with its answer."""
     num_tokens = len(PROMPTS[-1]) + MAX_TOKENS
-    return LIMITS.divide(1, decoder.cache_layout()).num_blocks_for(num_tokens)
+    return LIMITS.divide(1, decoder.cache_layout(BLOCK_SIZE)).num_blocks_for(num_tokens)
 
 
 def tokens(outputs: Iterable[Output]) -> list[StepOutput]:
@@ -107,7 +137,7 @@ def serve(
 
 
 def assert_greedy(model: Any, served: Served) -> None:
-    """Every token is the one that transformers finds most likely."""
+    """Every token is the token that transformers finds most likely."""
     num_prompts = len(PROMPTS)
     for k, prompt in enumerate(PROMPTS):
         answer = [*served.token_ids[k], *served.token_ids[k + num_prompts]]
@@ -128,7 +158,7 @@ def test_layers_free_the_blocks_behind_them_and_change_no_token(tmp_path: Path, 
     assert served.load.num_cached_tokens > 0
     assert pressed.token_ids == served.token_ids[: len(PROMPTS)]
     # With windows in all layers no sequence grows, so that none is preempted.
-    grows = FullCache() in decoder.cache_layout().groups
+    grows = any(isinstance(group, FullCache) for group in decoder.cache_layout(BLOCK_SIZE).groups)
     assert (pressed.load.num_preemptions > 0) == grows
 
 
@@ -191,6 +221,63 @@ def test_blocks_of_shorter_keys_are_counted_in_their_own_size() -> None:
 
     assert (gemma4.groups, gemma4.key_blocks) == ([WindowCache(512), FullCache()], [1, 2])
     assert (odd.groups, odd.key_blocks) == ((FullCache(),), [1])
+
+
+def test_states_take_blocks_of_the_pool_and_snapshots_no_more_than_tokens_do() -> None:
+    """The sizes of LFM2 1.2B."""
+    attention = Attention(num_heads=32, num_kv_heads=8, head_dim=64, scale=1.0, rope=None)
+    part, conv = Mlp(size=8192), ShortConv(size=2048, num_taps=3)
+    norm = Norm(eps=1e-5)
+    layers = [
+        Layer(
+            attention=attention if k in (2, 5, 8, 10, 12, 14) else None,
+            recurrence=None if k in (2, 5, 8, 10, 12, 14) else conv,
+            feed_forward=part,
+            before_attention=norm,
+            before_feed_forward=norm,
+        )
+        for k in range(16)
+    ]
+    spec = ModelSpec(
+        vocab_size=65536,
+        hidden_size=2048,
+        max_seq_len=32768,
+        layers=tuple(layers),
+        final_norm=norm,
+        has_tied_embeddings=True,
+    )
+
+    layout = layout_of_spec(spec, 32768, "native", block_size=16, dtype=torch.bfloat16)
+
+    assert layout.groups == [FullCache(), StateCache(num_blocks=1, every=128)]
+    assert layout.num_places == 6
+    assert [first for first in layout.states if first is not None] == list(range(10))
+
+
+def test_a_block_of_a_model_without_attention_is_a_state() -> None:
+    config = {"model_type": "mamba2", "hidden_size": 2560, "num_heads": 80, "n_groups": 1}
+    spec = native_spec(config)
+
+    layout = layout_of_spec(spec, 32768, "native", block_size=16, dtype=torch.bfloat16)
+
+    (state,) = layout.groups
+    assert state == StateCache(num_blocks=1, every=1024)
+    assert layout.places == [None] * 64
+    block = BlockShape(layout.num_places, 16, spec.num_kv_heads, spec.head_dim, torch.bfloat16)
+    floats = sum(one.recurrence.state_size for one in spec.layers if one.recurrence)
+    assert 1 <= block.num_bytes / (4 * floats) < 1.01
+
+
+def test_of_latent_attention_one_vector_is_kept_for_all_heads(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, "deepseek_v3")
+    decoder = load(tmp_path, "native")
+
+    runner = start(decoder, 7)
+
+    latent_and_rotary, float_bytes = 32 + 16, 4
+    token_bytes = decoder.num_layers * latent_and_rotary * float_bytes
+    assert decoder.cache_layout(BLOCK_SIZE).groups == [LatentCache()]
+    assert runner.facts()["kv_cache_bytes"] == 7 * BLOCK_SIZE * token_bytes
 
 
 def test_a_cache_without_a_block_for_each_group_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,9 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from shared.errors import InvalidRequest, OutOfMemory, StartupError
 from shared.messages import Embedded, EmbeddingJob, TextPrompt
 from shared.settings import WorkerSettings
 from tests.support.models.tiny import write_tiny_model
+from worker.decode import embedding
 from worker.decode.embedding import ComputeTime
 from worker.jobs.quick import answer
 from worker.model.embedder import Embedder, Vectors, kernels_for, read_pooling, start_embedder
@@ -97,7 +100,7 @@ def vectors(embedder: Embedder, num_dimensions: int | None = None) -> torch.Tens
 def test_vectors_are_those_of_transformers(
     mode: str, num_dimensions: int | None, model: tuple[Path, Any], runner: TorchRunner
 ) -> None:
-    """Whether prompts share a pass, or one prompt takes several."""
+    """Whether prompts share a pass, or a prompt takes several."""
     directory, module = model
     write_pooling(directory, pooling_mode_cls_token=False, **{f"pooling_mode_{mode}": True})
     embedder = start_embedder(directory, runner, max_num_batched_tokens=MAX_TOKENS)
@@ -176,9 +179,11 @@ def test_further_modules_are_refused(tmp_path: Path) -> None:
 
 
 async def test_a_text_waits_for_a_pass_of_a_longer_one_and_not_for_all_of_it(
-    runner: TorchRunner,
+    runner: TorchRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So a line of a batch, which another gateway may have sent, holds up no client."""
+    # Each step takes as long as any other, whatever the machine does meanwhile.
+    monkeypatch.setattr(embedding, "time", SimpleNamespace(monotonic=count(step=1.0).__next__))
     has_begun = asyncio.Event()
 
     def submit(work: Callable[[], Vectors | None]) -> "Future[Vectors | None]":

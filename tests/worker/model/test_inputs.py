@@ -1,4 +1,4 @@
-"""The layout of one step, and the single copy that moves it."""
+"""The layout of a step, and the single copy that moves it."""
 
 from typing import Any
 
@@ -9,8 +9,10 @@ from numpy.typing import NDArray
 
 from shared.messages import SamplingParams
 from tests.support.models.batches import batch, share
+from worker.engine.cache.layout import FullCache, StateCache
 from worker.engine.interface import ScheduledBatch
-from worker.model.inputs import build_inputs, lay_out
+from worker.model.cache_layout import CacheLayout, LayerPlace
+from worker.model.inputs import NO_SLOT, build_inputs, lay_out
 from worker.model.sampling.sampler import uniform
 from worker.model.transfer import Packed
 
@@ -60,6 +62,30 @@ def test_tokens_of_the_previous_step_are_found_by_place_and_row() -> None:
 
     assert inputs.carried_tokens.tolist() == [1, 5]
     assert inputs.carried_rows.tolist() == [5, 2]
+
+
+def test_states_that_are_read_stand_before_those_that_are_written() -> None:
+    layout = CacheLayout(
+        groups=[FullCache(), StateCache(num_blocks=2, every=4)],
+        places=[LayerPlace(0, 0), None],
+        key_blocks=[1, 1],
+        num_places=1,
+        states=[None, 0],
+    )
+    decode = share([1], [6, 7], start=5, states=[2, 3, 8, 9])
+    begun = share([2, 3], [1], states=[4, 5])
+
+    inputs = build_inputs(batch(decode, begun), 4, CPU, layout).forward
+
+    assert inputs.block_tables.tolist() == [
+        [[6, 7, 0, 0], [1, 0, 0, 0]],
+        [[2, 3, 8, 9], [0, 0, 4, 5]],
+    ]
+    assert inputs.slots[0].tolist() == [29, 4, 5]
+    assert inputs.slots[1].tolist() == [NO_SLOT] * 3
+    for blocks in ([2, 3], [2, 3, 8]):
+        with pytest.raises(ValueError, match="blocks of states, expected 4"):
+            build_inputs(batch(share([1], [6, 7], start=5, states=blocks)), 4, CPU, layout)
 
 
 def test_drafts_have_rows_of_their_own_with_the_positions_that_follow() -> None:

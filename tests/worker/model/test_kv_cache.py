@@ -6,12 +6,21 @@ import pytest
 import torch
 
 from shared.errors import StartupError
+from tests.support.models.batches import batch, share
+from tests.support.models.numerics import assert_close
+from tests.support.models.tiny import reference_logits
+from tests.worker.model.conftest import TinyModels
+from worker.engine.cache.layout import FullCache, StateCache
+from worker.model.cache_layout import CacheLayout, LayerPlace
+from worker.model.inputs import build_inputs
 from worker.model.kv_cache import (
     BlockShape,
     KVCache,
     cpu_bytes,
     num_blocks_for,
 )
+from worker.model.loading import load_decoder
+from worker.model.start import whole_cache
 
 CPU = torch.device("cpu")
 BLOCK = BlockShape(num_layers=2, block_size=16, num_kv_heads=3, head_dim=8, dtype=torch.bfloat16)
@@ -35,6 +44,29 @@ def test_a_block_takes_what_its_tensors_take() -> None:
     cache = KVCache.allocate(BLOCK, 5, CPU)
     assert cache.keys.nbytes + cache.values.nbytes == 5 * BLOCK.num_bytes
     assert (cache.num_blocks, cache.block_size) == (5, 16)
+
+
+def test_a_state_is_divided_among_the_places_of_its_blocks() -> None:
+    """A block of two places has four pieces of 192 floats."""
+    layout = CacheLayout(
+        groups=[FullCache(), StateCache(num_blocks=2, every=16)],
+        places=[LayerPlace(0, 0), LayerPlace(0, 1), None, None],
+        key_blocks=[1, 1],
+        num_places=2,
+        states=[None, None, 0, 3],
+    )
+    cache = KVCache.allocate(BLOCK, 6, CPU, layout)
+    blocks = torch.tensor([[5, 0], [2, 4]])
+    first, second = torch.rand(2, 450), torch.rand(2, 700)
+
+    cache.write_states(2, blocks, first)
+    cache.write_states(3, blocks, second)
+
+    assert torch.equal(cache.read_states(2, blocks, 450), first)
+    assert torch.equal(cache.read_states(3, blocks.flip(0), 700), second.flip(0))
+    for unused in (1, 3):
+        assert not cache.keys[:, unused].any()
+        assert not cache.values[:, unused].any()
 
 
 def test_the_given_bytes_are_filled_and_not_exceeded() -> None:
@@ -67,3 +99,28 @@ def test_a_cache_without_a_block_is_refused() -> None:
 def test_a_cache_that_no_memory_holds_stops_the_start() -> None:
     with pytest.raises(StartupError, match="no memory for a KV cache"):
         KVCache.allocate(BLOCK, 1 << 40, CPU)
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+def test_a_cache_outside_an_engine_holds_latent_vectors_once(
+    tiny_models: TinyModels, kernels: str
+) -> None:
+    directory, model = tiny_models("deepseek_v3")
+    decoder = load_decoder(directory, dtype="float32", device=CPU, kernels=kernels)
+    prompt = list(range(1, 20))
+
+    cache = whole_cache(decoder, 8, 3)
+    inputs = build_inputs(batch(share(prompt, [2, 0, 1])), 8, CPU).forward
+    with torch.inference_mode():
+        logits = decoder.forward(inputs, cache)
+
+    assert cache.tensors == (cache.keys,)
+    assert_close(logits[0], reference_logits(model, prompt)[-1], 1e-4)
+
+
+def test_a_cache_outside_an_engine_has_no_states(tiny_models: TinyModels) -> None:
+    directory, _ = tiny_models("lfm2")
+    decoder = load_decoder(directory, dtype="float32", device=CPU, kernels="reference")
+
+    with pytest.raises(StartupError, match="keeps recurrent states"):
+        whole_cache(decoder, 8, 3)

@@ -82,9 +82,16 @@ def test_what_the_configuration_does_not_suffice_for_is_refused_before_weights_a
     assert "weights read" not in caplog.text
 
 
-@pytest.mark.parametrize("field", [{"is_causal": False}, {"use_bidirectional_attention": True}])
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"is_causal": False},
+        {"use_bidirectional_attention": True},
+        {"text_config": {"use_bidirectional_attention": "all"}},
+    ],
+)
 def test_a_model_whose_tokens_attend_to_later_ones_is_refused(
-    model: Path, field: dict[str, bool]
+    model: Path, field: dict[str, Any]
 ) -> None:
     path = model / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | field))

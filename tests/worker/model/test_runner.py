@@ -20,6 +20,7 @@ from worker.model.start import RunnerLimits
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 BLOCKS = [2, 0, 3]
+PATIENCE_S = 240.0
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +101,7 @@ class GatedDecoder(Decoder):
         self.allowed = threading.Semaphore(0)
 
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
-        assert self.allowed.acquire(timeout=10)
+        assert self.allowed.acquire(timeout=PATIENCE_S)
         token_ids = inputs.token_ids[inputs.sampled_rows]
         if (token_ids == 98).any():
             raise torch.OutOfMemoryError("98")
@@ -147,7 +148,7 @@ def test_a_result_does_not_wait_for_what_is_done_between_steps(
 ) -> None:
     may_end = threading.Event()
     first = gated.launch(batch(share([5], [0])))
-    between = gated.submit(lambda: may_end.wait(10))
+    between = gated.submit(lambda: may_end.wait(PATIENCE_S))
     gated.launch(batch(share([0], [0], start=1, previous_row=0)))
     decoder.allowed.release(2)
     assert first.result() == [6]

@@ -49,7 +49,7 @@ def prompts(tokenizer: Tokenizer) -> list[list[int]]:
 
 @pytest.fixture(scope="session")
 def expected(smollm2: Path, prompts: list[list[int]]) -> list[list[int]]:
-    """The greedy tokens of transformers, in one batch with padding on the left."""
+    """The greedy tokens of transformers, in a batch with padding on the left."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
@@ -100,7 +100,7 @@ class Answers(NamedTuple):
 
 
 def run(decoder: Decoder, cut: Cut, submits: Sequence[Submit]) -> Answers:
-    """Submit sequences one after another and collect their tokens."""
+    """Submit sequences in turn and collect their tokens."""
     engine = Engine(make_runner(decoder, cut), SchedulerLimits(16, cut.max_num_batched_tokens))
     answers: dict[SequenceId, list[int]] = {submit.sequence_id: [] for submit in submits}
     arriving: Iterator[Submit] = iter(submits)

@@ -35,14 +35,15 @@ def decoder(smollm2: Path) -> Decoder:
 
 @pytest.fixture(scope="module")
 def prompts(tokenizer: Tokenizer) -> list[list[int]]:
-    """Questions after one system prompt; two of them are equal."""
+    """Questions after the same system prompt; two of them are equal."""
     return [list(tokenizer.encode(TextPrompt(text=SYSTEM + question))) for question in QUESTIONS]
 
 
 class Run(NamedTuple):
     first: list[list[int]]
     second: list[list[int]]
-    """The prompts of the second turn: the first ones with their answers and another question."""
+    """The prompts of the second turn: the first prompts with their answers and another
+    question."""
     num_cached: int
     num_preemptions: int
 
@@ -56,7 +57,7 @@ def run(
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 256,
 ) -> Run:
-    """Two turns of a chat with each prompt, all at once; every other one is a batch job."""
+    """Two turns of a chat with each prompt, all at once; every other chat is a batch job."""
     room = RunnerLimits(
         block_size=BLOCK_SIZE,
         max_num_batched_tokens=max_num_batched_tokens,

@@ -109,7 +109,7 @@ def assert_same(ours: ModelSpec, theirs: Any) -> None:
     if theirs.model_type == "mistral":
         kinds = ["sliding_attention"] * theirs.num_hidden_layers
     windows = [window if kind == "sliding_attention" else None for kind in kinds]
-    assert [layer.attention.window for layer in ours.layers] == windows
+    assert [attention.window for attention in ours.attentions] == windows
 
 
 @pytest.mark.parametrize("seed", range(2 * NUM_DRAWN))
@@ -125,7 +125,7 @@ def test_a_configuration_means_what_it_means_to_transformers(seed: int, tmp_path
     try:
         read = read_json_config(tmp_path)
         ours = native_spec(read)
-        table = rope_table(ours.layers[0].attention.rope, ours.head_dim, 64)
+        table = rope_table(ours.attentions[0].rope, ours.head_dim, 64)
     except StartupError as error:
         # transformers reads what it cannot build, and takes a theta that nobody means.
         words = ("is not a divisor", "write rope_theta into rope_scaling")

@@ -27,7 +27,7 @@ from worker.model.warm_up import NUM_SEQS, PROMPT_LENS, warm_steps
 
 ATTENTION = (attend_configuration, merge_configuration)
 MAX_SEQ_LEN = 160
-"""More than one split of decode attention."""
+"""Several splits of decode attention."""
 ONE_HEAD = {
     "model_type": "llama",
     "vocab_size": 512,

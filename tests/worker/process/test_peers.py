@@ -19,12 +19,13 @@ from tests.support.workers.jobs import num_ready
 from tests.support.workers.synthetic import echo_worker
 from worker.process.peers import FreeSlots, compare, hear_peers
 from worker.process.service import run_worker
+from worker.process.tuning import WorkerTuning
 
 INTERVAL_S = 0.25
 
 
 class HearingBus(MemoryBus):
-    """Whoever listens to workers finds that one of them has spoken, however busy the machine is."""
+    """Lets each listener find that a worker has spoken, however busy the machine is."""
 
     async def declare(self, *resources: Exchange | Queue) -> None:
         await super().declare(*resources)
@@ -36,10 +37,11 @@ class HearingBus(MemoryBus):
 
 async def run_with(bus: MemoryBus, **changes: Any) -> None:
     """Run a worker briefly."""
-    worker = settings.load(WorkerSettings, announce_interval_s=INTERVAL_S)
+    worker = settings.load(WorkerSettings)
     model = dataclasses.replace(echo_model(worker), **changes)
     stop = asyncio.Event()
-    await run_worker(worker, bus, stop=stop, ready=stop.set, model=model)
+    tuning = WorkerTuning(announce_interval_s=INTERVAL_S)
+    await run_worker(worker, bus, stop=stop, ready=stop.set, model=model, tuning=tuning)
 
 
 async def test_another_model_under_a_name_that_is_served_does_not_start() -> None:

@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,11 +35,23 @@ from shared.messages import (
     TextPrompt,
     TokenPrompt,
 )
-from shared.settings import WorkerSettings
+from shared.settings import Listener, WorkerSettings
 from tests.support.deployment.broker import Broker
 from tests.support.deployment.processes import free_port
+from tests.support.engines.brake import Brake
 from tests.support.metrics import total
-from tests.support.workers.jobs import Log, ask, ask_all, new_job, publish, read, reading
+from tests.support.workers.jobs import (
+    Log,
+    ask,
+    ask_all,
+    new_job,
+    publish,
+    read,
+    reading,
+    set_pace,
+    wait_announced,
+    wait_running,
+)
 from tests.support.workers.synthetic import echo_worker
 from worker.model import echo
 from worker.process import service
@@ -49,6 +61,7 @@ from worker.text import Tokenizer
 HELLO = ChatPrompt(messages=(ChatMessage(role="user", content="hello"),))
 SECRET_ROLE = messages.encode(new_job("echo", HELLO)).replace(b"\xa4user", b"\xa6secret")
 LONG = SamplingParams(max_tokens=2000, temperature=0.0, ignore_eos=True)
+ENDLESS = SamplingParams(max_tokens=8000, temperature=0.0, ignore_eos=True)
 
 
 def status_and_text(port: int, path: str) -> tuple[int, str]:
@@ -177,12 +190,21 @@ async def test_a_job_that_cannot_be_answered_is_refused_with_a_code(
     assert (failure(log).code, failure(log).param) == (code, param)
 
 
-async def test_a_deadline_ends_a_running_answer() -> None:
-    async with MemoryBus() as bus, echo_worker(bus, step_s=0.01):
-        log = await ask(bus, new_job("echo", sampling=LONG, deadline=time.time() + 4))
+async def test_a_deadline_ends_a_running_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop = asyncio.get_running_loop()
+    job = new_job("echo", sampling=LONG, deadline=time.time() + 600)
+    async with (
+        MemoryBus() as bus,
+        echo_worker(bus, brake=Brake(2)),
+        reading(bus, job) as consumer,
+    ):
+        await publish(bus, job)
+        log = await read(bus, job, consumer, num_tokens=1)
+        monkeypatch.setattr(loop, "time", lambda: time.monotonic() + 600)  # its timers are due
+        log = await read(bus, job, consumer, log)
 
     assert failure(log).code == "deadline_exceeded"
-    assert 0 < len(log.token_ids) < 2000
+    assert len(log.token_ids) == 1
 
 
 async def test_a_body_that_is_no_job_goes_to_the_dead_letters_and_harms_nobody(
@@ -317,23 +339,28 @@ async def test_batch_jobs_wait_for_interactive_ones() -> None:
     """With a single slot, a later interactive job overtakes the queued batch."""
     sampling = SamplingParams(max_tokens=30, ignore_eos=True)
     batch = [new_job("echo", sampling=sampling) for _ in range(6)]
-    async with MemoryBus() as bus, echo_worker(bus, step_s=0.005, max_num_seqs=2, batch_reserve=1):
+    interactive, brake = new_job("echo", sampling=SamplingParams(max_tokens=5)), Brake(8)
+    async with (
+        MemoryBus() as bus,
+        echo_worker(bus, brake=brake, max_num_seqs=2),
+        reading(bus, interactive) as consumer,
+    ):
         running = [asyncio.create_task(ask(bus, job, "batch")) for job in batch]
-        await asyncio.sleep(0.05)
-        num_before = sum(task.done() for task in running)
-        await ask(bus, new_job("echo", sampling=sampling))
-        num_done = sum(task.done() for task in running) - num_before
+        await wait_running(bus)
+        await publish(bus, interactive)
+        log = await read(bus, interactive, consumer, attempt=1)
+        brake.allow(40)  # enough for the jobs that run and the interactive job
+        await read(bus, interactive, consumer, log)
+        num_done = sum(task.done() for task in running)
+        brake.release()
         await asyncio.gather(*running)
 
     assert num_done <= 2
 
 
-@pytest.mark.parametrize(("patience_s", "is_answered"), [(0.3, True), (60, False)])
-async def test_a_batch_job_that_starves_behind_interactive_ones_gets_its_turn(
-    patience_s: float, is_answered: bool
-) -> None:
-    sampling = SamplingParams(max_tokens=20 if is_answered else 60, ignore_eos=True)
-    options: dict[str, Any] = {"batch_patience_s": patience_s, "drain_grace_s": 0.1}
+async def test_a_batch_job_that_starves_behind_interactive_ones_gets_its_turn() -> None:
+    sampling = SamplingParams(max_tokens=20, ignore_eos=True)
+    options: dict[str, Any] = {"batch_patience_s": 0.3, "drain_grace_s": 0.1}
     prompts = [TextPrompt(text=text) for text in ("a", "b", "c", "d")]
 
     async def keep_asking(bus: MemoryBus) -> None:
@@ -342,21 +369,47 @@ async def test_a_batch_job_that_starves_behind_interactive_ones_gets_its_turn(
 
     async with (
         MemoryBus() as bus,
-        echo_worker(bus, step_s=0.005, max_num_seqs=2, batch_reserve=1, **options),
+        echo_worker(bus, step_s=0.005, max_num_seqs=2, **options),
     ):
         load = [asyncio.create_task(keep_asking(bus)) for _ in range(6)]
-        await asyncio.sleep(0.1)
-        batch = asyncio.create_task(ask(bus, new_job("echo"), "batch"))
-        await asyncio.wait([batch], timeout=20 if is_answered else 2.5)
-        was_answered = batch.done()
-        for task in (*load, batch):
+        await wait_running(bus)
+        log = await ask(bus, new_job("echo"), "batch")
+        for task in load:
             task.cancel()
-        await asyncio.gather(*load, batch, return_exceptions=True)
+        await asyncio.gather(*load, return_exceptions=True)
 
-    assert was_answered == is_answered
+    assert isinstance(log.last, Finished)
 
 
-async def test_a_batch_job_that_would_miss_its_deadline_has_interactive_priority() -> None:
+async def test_a_batch_job_has_no_turn_before_its_patience_ends() -> None:
+    interactive, batch = [new_job("echo", sampling=ENDLESS) for _ in range(2)], new_job("echo")
+    options: dict[str, Any] = {"batch_patience_s": 3600, "drain_grace_s": 0.1}
+    brake = Brake()
+    async with (
+        MemoryBus() as bus,
+        echo_worker(bus, brake=brake, max_num_seqs=2, **options),
+        AsyncExitStack() as readers,
+    ):
+        consumer_of = {
+            job.request_id: await readers.enter_async_context(reading(bus, job))
+            for job in [*interactive, batch]
+        }
+        for job in interactive:
+            await publish(bus, job)
+            log = await read(bus, job, consumer_of[job.request_id], attempt=1)
+        await publish(bus, batch, "batch")
+        await read(bus, batch, consumer_of[batch.request_id], attempt=1)
+        brake.allow(200)
+        await read(bus, job, consumer_of[job.request_id], log, num_tokens=100)
+        said = await wait_announced(bus, lambda said: said.num_running == 2)
+
+    assert (said.num_running_batch, said.num_waiting) == (0, 1)
+
+
+async def test_a_batch_job_that_would_miss_its_deadline_has_interactive_priority(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    set_pace(monkeypatch, token_s=1.0)
     usual = SamplingParams(max_tokens=20, ignore_eos=True)
     # It may end early, so it is not hopeless, but it usually takes longer than until its deadline.
     long = SamplingParams(max_tokens=8000, ignore_eos=True, stop_token_ids=(1,))
@@ -368,11 +421,11 @@ async def test_a_batch_job_that_would_miss_its_deadline_has_interactive_priority
 
     async with (
         MemoryBus() as bus,
-        echo_worker(bus, step_s=0.005, max_num_seqs=2, batch_reserve=1, **options),
+        echo_worker(bus, step_s=0.005, max_num_seqs=2, **options),
     ):
         await asyncio.gather(*(ask(bus, new_job("echo", sampling=usual)) for _ in range(8)))
         load = [asyncio.create_task(keep_asking(bus)) for _ in range(6)]
-        job = new_job("echo", sampling=long, deadline=time.time() + 30)
+        job = new_job("echo", sampling=long, deadline=time.time() + 6000)
         async with reading(bus, job) as consumer:
             await publish(bus, job, "batch")
             log = await read(bus, job, consumer, num_tokens=1)
@@ -421,7 +474,7 @@ async def test_an_immediate_drain_hands_the_jobs_over(*, is_second: bool) -> Non
     async with MemoryBus(broker) as bus:
         async with echo_worker(bus):
             undisturbed = await ask(bus, job)
-        async with reading(bus, job) as consumer, echo_worker(broker, step_s=0.05):
+        async with reading(bus, job) as consumer, echo_worker(broker, brake=Brake(2)):
             await publish(bus, job)
             log = await read(bus, job, consumer, num_tokens=1)
             if is_second:
@@ -497,7 +550,7 @@ async def test_a_worker_that_is_ready_says_how_it_runs(caplog: pytest.LogCapture
 def test_a_worker_that_loads_its_model_is_live_and_not_healthy() -> None:
     port = free_port()
 
-    with HealthServer("127.0.0.1", port):
+    with HealthServer(Listener("127.0.0.1", port)):
         statuses = {path: status_and_text(port, path)[0] for path in ("live", "health")}
         status, text = status_and_text(port, "metrics")
 
@@ -507,7 +560,7 @@ def test_a_worker_that_loads_its_model_is_live_and_not_healthy() -> None:
 
 
 class BusThatHoldsBack(MemoryBus):
-    """Lets nobody consume one queue before ``may_consume`` is set."""
+    """Lets nobody consume a queue before ``may_consume`` is set."""
 
     def __init__(self, queue: str) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""SmolLM2's chat template, and those that ``python -m tests.system.chat_templates`` has downloaded,
-render as transformers renders them."""
+"""SmolLM2's chat template, and the templates that ``python -m tests.system.chat_templates`` has
+downloaded, render as transformers renders them."""
 
 import io
 import tarfile

@@ -11,7 +11,8 @@ class BlockPool:
     freed and reallocated while a step that reads it is still in flight.
 
     A named block can be found until its memory is reallocated: a free block keeps its content.
-    Unnamed free blocks are allocated first, then named ones in the order in which they were freed.
+    Unnamed free blocks are allocated first, then named blocks in the order in which they were
+    freed.
     """
 
     def __init__(self, num_blocks: int, block_size: int) -> None:
@@ -38,7 +39,7 @@ class BlockPool:
         return self._num_holders[block]
 
     def name_of(self, block: int) -> bytes | None:
-        """The name of a block, if it has one."""
+        """The name of a block, or None."""
         return self._names[block]
 
     def allocate(self, num_blocks: int) -> list[int]:
@@ -51,7 +52,7 @@ class BlockPool:
         return blocks
 
     def name(self, block: int, name: bytes) -> None:
-        """Make a block in use findable by ``name``; of two blocks with one name the first is
+        """Make a block in use findable by ``name``; of two blocks with the same name the first is
         found."""
         if name not in self._by_name:
             self._by_name[name] = block
@@ -81,7 +82,7 @@ class BlockPool:
                 self._free_named[block] = None
 
     def forget(self, name: bytes) -> None:
-        """Remove one name, if a block has it."""
+        """Remove a name, if a block has it."""
         block = self._by_name.pop(name, None)
         if block is not None:
             self._names[block] = None

@@ -1,8 +1,8 @@
 """The kinds of groups that the layers of a model form, by what a layer keeps of a sequence.
 
-The layers of a group need the same tokens, so a group has one block table for each sequence. All
-groups take their blocks from one pool, in which every block has the same size in bytes, so nobody
-has to guess how much memory each group will need.
+The layers of a group need the same tokens, so a group has a block table for each sequence. All
+groups take their blocks from the same pool, in which every block has the same size in bytes, so
+nobody has to guess how much memory each group will need.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ class FullCache:
 
 @dataclass(frozen=True, slots=True)
 class LatentCache(FullCache):
-    """As `FullCache`, with one latent vector of each token in place of keys and values."""
+    """As `FullCache`, with a latent vector of each token in place of keys and values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class WindowCache:
 
 @dataclass(frozen=True, slots=True)
 class ChunkCache:
-    """Keys and values of one chunk: ``num_tokens`` tokens from a multiple of that number on."""
+    """Keys and values of a chunk: ``num_tokens`` tokens from a multiple of that number on."""
 
     num_tokens: int
 
@@ -68,7 +68,7 @@ class StateCache:
     """A recurrent state, which replaces all tokens before it."""
 
     num_blocks: int
-    """The number of blocks that one state takes."""
+    """The number of blocks of a state."""
     every: int
     """A snapshot of the state is kept after every so many tokens: a multiple of the block size."""
 

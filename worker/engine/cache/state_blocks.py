@@ -1,4 +1,4 @@
-"""The blocks of recurrent states of one group of layers."""
+"""The blocks of recurrent states of a group of layers."""
 
 from collections.abc import Sequence
 
@@ -19,7 +19,8 @@ class StateGroup:
     grows = False
 
     def __init__(self, pool: BlockPool, cache: StateCache, tag: bytes) -> None:
-        """``tag`` distinguishes the names of the group's blocks from those of other groups."""
+        """``tag`` distinguishes the names of the group's blocks from the block names of other
+        groups."""
         if cache.every % pool.block_size:
             raise ValueError(
                 f"snapshots after every {cache.every} tokens, but blocks of {pool.block_size}"
@@ -30,8 +31,8 @@ class StateGroup:
         self._tags = [tag + k.to_bytes(4, "little") for k in range(cache.num_blocks)]
 
     def num_blocks(self, num_tokens: int) -> int:
-        """The maximum number of blocks that a sequence holds at a time: those of the state that a
-        step reads, and of the state that it writes."""
+        """The maximum number of blocks that a sequence holds at a time: the blocks of the state
+        that a step reads, and of the state that it writes."""
         return 2 * self.cache.num_blocks
 
     def longest(self, name: BlockName, num_tokens: int) -> int:
@@ -90,7 +91,7 @@ class StateBlocks:
         return 0
 
     def table(self, num_tokens: int) -> Sequence[int]:
-        """The blocks that the step reads, none at the start of a sequence, and those that it
+        """The blocks that the step reads, none at the start of a sequence, and the blocks that it
         writes."""
         return [*self._read, *self._written]
 

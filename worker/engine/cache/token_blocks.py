@@ -1,4 +1,4 @@
-"""The blocks of keys and values of one group of layers."""
+"""The blocks of keys and values of a group of layers."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -23,8 +23,8 @@ class TokenGroup:
     def __init__(
         self, pool: BlockPool, cache: TokenCache, max_step_tokens: int, tag: bytes
     ) -> None:
-        """``tag`` distinguishes the names of the group's blocks from those of other groups.
-        ``max_step_tokens`` is the maximum number of tokens of a step."""
+        """``tag`` distinguishes the names of the group's blocks from the block names of other
+        groups. ``max_step_tokens`` is the maximum number of tokens of a step."""
         self.pool = pool
         self.cache = cache
         self.tag = tag
@@ -91,7 +91,7 @@ class TokenBlocks:
         self._block_size = group.pool.block_size
         self._table = [RELEASED] * first + [*found]
         self._first = first
-        """Blocks before this one have been released."""
+        """Blocks before this index have been released."""
         self._num_published = len(self._table)
 
     @property
@@ -100,7 +100,7 @@ class TokenBlocks:
 
     @property
     def num_covered(self) -> int:
-        """The number of tokens from the start that have a block, or had one."""
+        """The number of tokens from the start that have or had a block."""
         return len(self._table) * self._pool.block_size
 
     def table(self, num_tokens: int) -> Sequence[int]:

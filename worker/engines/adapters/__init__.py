@@ -1,4 +1,4 @@
-"""One adapter for each kind of server: a file, and an entry in `ADAPTERS`."""
+"""Each kind of server has an adapter: a file, and an entry in `ADAPTERS`."""
 
 from worker.engines.adapter import Adapter
 from worker.engines.adapters.llama_server import LlamaServer
@@ -11,4 +11,4 @@ ADAPTERS: dict[str, Adapter] = {
     adapter.traits.name: adapter
     for adapter in (VLLM(), SGLang(), LlamaServer(), TensorRT(), OpenAI())
 }
-"""By the values of ``--engine``."""
+"""The adapters by the values of ``--engine``."""

@@ -12,7 +12,7 @@ from worker.engines.completions import biases_of, score_of
 from worker.text import Tokenizer
 
 _MAX_PIECES = 4
-"""The most tokens of one character: a character has at most four bytes."""
+"""The most tokens of a character: a character has at most four bytes."""
 _ENDS = {"eos": "stop", "limit": "length"}
 _UNKNOWN = TokenScore(math.nan, [], [])
 
@@ -62,13 +62,14 @@ class LlamaServer:
 
 
 class LlamaServerCall:
-    """Streams leave out the tokens before the last one of a character that has several. They are
-    found again by its text. A few tokens are asked for in one answer, which has them all."""
+    """For a character of several tokens, a stream has only the last token; the others are found by
+    the character's text. A request for a few tokens is not streamed, and its answer has them
+    all."""
 
     path = "/completion"
 
     def __init__(self, ask: Ask, tokenizer: Tokenizer, ids: Mapping[bytes, int]) -> None:
-        """``ids`` are those of tokens, by their bytes."""
+        """``ids`` are the token ids by the bytes of the tokens."""
         sampling = ask.sampling
         self._tokenizer = tokenizer
         self._ids = ids
@@ -125,7 +126,8 @@ class LlamaServerCall:
         return _ENDS[event["stop_type"]]
 
     def _missing(self, text: bytes, num_missing: int, last: int) -> Sequence[int]:
-        """The tokens before ``last`` whose bytes, with those of ``last``, are ``text``."""
+        """The tokens before ``last`` whose bytes, followed by the bytes of ``last``, are
+        ``text``."""
         usual = self._tokenizer.encode_text(text.decode())
         if len(usual) == num_missing + 1 and usual[-1] == last:
             return usual[:-1]

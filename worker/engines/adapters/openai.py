@@ -10,7 +10,7 @@ from worker.text import Tokenizer
 
 
 class OpenAI:
-    """The tokens are those of the text, by the worker's tokenizer."""
+    """The server answers with text, from which the worker's tokenizer makes the tokens."""
 
     traits = EngineTraits(
         name="openai",

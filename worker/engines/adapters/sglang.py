@@ -35,7 +35,7 @@ class SGLang:
 
     def __init__(self) -> None:
         self._priorities: tuple[int, int] | None = None
-        """Those of interactive and of batch jobs; None: the server has no priorities."""
+        """The priorities of interactive and of batch jobs; None: the server has no priorities."""
 
     def facts(self, http: Http) -> EngineFacts:
         server = http.get("/get_server_info")
@@ -100,8 +100,8 @@ class SGLangCall:
         }
 
     def read(self, event: Json) -> Piece:
-        """Read an event, whose ids are all of the output, or the new ones if the server is started
-        with incremental output."""
+        """Read an event, whose ids are all ids of the output, or only the new ids if the server is
+        started with incremental output."""
         try:
             facts = event["meta_info"]
             if self._num_prompt_top is not None:
@@ -130,7 +130,7 @@ def _scored(ask: Ask) -> Json:
 
 
 def _scores(facts: Json, side: str, start: int, num_top: int) -> list[TokenScore]:
-    """The scores of the tokens of one side, ``input`` or ``output``, from ``start`` on."""
+    """The scores of the tokens of a side, ``input`` or ``output``, from ``start`` on."""
     drawn = facts[f"{side}_token_logprobs"][start:]
     tops = facts[f"{side}_top_logprobs"][start:] if num_top else [[]] * len(drawn)
     return [

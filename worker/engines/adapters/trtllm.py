@@ -13,7 +13,7 @@ from worker.text import Tokenizer
 
 
 class TensorRT:
-    """Without detokenization, events carry token ids."""
+    """Requests switch detokenization off, so that events carry token ids."""
 
     traits = EngineTraits(
         name="trtllm",

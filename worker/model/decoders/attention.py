@@ -1,4 +1,4 @@
-"""Attention of one layer over the paged cache, used by the native and the transformers decoder."""
+"""Attention of a layer over the paged cache, used by the native and the transformers decoder."""
 
 from torch import Tensor
 

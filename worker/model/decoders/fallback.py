@@ -120,7 +120,7 @@ class ForeignDecoder(Decoder):
     def head_dim(self) -> int:
         return self._shape.head_dim
 
-    def cache_layout(self) -> CacheLayout:
+    def cache_layout(self, block_size: int) -> CacheLayout:
         """See `Decoder.cache_layout`."""
         layers = [KeptTokens(layer.sliding_window) for layer in self._shape.layers]
         return layout_of(layers, self.max_seq_len, self.provider)
@@ -158,7 +158,7 @@ class ForeignDecoder(Decoder):
 
 @dataclass(frozen=True, slots=True)
 class PagedAttentionFunction:
-    """The attention of one step, with transformers' interface; its arguments were checked at load
+    """The attention of a step, with transformers' interface; its arguments were checked at load
     time."""
 
     ops: Ops

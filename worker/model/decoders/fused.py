@@ -1,15 +1,20 @@
-"""The CPU variant of `worker.model.decoders.stack`: a whole step is one call of the C++
+"""The CPU variant of `worker.model.decoders.stack`: a whole step is a single call of the C++
 library."""
 
 import logging
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from kernels.native.decoder import (
     PackedDecoder,
+    PackedExpertNorms,
     PackedExperts,
+    PackedLatent,
     PackedLayer,
+    PackedLayerInput,
+    PackedLayerInputs,
     PackedMlp,
     PackedModel,
     PackedNorm,
@@ -17,25 +22,44 @@ from kernels.native.decoder import (
 from kernels.native.huge_pages import CommittedAhead
 from kernels.native.library import Library, library
 from kernels.native.packed import PackedWeight, pack
+from kernels.native.recurrences import MAX_KEY_DIM, MAX_STATE_DIM, MAX_TAPS
 from kernels.providers import Provider
-from worker.model.cache_layout import CacheLayout
+from worker.model.cache_layout import CacheLayout, LayerPlace
 from worker.model.decoders.positions import PositionTables
 from worker.model.decoders.stack import SpecDecoder, attention_spec
 from worker.model.forward import ForwardInputs, Traits
 from worker.model.kv_cache import KVCache
 from worker.model.provision import native_obstacle
-from worker.model.spec import Experts, Layer, Mlp, ModelSpec, Norm
+from worker.model.spec import (
+    Attention,
+    DeltaNet,
+    Experts,
+    Layer,
+    LayerInputs,
+    Mamba,
+    Mamba2,
+    Mlp,
+    ModelSpec,
+    Norm,
+    Recurrence,
+)
 from worker.model.weights.layers import (
+    AttentionWeights,
     ExpertWeights,
+    LayerInputsWeights,
     LayerWeights,
-    Linear,
     MlpWeights,
     NormWeights,
     WeightReader,
 )
-from worker.model.weights.weight import Weight
+from worker.model.weights.weight import Linear, Weight
 
 logger = logging.getLogger(__name__)
+
+_NO_PLACE = LayerPlace(0, 0)
+"""The place of a layer without keys and values."""
+_PANEL = 16
+"""The outputs of a head are a multiple of it."""
 
 
 class FusedDecoder(SpecDecoder):
@@ -60,16 +84,23 @@ class FusedDecoder(SpecDecoder):
         """
         super().__init__(spec, max_seq_len)
         self._dtype = dtype
+        self._numerics = weights.numerics
         tables = PositionTables(max_seq_len, self.device)
         model = _Packing(library(), num_threads, tables, dtype).model(spec, weights)
         self._decoder = PackedDecoder(library(), model, num_threads)
         self._committed: CommittedAhead | None = None
         self._layout: CacheLayout | None = None
         self._places = torch.empty(0)
+        self._states: Tensor | None = None
 
     @property
     def traits(self) -> Traits:
-        return Traits(numerics="fused", is_row_exact=True, has_own_threads=True)
+        return Traits(
+            numerics=self._numerics,
+            is_row_exact=True,
+            can_rewind=not self._spec.has_states,
+            has_own_threads=True,
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -85,7 +116,7 @@ class FusedDecoder(SpecDecoder):
 
     def expect(self, kv_cache: KVCache) -> None:
         """Commit the memory of this cache in the background."""
-        self._committed = CommittedAhead(library(), kv_cache.keys, kv_cache.values)
+        self._committed = CommittedAhead(library(), *kv_cache.tensors)
         self._committed.use(0)
 
     def profile(self) -> dict[str, float]:
@@ -95,14 +126,17 @@ class FusedDecoder(SpecDecoder):
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         """See `Decoder.forward`."""
         if self._committed is not None:
-            key_blocks = kv_cache.layout.key_blocks
-            ends = [
-                int(slots.max()) // n for slots, n in zip(inputs.slots, key_blocks, strict=True)
-            ]
-            self._committed.use((max(ends) + 1) * kv_cache.slot_bytes)
+            self._committed.use(_num_used(inputs, kv_cache) * kv_cache.slot_bytes)
         if kv_cache.layout is not self._layout:
-            self._layout = kv_cache.layout
-            self._places = torch.tensor(self._layout.places, dtype=torch.int32)
+            self._layout = layout = kv_cache.layout
+            sources = [self._spec.kv_layer(index) for index in range(self.num_layers)]
+            places = [layout.places[source] or _NO_PLACE for source in sources]
+            self._places = torch.tensor(places, dtype=torch.int32)
+            self._states = None
+            if layout.state is not None:
+                firsts = [0 if first is None else first for first in layout.states]
+                self._states = torch.tensor(firsts, dtype=torch.int32)
+        state = kv_cache.layout.state
         return self._decoder.forward(
             inputs.token_ids,
             inputs.positions,
@@ -114,21 +148,64 @@ class FusedDecoder(SpecDecoder):
             inputs.block_tables,
             inputs.query_starts,
             inputs.context_lens,
+            self._states,
+            0 if state is None else state.num_blocks,
         )
+
+
+def _num_used(inputs: ForwardInputs, kv_cache: KVCache) -> int:
+    """The number of slots of the longest keys up to the last slot that the step uses."""
+    key_blocks = kv_cache.layout.key_blocks
+    ends = [int(slots.max()) // n + 1 for slots, n in zip(inputs.slots, key_blocks, strict=True)]
+    if kv_cache.layout.state is not None:
+        ends.append((int(inputs.block_tables[-1].max()) + 1) * kv_cache.block_size)
+    return max(ends)
 
 
 def why_not(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str | None:
     """The reason why `FusedDecoder` does not support this model; None if it does."""
     sizes = {spec.hidden_size}
     for layer in spec.layers:
+        if layer.recurrence is not None:
+            obstacle = _why_not_recurrence(layer.recurrence)
+            if obstacle is not None:
+                return f"the native kernels have no {obstacle}"
         part = layer.feed_forward
-        mlps = [part] if isinstance(part, Mlp) else [part.expert, part.shared]
+        mlps = [part.expert, part.shared] if isinstance(part, Experts) else [part]
         sizes |= {mlp.size for mlp in mlps if mlp is not None}
+    if spec.layer_inputs is not None:
+        sizes.add(spec.layer_inputs.size)
+    latents = [attention.latent for attention in spec.attentions if attention.latent]
+    sizes |= {size for latent in latents for size in (latent.key_dim, latent.query_rank or 0)}
     if any(size % 2 for size in sizes):
         return "the native kernels need even sizes"
-    for head_dim in sorted({layer.attention.head_dim for layer in spec.layers}):
+    if any(latent.rank % _PANEL or latent.value_dim % _PANEL for latent in latents):
+        return f"the native kernels need latent vectors and values of a multiple of {_PANEL}"
+    for head_dim in sorted({attention.head_dim for attention in spec.attentions}):
         if (obstacle := native_obstacle(head_dim, dtype, device)) is not None:
             return obstacle
+    return None
+
+
+def _why_not_recurrence(spec: Recurrence) -> str | None:
+    """What the native kernels lack; None if they have everything."""
+    if not 2 <= spec.num_taps <= MAX_TAPS:
+        return f"convolution of {spec.num_taps} tokens"
+    match spec:
+        case DeltaNet() if spec.key_dim > MAX_KEY_DIM or spec.value_dim % _PANEL:
+            return f"delta rule for keys of {spec.key_dim} and values of {spec.value_dim}"
+        case Mamba() if spec.state_dim > MAX_STATE_DIM or spec.size % _PANEL or spec.rank % 2:
+            return (
+                f"state space of {spec.size} channels, each with {spec.state_dim} numbers, and "
+                f"steps made from {spec.rank} numbers"
+            )
+        case Mamba2() if (
+            spec.state_dim > MAX_STATE_DIM or spec.state_dim % 4 or spec.head_dim % _PANEL
+        ):
+            return (
+                f"state space with heads of {spec.head_dim} and {spec.state_dim} numbers of each "
+                "element"
+            )
     return None
 
 
@@ -145,13 +222,15 @@ class _Packing:
 
     def model(self, spec: ModelSpec, weights: WeightReader) -> PackedModel:
         embedding = self._pack(weights.embedding())
-        lm_head = embedding if weights.is_tied else self._pack(weights.lm_head())
+        lm_head = embedding
+        if not weights.is_tied:
+            lm_head = self._pack(weights.lm_head(), weights.head_bias())
+        inputs = self._layer_inputs(spec.layer_inputs, weights.layer_inputs())
         layers = [
-            self._layer(layer, part)
+            self._layer(spec, layer, part)
             for layer, part in zip(spec.layers, weights.layers(), strict=True)
         ]
-        norm = _norm(spec.final_norm, weights.norm())
-        assert norm is not None
+        norm = _some_norm(spec.final_norm, weights.norm())
         weights.check_complete()
         return PackedModel(
             layers=layers,
@@ -162,37 +241,97 @@ class _Packing:
             embedding_scale=torch.tensor(spec.embedding_scale).to(self._dtype).item(),
             logit_scale=spec.logit_scale,
             logit_softcap=spec.logit_softcap,
+            inputs=inputs,
         )
 
-    def _layer(self, spec: Layer, weights: LayerWeights) -> PackedLayer:
-        attention, parts = spec.attention, weights.attention
+    def _layer_inputs(
+        self, spec: LayerInputs | None, weights: LayerInputsWeights | None
+    ) -> PackedLayerInputs | None:
+        if spec is None or weights is None:
+            return None
+        return PackedLayerInputs(
+            table=self._pack(weights.table),
+            projection=self._linear(weights.projection),
+            norm=_some_norm(spec.norm, weights.norm),
+            size=spec.size,
+            activation=spec.activation,
+            table_scale=torch.tensor(spec.size**0.5).to(self._dtype).item(),
+        )
+
+    def _layer(self, model: ModelSpec, spec: Layer, weights: LayerWeights) -> PackedLayer:
+        feed_forward, recurrence = spec.feed_forward, weights.recurrence
+        layer = PackedLayer(
+            feed_forward=None
+            if feed_forward is None
+            else self._feed_forward(feed_forward, weights.feed_forward),
+            before_attention=_norm(spec.before_attention, weights.before_attention),
+            after_attention=_norm(spec.after_attention, weights.after_attention),
+            before_feed_forward=_norm(spec.before_feed_forward, weights.before_feed_forward),
+            after_feed_forward=_norm(spec.after_feed_forward, weights.after_feed_forward),
+            is_parallel=spec.is_parallel,
+            multiplier=spec.multipliers.attention,
+            feed_forward_multiplier=spec.multipliers.feed_forward,
+            input=None
+            if model.layer_inputs is None or weights.input is None
+            else PackedLayerInput(
+                gate=self._linear(weights.input.gate),
+                expansion=self._linear(weights.input.expansion),
+                norm=_some_norm(model.layer_inputs.norm, weights.input.norm),
+            ),
+            scalar=weights.scalar,
+        )
+        if spec.attention is not None and weights.attention is not None:
+            layer = self._with_attention(layer, spec.attention, weights.attention)
+        if recurrence is None:
+            return layer
+        recurrent = PackedLayer(
+            recurrence=recurrence.packed(self._linear),
+            after_attention=layer.after_attention,
+            multiplier=spec.multipliers.recurrence,
+        )
+        if spec.attention is not None:
+            return replace(layer, beside=recurrent)
+        return replace(layer, recurrence=recurrent.recurrence, multiplier=recurrent.multiplier)
+
+    def _with_attention(
+        self, layer: PackedLayer, attention: Attention, parts: AttentionWeights
+    ) -> PackedLayer:
         qk_norm = None if attention.qk_norm is None else attention.qk_norm.norm
-        return PackedLayer(
+        key_norm = qk_norm if attention.latent is None else attention.latent.norm
+        return replace(
+            layer,
             num_heads=attention.num_heads,
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
             attention=attention_spec(attention, parts),
             qkv=self._linear(parts.qkv),
             attention_output=self._linear(parts.output),
-            feed_forward=self._feed_forward(spec.feed_forward, weights.feed_forward),
+            latent=self._latent(attention, parts),
             rope_table=self._tables.angles(attention),
             temperatures=self._tables.temperatures(attention),
-            before_attention=_norm(spec.before_attention, weights.before_attention),
-            after_attention=_norm(spec.after_attention, weights.after_attention),
-            before_feed_forward=_norm(spec.before_feed_forward, weights.before_feed_forward),
-            after_feed_forward=_norm(spec.after_feed_forward, weights.after_feed_forward),
             query_norm=_norm(qk_norm, parts.query_norm),
-            key_norm=_norm(qk_norm, parts.key_norm),
+            key_norm=_norm(key_norm, parts.key_norm),
             value_norm=_norm(attention.value_norm, NormWeights(None)),
             norms_all_heads=attention.qk_norm is not None and attention.qk_norm.over == "all heads",
+            has_gate=attention.has_gate,
             norms_after_rope=attention.qk_norm is not None and attention.qk_norm.is_after_rope,
-            is_parallel=spec.is_parallel,
-            multiplier=spec.multiplier,
-            scalar=weights.scalar,
+        )
+
+    def _latent(self, spec: Attention, weights: AttentionWeights) -> PackedLatent | None:
+        if spec.latent is None or weights.latent is None:
+            return None
+        up = weights.latent.query_up
+        return PackedLatent(
+            absorb=self._linear(weights.latent.absorb),
+            expand=self._linear(weights.latent.expand),
+            query_up=None if up is None else self._linear(up),
+            query_norm=_norm(spec.latent.norm, weights.query_norm),
+            key_dim=spec.latent.key_dim,
+            value_dim=spec.latent.value_dim,
         )
 
     def _feed_forward(
-        self, spec: Mlp | Experts, weights: MlpWeights | ExpertWeights
+        self, spec: Mlp | Experts, weights: MlpWeights | ExpertWeights | None
     ) -> PackedMlp | PackedExperts:
         if isinstance(spec, Mlp):
             assert isinstance(weights, MlpWeights)
@@ -208,6 +347,15 @@ class _Packing:
             shared=shared,
             shared_gate=None if weights.shared_gate is None else self._linear(weights.shared_gate),
             rule=spec.router,
+            factors=weights.factors,
+            norms=None
+            if spec.own_norm is None or weights.norms is None
+            else PackedExpertNorms(
+                router=_some_norm(spec.own_norm, weights.norms.router),
+                before=_some_norm(spec.own_norm, weights.norms.before),
+                after=_some_norm(spec.own_norm, weights.norms.after),
+                after_shared=_some_norm(spec.own_norm, weights.norms.after_shared),
+            ),
         )
 
     def _mlp(self, spec: Mlp, weights: MlpWeights) -> PackedMlp:
@@ -216,6 +364,8 @@ class _Packing:
             down=self._linear(weights.down),
             activation=spec.activation,
             is_gated=spec.is_gated,
+            gate_multiplier=spec.gate_multiplier,
+            constants=weights.constants,
         )
 
     def _linear(self, linear: Linear) -> PackedWeight:
@@ -226,8 +376,10 @@ class _Packing:
 
 
 def _norm(spec: Norm | None, weights: NormWeights | None) -> PackedNorm | None:
-    if spec is None or weights is None:
-        return None
+    return None if spec is None or weights is None else _some_norm(spec, weights)
+
+
+def _some_norm(spec: Norm, weights: NormWeights) -> PackedNorm:
     weight, bias = (
         None if vector is None else vector.float() for vector in (weights.weight, weights.bias)
     )

@@ -23,7 +23,8 @@ Attention: TypeAlias = Callable[
 [1, num_tokens, num_heads, head_dim].
 """
 
-# Not an argument of the model's forward: StableLM, Nemotron and others do not forward arguments.
+# This is not an argument of the model's forward, because StableLM, Nemotron and others do not
+# forward arguments.
 _attention: ContextVar[Attention] = ContextVar("attention")
 
 

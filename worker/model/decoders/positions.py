@@ -8,7 +8,7 @@ from worker.model.spec import Attention
 
 
 class PositionTables:
-    """Tables for the positions below ``num_positions``, on one device."""
+    """Tables for the positions below ``num_positions``, on a device."""
 
     def __init__(self, num_positions: int, device: torch.device) -> None:
         self._num_positions = num_positions
@@ -17,15 +17,15 @@ class PositionTables:
 
     def angles(self, spec: Attention) -> Tensor:
         """See `rope_table`. Raises `StartupError`."""
-        key = f"{spec.rope} {spec.head_dim}"
+        key = f"{spec.rope} {spec.rotated_dim}"
         if key not in self._tables:
-            table = rope_table(spec.rope, spec.head_dim, self._num_positions)
+            table = rope_table(spec.rope, spec.rotated_dim, self._num_positions)
             self._tables[key] = table.to(self._device)
         return self._tables[key]
 
     def temperatures(self, spec: Attention) -> Tensor | None:
         """The factor of the queries at each position, [num_positions] float32; None if all are
-        one."""
+        1."""
         temperature = spec.temperature
         if temperature is None:
             return None

@@ -35,7 +35,7 @@ _IRRELEVANT = {"scaling", "sliding_window", "is_causal", "position_ids", "cache_
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """The kind of attention in one layer."""
+    """The kind of attention in a layer."""
 
     scale: float
     sliding_window: int | None

@@ -28,22 +28,24 @@ def rope_table(rope: Rope | None, head_dim: int, num_positions: int) -> Tensor:
     parameters, rope_type = rope.parameters, rope.parameters["rope_type"]
     if rope_type not in _SCALINGS:
         raise StartupError(f"rope scaling {rope_type!r} is not supported")
-    # What is not exact is computed in float64 and rounded, because its float32 forms differ from
+    # Inexact values are computed in float64 and rounded, because their float32 forms differ from
     # processor to processor.
     exponents = torch.arange(0, rope.dim, 2, dtype=torch.float64) / rope.dim
     powers = (parameters["rope_theta"] ** exponents).float()
     try:
         frequencies, amplitude = _SCALINGS[rope_type](1 / powers, parameters)
         angles = torch.outer(positions, frequencies)
+        amplitudes = torch.full((num_positions, 1), amplitude)
         if rope_type == "longrope":
             is_far = positions >= parameters["original_max_position_embeddings"]
             angles[is_far] = torch.outer(
                 positions[is_far], _far_frequencies(1 / powers, parameters)
             )
+            amplitudes[is_far] = _longrope_amplitude(parameters, "long_mscale")
     except KeyError as error:
         raise StartupError(f"rope scaling {rope_type!r} needs {error} in config.json") from None
     exact = functional.pad(angles.double(), (0, (head_dim - rope.dim) // 2))
-    cosines, sines = amplitude * exact.cos().float(), amplitude * exact.sin().float()
+    cosines, sines = amplitudes * exact.cos().float(), amplitudes * exact.sin().float()
     cosines[:, rope.dim // 2 :] = 1  # an amplitude belongs to the rotated elements alone
     return torch.cat((cosines, sines), dim=-1)
 
@@ -57,7 +59,7 @@ def _linear(frequencies: Tensor, rope: Parameters) -> tuple[Tensor, float]:
 
 
 def _llama3(frequencies: Tensor, rope: Parameters) -> tuple[Tensor, float]:
-    """Scale low frequencies, keep high ones, and interpolate between them (Llama 3.1)."""
+    """Scale low frequencies, keep high frequencies, and interpolate between them (Llama 3.1)."""
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]
     turns = rope["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
@@ -106,7 +108,8 @@ def _proportional(frequencies: Tensor, rope: Parameters) -> tuple[Tensor, float]
 
 def _longrope(frequencies: Tensor, rope: Parameters) -> tuple[Tensor, float]:
     """Each frequency has a factor, within the original context (Ding et al., arXiv:2402.13753)."""
-    return frequencies / _factors(frequencies, rope, "short_factor"), _longrope_amplitude(rope)
+    scaled = frequencies / _factors(frequencies, rope, "short_factor")
+    return scaled, _longrope_amplitude(rope, "short_mscale")
 
 
 def _far_frequencies(frequencies: Tensor, rope: Parameters) -> Tensor:
@@ -125,7 +128,10 @@ def _factors(frequencies: Tensor, rope: Parameters, name: str) -> Tensor:
     return factors
 
 
-def _longrope_amplitude(rope: Parameters) -> float:
+def _longrope_amplitude(rope: Parameters, key: str) -> float:
+    """``key`` names the amplitude within or beyond the original context, where they are stated."""
+    if rope.get(key) is not None:
+        return float(rope[key])
     if rope.get("attention_factor") is not None:
         return float(rope["attention_factor"])
     original = rope["original_max_position_embeddings"]

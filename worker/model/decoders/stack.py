@@ -14,16 +14,28 @@ from worker.model.decoders.attention import attend
 from worker.model.decoders.positions import PositionTables
 from worker.model.forward import Decoder, ForwardInputs, Traits
 from worker.model.kv_cache import KVCache
-from worker.model.spec import Attention, Experts, Layer, Mlp, ModelSpec, Norm
+from worker.model.spec import (
+    Attention,
+    Experts,
+    Latent,
+    Layer,
+    LayerInputs,
+    Mlp,
+    ModelSpec,
+    Norm,
+    Recurrence,
+)
 from worker.model.weights.layers import (
     AttentionWeights,
     DecoderWeights,
     ExpertWeights,
+    LayerInputWeights,
     LayerWeights,
-    Linear,
     MlpWeights,
     NormWeights,
 )
+from worker.model.weights.recurrences.interface import Recurrent
+from worker.model.weights.weight import Linear
 
 _TRITON_HEAD_DIM = 256
 
@@ -48,9 +60,9 @@ class SpecDecoder(Decoder):
     def head_dim(self) -> int:
         return self._spec.head_dim
 
-    def cache_layout(self) -> CacheLayout:
+    def cache_layout(self, block_size: int) -> CacheLayout:
         """See `Decoder.cache_layout`."""
-        return layout_of_spec(self._spec, self._max_seq_len, self.provider)
+        return layout_of_spec(self._spec, self._max_seq_len, self.provider, block_size, self.dtype)
 
     @property
     def vocab_size(self) -> int:
@@ -67,6 +79,40 @@ class _Step:
 
     inputs: ForwardInputs
     kv_cache: KVCache
+    layer_inputs: Tensor | None
+    """[num_tokens, num_layers, size]; see `LayerInputs`."""
+
+    def states(self, layer: int, size: int) -> Tensor:
+        """The states of a layer before the step, float32 [num_seqs, size]; zeros at the start of a
+        sequence."""
+        inputs = self.inputs
+        blocks = inputs.block_tables[-1, :, : self._num_state_blocks]
+        states = self.kv_cache.read_states(layer, blocks, size)
+        begins = inputs.context_lens == inputs.query_starts.diff()
+        return states.masked_fill(begins.unsqueeze(1), 0.0)
+
+    def keep_states(self, layer: int, states: Tensor) -> None:
+        """Write the states of a layer after the step."""
+        num_blocks = self._num_state_blocks
+        blocks = self.inputs.block_tables[-1, :, num_blocks : 2 * num_blocks]
+        self.kv_cache.write_states(layer, blocks, states)
+
+    @property
+    def _num_state_blocks(self) -> int:
+        group = self.kv_cache.layout.state
+        assert group is not None, "the cache has no states"
+        return group.num_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class _AttentionParts:
+    """The attention of a layer."""
+
+    spec: Attention
+    weights: AttentionWeights
+    angles: Tensor
+    temperatures: Tensor | None
+    rule: AttentionSpec
 
 
 class StackDecoder(SpecDecoder):
@@ -83,10 +129,16 @@ class StackDecoder(SpecDecoder):
         self._lm_head = weights.lm_head.dense(self._dtype)
         self._ops = ops
         tables = PositionTables(max_seq_len, self.device)
-        self._angles = [tables.angles(layer.attention) for layer in spec.layers]
-        self._temperatures = [tables.temperatures(layer.attention) for layer in spec.layers]
-        self._rules = [
-            attention_spec(layer.attention, part.attention)
+        self._attentions = [
+            None
+            if layer.attention is None or part.attention is None
+            else _AttentionParts(
+                layer.attention,
+                part.attention,
+                tables.angles(layer.attention),
+                tables.temperatures(layer.attention),
+                attention_spec(layer.attention, part.attention),
+            )
             for layer, part in zip(spec.layers, weights.layers, strict=True)
         ]
         # As in transformers, the factor is rounded to the type of the embedding.
@@ -97,7 +149,9 @@ class StackDecoder(SpecDecoder):
         return Traits(
             numerics="native",
             can_record=self._ops.provider == "triton" and has_own_kernels(self._spec),
-            hidden_size=self._spec.hidden_size,
+            can_rewind=not self._spec.has_states,
+            # An embedder has no cache for states.
+            hidden_size=None if self._spec.has_states else self._spec.hidden_size,
         )
 
     @property
@@ -116,14 +170,16 @@ class StackDecoder(SpecDecoder):
         """See `Decoder.without_head`."""
         ops = replace(self._ops, logits=lambda hidden, weight: hidden.float())
         spec = replace(self._spec, logit_scale=1.0, logit_softcap=None)
-        return StackDecoder(spec, self._weights, ops, self.max_seq_len)
+        weights = replace(self._weights, head_bias=None)
+        return StackDecoder(spec, weights, ops, self.max_seq_len)
 
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         """See `Decoder.forward`."""
-        step, spec = _Step(inputs, kv_cache), self._spec
+        spec = self._spec
         residual = functional.embedding(inputs.token_ids, self._embedding)
         if spec.embedding_scale != 1:
             residual = residual * self._embedding_scale
+        step = _Step(inputs, kv_cache, self._layer_inputs(inputs.token_ids, residual))
         branch = torch.zeros_like(residual)  # so that the first layer is not a special case
         for index, layer in enumerate(spec.layers):
             branch, residual = self._layer(index, layer, branch, residual, step)
@@ -131,6 +187,8 @@ class StackDecoder(SpecDecoder):
         weights = self._weights
         hidden, _ = self._add_norm(branch[rows], residual[rows], spec.final_norm, weights.norm)
         logits = self._ops.logits(hidden, self._lm_head)
+        if weights.head_bias is not None:
+            logits = logits + weights.head_bias
         if spec.logit_scale != 1:
             logits = logits * spec.logit_scale
         if spec.logit_softcap is not None:
@@ -142,54 +200,115 @@ class StackDecoder(SpecDecoder):
     ) -> tuple[Tensor, Tensor]:
         """The layer's last part, not yet added, and everything before it."""
         weights = self._weights.layers[index]
-        hidden, residual = self._add_norm(
-            branch, residual, layer.before_attention, weights.before_attention
-        )
-        # An operation may write over its input, which the second part has, too.
-        same = hidden.clone() if layer.is_parallel else hidden
-        attended = self._attention(index, layer.attention, weights.attention, same, step)
-        attended = self._after(attended, layer, layer.after_attention, weights.after_attention)
-        if layer.is_parallel:
-            residual = residual + attended
-        else:
+        hidden = branch
+        if layer.has_mixer:
             hidden, residual = self._add_norm(
-                attended, residual, layer.before_feed_forward, weights.before_feed_forward
+                branch, residual, layer.before_attention, weights.before_attention
             )
-        branch = self._feed_forward(layer, weights, hidden)
-        branch = self._after(branch, layer, layer.after_feed_forward, weights.after_feed_forward)
+            # An operation may write over its input, which the second part has, too.
+            same = hidden.clone() if layer.is_parallel else hidden
+            branch = self._mixed(index, layer, same, step)
+        if layer.feed_forward is not None:
+            if layer.is_parallel:
+                residual = residual + branch
+            else:
+                hidden, residual = self._add_norm(
+                    branch, residual, layer.before_feed_forward, weights.before_feed_forward
+                )
+            branch = self._feed_forward(layer.feed_forward, weights, hidden, residual)
+            branch = self._after(
+                branch,
+                layer.after_feed_forward,
+                weights.after_feed_forward,
+                layer.multipliers.feed_forward,
+            )
+        inputs = self._spec.layer_inputs
+        if inputs is not None and weights.input is not None and step.layer_inputs is not None:
+            residual = residual + branch
+            branch = self._expanded_input(
+                inputs, weights.input, residual, step.layer_inputs[:, index]
+            )
         if weights.scalar != 1:
             residual = (residual + branch) * weights.scalar
             branch = torch.zeros_like(residual)
         return branch, residual
 
+    def _layer_inputs(self, token_ids: Tensor, embedded: Tensor) -> Tensor | None:
+        """The inputs of all layers, [num_tokens, num_layers, size]."""
+        spec, weights = self._spec.layer_inputs, self._weights.layer_inputs
+        if spec is None or weights is None:
+            return None
+        shape = (len(token_ids), self._spec.num_layers, spec.size)
+        projected = self._linear(embedded, weights.projection) * self._spec.hidden_size**-0.5
+        projected = self._norm(projected.view(shape), spec.norm, weights.norm)
+        scale = torch.tensor(spec.size**0.5).to(self._dtype)  # rounded like the embedding's
+        stored = weights.table.rows(token_ids).to(self._dtype).view(shape) * scale.item()
+        return (projected + stored) * 2**-0.5
+
+    def _expanded_input(
+        self, spec: LayerInputs, weights: LayerInputWeights, total: Tensor, own: Tensor
+    ) -> Tensor:
+        """What a layer's input ``own``, [num_tokens, size], adds to its result."""
+        gate = self._linear(total, weights.gate)
+        gated = self._ops.activate(torch.cat((gate, own), dim=1), spec.activation, is_gated=True)
+        return self._norm(self._linear(gated, weights.expansion), spec.norm, weights.norm)
+
     def _after(
-        self, branch: Tensor, layer: Layer, norm: Norm | None, weights: NormWeights | None
+        self, branch: Tensor, norm: Norm | None, weights: NormWeights | None, multiplier: float
     ) -> Tensor:
         if norm is not None and weights is not None:
             branch = self._norm(branch, norm, weights)
-        return branch if layer.multiplier == 1 else branch * layer.multiplier
+        return branch if multiplier == 1 else branch * multiplier
 
-    def _attention(
-        self,
-        index: int,
-        spec: Attention,
-        weights: AttentionWeights,
-        hidden: Tensor,
-        step: _Step,
+    def _mixed(self, index: int, layer: Layer, hidden: Tensor, step: _Step) -> Tensor:
+        """The mix of each token with the tokens before it: the result of attention, or of a
+        recurrence, or their sum."""
+        weights, parts = self._weights.layers[index], self._attentions[index]
+        norm = layer.after_attention, weights.after_attention
+        mixed: list[Tensor] = []
+        if layer.recurrence is not None and weights.recurrence is not None:
+            same = hidden if parts is None else hidden.clone()
+            result = self._recurrence(index, layer.recurrence, weights.recurrence, same, step)
+            mixed.append(self._after(result, *norm, layer.multipliers.recurrence))
+        if parts is not None:
+            latent = parts.spec.latent
+            attended = (
+                self._attention(index, parts, hidden, step)
+                if latent is None
+                else self._latent_attention(index, parts, latent, hidden, step)
+            )
+            mixed.append(self._after(attended, *norm, layer.multipliers.attention))
+        return mixed[0] if len(mixed) == 1 else mixed[0] + mixed[1]
+
+    def _recurrence(
+        self, index: int, spec: Recurrence, weights: Recurrent, hidden: Tensor, step: _Step
     ) -> Tensor:
+        states = step.states(index, spec.state_size)
+        mixed, states = weights.mix(hidden, states, step.inputs.query_starts, self._ops)
+        step.keep_states(index, states)
+        return mixed
+
+    def _attention(self, index: int, parts: _AttentionParts, hidden: Tensor, step: _Step) -> Tensor:
+        spec, weights = parts.spec, parts.weights
         inputs, ops = step.inputs, self._ops
+        source = self._spec.kv_layer(index)
+        group = step.kv_cache.group(source)
+        cache = step.kv_cache.layer(source, spec.num_kv_heads, spec.head_dim)
         heads = self._linear(hidden, weights.qkv).view(hidden.shape[0], -1, spec.head_dim)
-        num_heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads]
-        query, key, value = torch.split(heads, num_heads, dim=1)
+        if spec.kv_from is not None:
+            query = self._shared_query(parts, heads, inputs.positions)
+            attended = attend(ops, inputs, group, cache, query, parts.rule)
+            return self._linear(attended.flatten(1), weights.output)
+        num_gates = spec.num_heads if spec.has_gate else 0
+        num_heads = [spec.num_heads, spec.num_kv_heads, spec.num_kv_heads, num_gates]
+        query, key, value, gate = torch.split(heads, num_heads, dim=1)
         qk_norm = spec.qk_norm
         if qk_norm is not None and not qk_norm.is_after_rope:
             query = self._norm_heads(query, spec, weights.query_norm)
             key = self._norm_heads(key, spec, weights.key_norm)
         if spec.value_norm is not None:
             value = self._norm(value, spec.value_norm, NormWeights(None))
-        table = self._angles[index]
-        cache = step.kv_cache.layer(index, spec.num_kv_heads, spec.head_dim)
-        group = step.kv_cache.group(index)
+        table = parts.angles
         if qk_norm is not None and qk_norm.is_after_rope:
             query, key = rope(query, key, inputs.positions, table)
             query = self._norm_heads(query, spec, weights.query_norm)
@@ -199,12 +318,60 @@ class StackDecoder(SpecDecoder):
             query = ops.rope_store_kv(
                 query, key, value, inputs.positions, table, *cache, inputs.slots[group]
             )
-        temperatures = self._temperatures[index]
-        if temperatures is not None:
-            factors = temperatures[inputs.positions]
+        if parts.temperatures is not None:
+            factors = parts.temperatures[inputs.positions]
             query = (query * factors[:, None, None]).to(query.dtype)
-        attended = attend(ops, inputs, group, cache, query, self._rules[index])
+        attended = attend(ops, inputs, group, cache, query, parts.rule)
+        if spec.has_gate:
+            attended = attended * torch.sigmoid(gate)
         return self._linear(attended.flatten(1), weights.output)
+
+    def _shared_query(self, parts: _AttentionParts, query: Tensor, positions: Tensor) -> Tensor:
+        """The rotated queries of a layer that reads another layer's keys and values."""
+        if parts.spec.qk_norm is not None:
+            query = self._norm_heads(query, parts.spec, parts.weights.query_norm)
+        rotated, _ = rope(query, query[:, :0], positions, parts.angles)
+        return rotated
+
+    def _latent_attention(
+        self, index: int, parts: _AttentionParts, latent: Latent, hidden: Tensor, step: _Step
+    ) -> Tensor:
+        """Attention with one key head, whose keys, the latent vectors, are the values, too."""
+        spec, weights, matrices = parts.spec, parts.weights, parts.weights.latent
+        inputs, ops = step.inputs, self._ops
+        assert matrices is not None
+        assert weights.key_norm is not None
+        made = self._linear(hidden, weights.qkv)
+        sizes = [spec.qkv_size - spec.head_dim, latent.rank, spec.rotated_dim]
+        query, vector, rotary = (part.contiguous() for part in torch.split(made, sizes, dim=1))
+        if matrices.query_up is not None and weights.query_norm is not None:
+            query = self._norm(query, latent.norm, weights.query_norm)
+            query = self._linear(query, matrices.query_up)
+        heads = query.view(len(hidden), spec.num_heads, -1)
+        plain, rotated = torch.split(heads, [latent.key_dim, spec.rotated_dim], dim=2)
+        vector = self._norm(vector, latent.norm, weights.key_norm)
+        rotated, rotary = rope(rotated, rotary.unsqueeze(1), inputs.positions, parts.angles)
+        key = torch.cat((vector.unsqueeze(1), rotary), dim=2)
+        absorbed = torch.cat((self._product_of_heads(plain, matrices.absorb), rotated), dim=2)
+        if parts.temperatures is not None:
+            factors = parts.temperatures[inputs.positions]
+            absorbed = (absorbed * factors[:, None, None]).to(absorbed.dtype)
+        keys, _ = step.kv_cache.layer(index, spec.num_kv_heads, spec.head_dim)
+        group = step.kv_cache.group(index)
+        ops.store_kv(key, key, keys, keys, inputs.slots[group])
+        attended = attend(ops, inputs, group, (keys, keys), absorbed, parts.rule)
+        values = self._product_of_heads(attended[:, :, : latent.rank], matrices.expand)
+        return self._linear(values.flatten(1), weights.output)
+
+    def _product_of_heads(self, heads: Tensor, linear: Linear) -> Tensor:
+        """[num_tokens, num_heads, outputs of a head]. Each head is a product of the provider, whose
+        results may not depend on the number of tokens, as torch's batched products do."""
+        matrices = linear.weight.dense(self._dtype).chunk(heads.shape[1])
+        products = [
+            self._ops.projection(heads[:, index].contiguous(), matrix, None)
+            for index, matrix in enumerate(matrices)
+        ]
+        return torch.stack(products, dim=1)
 
     def _norm_heads(self, heads: Tensor, spec: Attention, weights: NormWeights | None) -> Tensor:
         assert spec.qk_norm is not None
@@ -213,27 +380,60 @@ class StackDecoder(SpecDecoder):
             return self._norm(heads, spec.qk_norm.norm, weights)
         return self._norm(heads.flatten(1), spec.qk_norm.norm, weights).view(heads.shape)
 
-    def _feed_forward(self, layer: Layer, weights: LayerWeights, hidden: Tensor) -> Tensor:
-        spec, part = layer.feed_forward, weights.feed_forward
+    def _feed_forward(
+        self, spec: Mlp | Experts, weights: LayerWeights, hidden: Tensor, residual: Tensor
+    ) -> Tensor:
+        """``residual`` is what ``hidden`` is the norm of."""
+        part = weights.feed_forward
         if isinstance(spec, Experts):
             assert isinstance(part, ExpertWeights)
-            return self._experts(spec, part, hidden)
+            return self._experts(spec, part, hidden, residual)
         assert isinstance(part, MlpWeights)
         return self._mlp(spec, part, hidden)
 
     def _mlp(self, spec: Mlp, weights: MlpWeights, hidden: Tensor) -> Tensor:
         inner = self._linear(hidden, weights.gate_up)
+        if spec.gate_multiplier != 1:
+            inner[:, : spec.size] *= spec.gate_multiplier
         if spec.activation == "silu" and spec.is_gated:
             inner = self._ops.silu_mul(inner)
         else:
-            inner = self._ops.activate(inner, spec.activation, is_gated=spec.is_gated)
+            inner = self._ops.activate(
+                inner, spec.activation, is_gated=spec.is_gated, constants=weights.constants
+            )
         return self._linear(inner, weights.down)
 
-    def _experts(self, spec: Experts, weights: ExpertWeights, hidden: Tensor) -> Tensor:
-        """Each expert computes its tokens, whose results are added in the order of the choice."""
+    def _experts(
+        self, spec: Experts, weights: ExpertWeights, hidden: Tensor, residual: Tensor
+    ) -> Tensor:
+        """The sum of the chosen experts and of the shared expert."""
+        norm, norms = spec.own_norm, weights.norms
+        if norm is None or norms is None:
+            total = self._chosen_experts(spec, weights, hidden, hidden)
+        else:
+            scored = self._norm(residual, norm, norms.router)
+            total = self._norm(residual, norm, norms.before)
+            total = self._chosen_experts(spec, weights, scored, total)
+            total = self._norm(total, norm, norms.after)
+        if spec.shared is None or weights.shared is None:
+            return total
+        shared = self._mlp(spec.shared, weights.shared, hidden)
+        if weights.shared_gate is not None:
+            shared = shared * torch.sigmoid(self._linear(hidden, weights.shared_gate))
+        if norm is not None and norms is not None:
+            shared = self._norm(shared, norm, norms.after_shared)
+        return total + shared
+
+    def _chosen_experts(
+        self, spec: Experts, weights: ExpertWeights, scored: Tensor, hidden: Tensor
+    ) -> Tensor:
+        """Each expert computes its tokens, whose results are added in the order of the choice.
+        ``scored`` is what the router reads."""
         router = spec.router
-        logits = self._linear(hidden, weights.router)
+        logits = self._linear(scored, weights.router)
         chosen, shares = self._ops.choose_experts(logits, router, weights.correction)
+        if weights.factors is not None:
+            shares = shares * weights.factors[chosen]
         shape = (*chosen.shape, hidden.shape[1])
         computed = torch.zeros(shape, dtype=hidden.dtype, device=hidden.device)
         for expert in sorted(set(chosen.flatten().tolist())):
@@ -244,13 +444,7 @@ class StackDecoder(SpecDecoder):
                 inputs, share = (inputs * share).to(hidden.dtype), torch.ones_like(share)
             outputs = self._mlp(spec.expert, weights.experts[expert], inputs)
             computed[rows, places] = (outputs * share).to(hidden.dtype)
-        total = computed.sum(dim=1)
-        if spec.shared is None or weights.shared is None:
-            return total
-        shared = self._mlp(spec.shared, weights.shared, hidden)
-        if weights.shared_gate is not None:
-            shared = shared * torch.sigmoid(self._linear(hidden, weights.shared_gate))
-        return total + shared
+        return computed.sum(dim=1)
 
     def _add_norm(
         self, branch: Tensor, residual: Tensor, norm: Norm | None, weights: NormWeights | None
@@ -275,11 +469,11 @@ class StackDecoder(SpecDecoder):
         return functional.rms_norm(wide, shape, weight, norm.eps).to(hidden.dtype)
 
     def _linear(self, hidden: Tensor, linear: Linear) -> Tensor:
-        return linear.weight.linear(hidden, linear.bias, self._ops)
+        return linear.product(hidden, self._ops)
 
 
 def attention_spec(spec: Attention, weights: AttentionWeights) -> AttentionSpec:
-    """What the kernels have to know of a layer's attention."""
+    """The facts of a layer's attention that the kernels need."""
     return AttentionSpec(
         scale=spec.scale,
         window=spec.window,
@@ -292,13 +486,15 @@ def attention_spec(spec: Attention, weights: AttentionWeights) -> AttentionSpec:
 def has_own_kernels(spec: ModelSpec) -> bool:
     """Whether no operation of the model falls back from Triton to the reference, which waits for
     the device."""
-    return not any(
-        isinstance(layer.feed_forward, Experts)
-        or layer.attention.chunk is not None
-        or layer.attention.softcap is not None
-        or layer.attention.has_sinks
-        or layer.attention.head_dim > _TRITON_HEAD_DIM
-        for layer in spec.layers
+    return not (
+        spec.has_states
+        or any(isinstance(layer.feed_forward, Experts) for layer in spec.layers)
+        or any(
+            attention.chunk is not None
+            or attention.latent is not None
+            or attention.head_dim > _TRITON_HEAD_DIM
+            for attention in spec.attentions
+        )
     )
 
 

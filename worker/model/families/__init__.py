@@ -1,4 +1,4 @@
-"""The families whose decoder is ours: one module for each ``model_type``, found by its name.
+"""The families whose decoder is ours: a module for each ``model_type``, found by its name.
 
 A module has a function ``read``, from a `worker.model.config.Config` to a `ModelSpec` with the
 names of its tensors. `spec_of` reads a configuration; all other models run through transformers'
@@ -21,9 +21,9 @@ FAMILIES = tuple(sorted(module.name for module in pkgutil.iter_modules(__path__)
 
 
 def spec_of(config: Mapping[str, Any]) -> ModelSpec | None:
-    """What a model of this configuration computes; None if the operations cannot compute it, for
-    which the log states the reason. Raises `StartupError` if the configuration of one of `FAMILIES`
-    is malformed."""
+    """The computation of a model of this configuration; None, with the reason in the log, if the
+    operations cannot compute it. Raises `StartupError` if the configuration of one of `FAMILIES` is
+    malformed."""
     name = config.get("model_type")
     if name not in FAMILIES:
         return None

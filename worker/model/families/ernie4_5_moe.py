@@ -1,4 +1,4 @@
-"""ERNIE 4.5 with experts, some of which compute all tokens."""
+"""ERNIE 4.5 with experts; some experts compute all tokens."""
 
 from kernels.router import Router
 from worker.model.config import Config, NotNative

@@ -38,7 +38,7 @@ def read(config: Config) -> ModelSpec:
 
 
 def layer(config: Config, norm: Norm, **attention: Any) -> Layer:
-    """A layer whose attention has these fields besides the usual ones, with norms around both
+    """A layer whose attention has these fields besides the usual fields, with norms around both
     parts."""
     has_bias = config.flag("attention_bias")
     return Layer(

@@ -2,7 +2,7 @@
 
 from kernels.router import Router
 from worker.model.config import Config
-from worker.model.spec import Experts, Layer, LayerNames, ModelSpec, Names, Norm, QkNorm
+from worker.model.spec import Experts, LayerNames, ModelSpec, Names, Norm, QkNorm
 
 _DEFAULTS = {
     "num_key_value_heads": 8,
@@ -16,7 +16,7 @@ _DEFAULTS = {
     "topk_group": 1,
     "norm_topk_prob": True,
 }
-_NAMES = Names(
+NAMES = Names(
     layers=LayerNames(
         shared_gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
         shared_down="mlp.shared_experts.down_proj",
@@ -33,24 +33,13 @@ def read(config: Config) -> ModelSpec:
         qk_norm=QkNorm(norm=norm) if config.flag("use_qk_norm") else None,
         has_qkv_bias=config.flag("attention_bias"),
     )
-    num_dense = config.get("first_k_dense_replace", 1)
-    experts = _experts(config)
-    layers = [
-        Layer(
-            attention=attention,
-            feed_forward=config.mlp() if index < num_dense else experts,
-            before_attention=norm,
-            before_feed_forward=norm,
-        )
-        for index in range(config.num_layers)
-    ]
-    return config.model(layers, norm, _NAMES)
+    return config.mixture(attention, experts_of(config), norm, NAMES, num_dense=1)
 
 
-def _experts(config: Config) -> Experts:
+def experts_of(config: Config) -> Experts:
     size = config.size("moe_intermediate_size")
     return Experts(
-        # transformers writes the first name, the published checkpoints have the second one.
+        # transformers writes the first name, the published checkpoints have the second name.
         count=config.size("num_local_experts", config.size("n_routed_experts")),
         expert=config.mlp("moe_intermediate_size"),
         router=Router(
@@ -58,8 +47,8 @@ def _experts(config: Config) -> Experts:
             scores="sigmoid",
             is_normalized=config.flag("norm_topk_prob"),
             scale=config.number("routed_scaling_factor", 1.0),
-            num_groups=config.size("n_group"),
-            num_chosen_groups=config.size("topk_group"),
+            num_groups=config.size("n_group", 1),
+            num_chosen_groups=config.size("topk_group", 1),
             has_correction=True,
         ),
         shared=config.mlp(size=size * config.size("n_shared_experts")),

@@ -1,7 +1,7 @@
 """Granite, with factors of embeddings, attention, residual connections and logits."""
 
 from worker.model.config import Config
-from worker.model.spec import Experts, Layer, Mlp, ModelSpec, Names, Norm
+from worker.model.spec import Experts, Layer, Mlp, ModelSpec, Multipliers, Names, Norm
 
 _DEFAULTS = {"max_position_embeddings": 2048}
 
@@ -24,7 +24,7 @@ def model(config: Config, feed_forward: Mlp | Experts, names: Names | None = Non
         feed_forward=feed_forward,
         before_attention=norm,
         before_feed_forward=norm,
-        multiplier=config.number("residual_multiplier", 1.0),
+        multipliers=Multipliers.same(config.number("residual_multiplier", 1.0)),
     )
     return config.model(
         [layer] * config.num_layers,

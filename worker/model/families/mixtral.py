@@ -10,7 +10,7 @@ _DEFAULTS = {
     "num_local_experts": 8,
     "num_experts_per_tok": 2,
 }
-_NAMES = Names(
+NAMES = Names(
     layers=LayerNames(
         router="block_sparse_moe.gate",
         expert_gate_up=("block_sparse_moe.experts.{}.w1", "block_sparse_moe.experts.{}.w3"),
@@ -31,4 +31,4 @@ def read(config: Config) -> ModelSpec:
         before_attention=norm,
         before_feed_forward=norm,
     )
-    return config.model([layer] * config.num_layers, norm, _NAMES)
+    return config.model([layer] * config.num_layers, norm, NAMES)

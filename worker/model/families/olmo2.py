@@ -22,7 +22,7 @@ def read(config: Config) -> ModelSpec:
 
 
 def attention(config: Config, norm: Norm, **fields: Any) -> Attention:
-    """Attention with these fields besides the usual ones."""
+    """Attention with these fields besides the usual fields."""
     has_bias = config.flag("attention_bias")
     return config.attention(
         qk_norm=QkNorm(norm=norm, over="all heads"),

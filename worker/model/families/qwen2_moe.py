@@ -39,7 +39,7 @@ def experts(
 ) -> Experts:
     """The experts of all layers that have any."""
     return Experts(
-        # transformers writes the first name, the published checkpoints have the second one.
+        # transformers writes the first name, the published checkpoints have the second name.
         count=config.size("num_local_experts", config.size("num_experts")),
         expert=config.mlp(size),
         router=Router(

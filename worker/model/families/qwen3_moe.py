@@ -1,10 +1,13 @@
 """Qwen 3 with experts."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from worker.model.config import Config
 from worker.model.families import qwen2_moe, qwen3
-from worker.model.spec import Layer, ModelSpec, Norm
+from worker.model.spec import Layer, ModelSpec, Names, Norm
 
-_DEFAULTS = {
+DEFAULTS = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 32_768,
     "sliding_window": 4096,
@@ -14,8 +17,10 @@ _DEFAULTS = {
 }
 
 
-def read(config: Config) -> ModelSpec:
-    config = config.with_defaults(_DEFAULTS)
+def read(
+    config: Config, names: Names | None = None, defaults: Mapping[str, Any] = DEFAULTS
+) -> ModelSpec:
+    config = config.with_defaults(defaults)
     norm = Norm(eps=config.number("rms_norm_eps", 1e-6))
     window = config.window() if config.flag("use_sliding_window") else None
     layers = [
@@ -29,4 +34,4 @@ def read(config: Config) -> ModelSpec:
         )
         for index in range(config.num_layers)
     ]
-    return config.model(layers, norm)
+    return config.model(layers, norm, names)

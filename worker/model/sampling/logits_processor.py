@@ -73,7 +73,7 @@ def edit(ops: Ops, logits: Tensor, edits: EditInputs) -> Tensor:
 
 
 def _penalty_arrays(penalized: list[tuple[int, TokenPenalties]]) -> dict[str, NDArray[Any]]:
-    # One entry per token that occurred; the arrays are copied as they are.
+    # Each token that occurred has an entry; the arrays are copied as they are.
     sizes = [len(penalties.token_ids) for _, penalties in penalized]
     nothing = np.zeros(0, np.int64)
     return {

@@ -15,7 +15,7 @@ from worker.engine.interface import ScheduledSequence, StepScores, TokenScore
 
 @dataclass(frozen=True, slots=True)
 class ScoreInputs:
-    """The rows of a step's logits to score: those of drawn tokens, then those of prompts."""
+    """The rows of a step's logits to score: the rows of drawn tokens, then the rows of prompts."""
 
     score_rows: Tensor
     """[num_scores] int64."""
@@ -25,7 +25,7 @@ class ScoreInputs:
 
 
 class RowScores(NamedTuple):
-    """The scores, with one row for each of ``score_rows``."""
+    """The scores, with a row for each of ``score_rows``."""
 
     logprobs: Tensor
     """[num_scores] float32."""
@@ -41,7 +41,7 @@ class ScorePlan:
     def __init__(
         self, sampled: Sequence[ScheduledSequence], scored: Sequence[ScheduledSequence]
     ) -> None:
-        """The logits of ``sampled`` come first, followed by those that score prompts."""
+        """The logits of ``sampled`` come first, followed by the logits that score prompts."""
         self._drawn = {
             row: sequence.sampling.logprobs
             for row, sequence in enumerate(sampled)

@@ -68,7 +68,7 @@ def uniform(seed: int, choice: int, position: int) -> float:
 
 
 def _mix(state: int) -> int:
-    """One step of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection of 64 bits."""
+    """A step of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): a bijection of 64 bits."""
     state = (state + _GAMMA) & _MASK
     state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK

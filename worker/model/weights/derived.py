@@ -1,17 +1,28 @@
 """Tensors that are parts of a checkpoint's tensors, or have their rows in another order."""
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from shared.errors import StartupError
-from worker.model.spec import Attention, Experts, LayerNames
+from worker.model.spec import (
+    Attention,
+    DeltaNames,
+    DeltaNet,
+    Experts,
+    Latent,
+    LatentNames,
+    LayerNames,
+    Names,
+)
 from worker.model.weights.rotation import rotated_order
 from worker.model.weights.sources import TensorSource
 
-_KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
 
 
 class DerivedSource:
@@ -79,6 +90,54 @@ class DerivedSource:
 Made = dict[str, Callable[[TensorSource], Tensor]]
 
 
+def latent_heads(spec: Attention, latent: Latent, names: LatentNames, prefix: str) -> Made:
+    """The matrices that absorb and expand latent vectors for each head, from the matrix that makes
+    keys and values of them; and rotary elements in the order in which halves are rotated."""
+    shape = (spec.num_heads, latent.key_dim + latent.value_dim, latent.rank)
+
+    def keys(source: TensorSource) -> Tensor:
+        of_keys = _shaped(source, f"{prefix}{names.up}.weight", shape)[:, : latent.key_dim]
+        return of_keys.transpose(1, 2).reshape(-1, latent.key_dim)
+
+    def values(source: TensorSource) -> Tensor:
+        of_values = _shaped(source, f"{prefix}{names.up}.weight", shape)[:, latent.key_dim :]
+        return of_values.reshape(-1, latent.rank)
+
+    made: Made = {
+        f"{prefix}{absorbing(names)}.weight": keys,
+        f"{prefix}{expanding(names)}.weight": values,
+    }
+    order = None if spec.rope is None else rotated_order(spec.rope, spec.rotated_dim)
+    if order is None:
+        return made
+    head = torch.cat((torch.arange(latent.key_dim), order + latent.key_dim))
+    queries = torch.cat([head + len(head) * index for index in range(spec.num_heads)])
+    vector = torch.cat((torch.arange(latent.rank), order + latent.rank))
+    query = names.query if latent.query_rank is None else names.query_up
+    return made | {
+        f"{prefix}{query}.weight": _reordered(f"{prefix}{query}.weight", queries),
+        f"{prefix}{names.down}.weight": _reordered(f"{prefix}{names.down}.weight", vector),
+        f"{prefix}{names.down}.bias": _reordered(f"{prefix}{names.down}.bias", vector),
+    }
+
+
+def absorbing(names: LatentNames) -> str:
+    """The name of the matrix that latent vectors are made into keys with."""
+    return f"{names.up}.keys"
+
+
+def expanding(names: LatentNames) -> str:
+    """The name of the matrix that latent vectors are made into values with."""
+    return f"{names.up}.values"
+
+
+def _shaped(source: TensorSource, name: str, shape: tuple[int, int, int]) -> Tensor:
+    """A matrix of several heads, [heads, outputs of a head, inputs]."""
+    num_heads, size, inputs = shape
+    source.check_shape([name], (num_heads * size, inputs))
+    return source.get(name).view(shape)
+
+
 def rotated_heads(spec: Attention, names: LayerNames, prefix: str) -> Made:
     """Weights and biases of queries and keys, and their norms, in the order in which halves of
     heads are rotated; empty if that is the order in which they are stored."""
@@ -90,7 +149,9 @@ def rotated_heads(spec: Attention, names: LayerNames, prefix: str) -> Made:
         for num_heads in (spec.num_heads, spec.num_kv_heads)
     )
     rows: dict[str, Tensor] = {}
-    if len(names.qkv) == 1:
+    if spec.kv_from is not None:
+        rows[names.qkv[0]] = queries
+    elif len(names.qkv) == 1:
         values = torch.arange(spec.num_kv_heads * spec.head_dim)
         rows[names.qkv[0]] = torch.cat(
             (queries, keys + len(queries), values + len(queries) + len(keys))
@@ -100,7 +161,8 @@ def rotated_heads(spec: Attention, names: LayerNames, prefix: str) -> Made:
     if spec.qk_norm is not None and spec.qk_norm.norm.has_weight:
         is_per_head = spec.qk_norm.over == "head"
         rows[names.query_norm] = order if is_per_head else queries
-        rows[names.key_norm] = order if is_per_head else keys
+        if spec.kv_from is None:
+            rows[names.key_norm] = order if is_per_head else keys
     return {
         name: _reordered(name, index)
         for stem, index in rows.items()
@@ -108,11 +170,56 @@ def rotated_heads(spec: Attention, names: LayerNames, prefix: str) -> Made:
     }
 
 
-def _reordered(name: str, rows: Tensor) -> Callable[[TensorSource], Tensor]:
+def gated_heads(spec: Attention, names: LayerNames, prefix: str) -> Made:
+    """The queries of all heads, and their gates, which are stored after the queries of each head:
+    see `gate_name`."""
+    order = None if spec.rope is None else rotated_order(spec.rope, spec.head_dim)
+    places = torch.arange(spec.head_dim)
+    starts = torch.arange(spec.num_heads).unsqueeze(1) * 2 * spec.head_dim
+    queries = (starts + (places if order is None else order)).flatten()
+    gates = (starts + spec.head_dim + places).flatten()
+    stem = f"{prefix}{names.qkv[0]}"
+    made: Made = {}
+    for kind in ("weight", "bias"):
+        for name, rows in ((stem, queries), (gate_name(stem), gates)):
+            made[f"{name}.{kind}"] = _reordered(f"{stem}.{kind}", rows, 2 * len(queries))
+    return made
+
+
+def gate_name(queries: str) -> str:
+    """The name of the matrix that gates are made with, beside the matrix of queries."""
+    return f"{queries}.gate"
+
+
+def delta_heads(spec: DeltaNet, names: DeltaNames, prefix: str) -> Made:
+    """Single matrices in which the parts of each key head are together, with all heads of each part
+    together; empty if they are stored like this."""
+    num_shared = spec.num_heads // spec.num_key_heads
+    values = num_shared * spec.value_dim
+    parts = {
+        names.inputs: [spec.key_dim, spec.key_dim, values, values],
+        names.rates: [num_shared, num_shared],
+    }
+    made: Made = {}
+    for stems, sizes in parts.items():
+        if len(stems) == 1:
+            rows = torch.arange(spec.num_key_heads * sum(sizes)).view(spec.num_key_heads, -1)
+            order = torch.cat([part.flatten() for part in torch.split(rows, sizes, dim=1)])
+            name = f"{prefix}{stems[0]}.weight"
+            made[name] = _reordered(name, order)
+    return made
+
+
+def _reordered(
+    name: str, rows: Tensor, num_rows: int | None = None
+) -> Callable[[TensorSource], Tensor]:
+    """These rows of a tensor, which has as many rows, or ``num_rows``."""
+    expected = len(rows) if num_rows is None else num_rows
+
     def made(source: TensorSource) -> Tensor:
         stored = source.get(name)
-        if len(stored) != len(rows):
-            raise StartupError(f"{name} has {len(stored)} rows, config.json says {len(rows)}")
+        if len(stored) != expected:
+            raise StartupError(f"{name} has {len(stored)} rows, config.json says {expected}")
         return stored[rows]
 
     return made
@@ -128,37 +235,82 @@ def values_from_keys(names: LayerNames, prefix: str) -> Made:
     return {f"{prefix}{values}.{kind}": same(kind) for kind in ("weight", "bias")}
 
 
-def single_experts(spec: Experts, names: LayerNames, prefix: str) -> Made:
-    """Each expert's weights and biases, from tensors that hold those of all experts."""
+def router_norm(names: LayerNames, prefix: str, hidden_size: int) -> Made:
+    """The weight of the norm before a router, which is stored without the factor of products of
+    vectors of this length."""
+    name = f"{prefix}{names.router_norm}"
+
+    def scaled(source: TensorSource) -> Tensor:
+        source.check_shape([name], (hidden_size,))
+        return source.get(name).float() / math.sqrt(hidden_size)
+
+    return {f"{name}.weight": scaled}
+
+
+def single_experts(
+    spec: Experts, names: LayerNames, prefix: str, source: TensorSource, coded: Sequence[str]
+) -> Made:
+    """Each expert's weights and biases, from tensors that hold all experts together.
+
+    If a layer has tensors with the endings ``coded`` in place of its weights, each expert has its
+    part of them, without the underscore: ``experts.down_proj_scales`` makes
+    ``experts.down_proj.0.scales``.
+    """
     made: Made = {}
     stems = [*names.expert_gate_up, names.expert_down]
     for stem in stems:
         is_gate_up = stem != names.expert_down
         is_alternating = names.are_gates_interleaved and is_gate_up and spec.expert.is_gated
+        has_both = is_gate_up and spec.expert.is_gated and len(names.expert_gate_up) == 1
+        size = spec.expert.size * (2 if has_both else 1)
+        is_coded = any(source.has(f"{prefix}{stem}{ending}") for ending in coded)
+        endings = {ending.removeprefix("_"): ending for ending in coded} if is_coded else {}
+        endings = (endings or {"weight": ""}) | {"bias": "_bias"}
         for index in range(spec.count):
-            for kind in ("weight", "bias"):
+            for kind, ending in endings.items():
                 made[f"{prefix}{expert_name(stem, index)}.{kind}"] = _sliced(
-                    f"{prefix}{stem}" + ("" if kind == "weight" else "_bias"),
+                    f"{prefix}{stem}{ending}",
                     index,
-                    is_transposed=names.are_experts_transposed and kind == "weight",
+                    transposed_from=int(is_gate_up)
+                    if names.are_experts_transposed and kind == "weight"
+                    else None,
+                    size=size,
                     is_alternating=is_alternating,
                 )
     return made
 
 
+def with_stored_experts(names: Names, source: TensorSource, prefix: str) -> Names:
+    """The names, except that experts have the names of this layer's tensors: some checkpoints of a
+    family hold all experts together, and others each expert in tensors of its own."""
+    apart = LayerNames()
+    is_apart = source.has(f"{prefix}{expert_name(apart.expert_down, 0)}.weight")
+    if "{}" in names.layers.expert_down or not is_apart:
+        return names
+    layers = replace(
+        names.layers, expert_gate_up=apart.expert_gate_up, expert_down=apart.expert_down
+    )
+    return replace(names, layers=layers)
+
+
 def expert_name(stem: str, index: int) -> str:
-    """The name of one expert's matrix."""
+    """The name of an expert's matrix."""
     return stem.format(index) if "{}" in stem else f"{stem}.{index}"
 
 
 def _sliced(
-    name: str, index: int, *, is_transposed: bool, is_alternating: bool
+    name: str, index: int, *, transposed_from: int | None, size: int, is_alternating: bool
 ) -> Callable[[TensorSource], Tensor]:
+    """A slice of a tensor. If a dimension is given, slices are transposed from matrices with
+    ``size`` elements there, unless their shape says that they have been transposed already."""
+
     def made(source: TensorSource) -> Tensor:
         stored = source.get(name)
         if index >= len(stored):
             raise StartupError(f"{name} has {len(stored)} experts, config.json says more")
-        matrix = stored[index].t() if is_transposed else stored[index]
+        matrix = stored[index]
+        if transposed_from is not None and matrix.shape[transposed_from] == size:
+            matrix = matrix.t()
         return torch.cat((matrix[::2], matrix[1::2])) if is_alternating else matrix
 
     return made

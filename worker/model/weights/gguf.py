@@ -42,7 +42,7 @@ that count these heads. Hugging Face rotates the halves of a head."""
 
 
 class GgufSource:
-    """A `TensorSource` over the files of one model, mapped into memory.
+    """A `TensorSource` over the files of a model, mapped into memory.
 
     Matrices in blocks are [outputs, blocks of a row, bytes of a block]. Raises `StartupError` if a
     file is corrupt.
@@ -50,17 +50,16 @@ class GgufSource:
 
     container: ClassVar[str] = "GGUF"
 
-    def __init__(self, directory: Path, files: Sequence[Path]) -> None:
+    def __init__(self, directory: Path, files: Sequence[Path], *, has_data: bool = True) -> None:
+        """Without ``has_data``, only headers are read, and tensors are on the meta device."""
         self.directory = directory
         self._tensors: dict[str, tuple[Tensor, str, GgufTensor]] = {}
         headers = [read_header(path) for path in files]
         self._architecture = headers[0].architecture
         self._entries = headers[0].entries
         for path, header in zip(files, headers, strict=True):
-            # Mapped, so that only what is requested is read; private, because torch needs write
-            # access.
             size = path.stat().st_size
-            content = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+            content = _mapped(path) if has_data else _without_data(size)
             if any(end_of(tensor) > size for tensor in header.tensors.values()):
                 raise StartupError(f"{path.name} is truncated")
             for name, tensor in header.tensors.items():
@@ -73,7 +72,7 @@ class GgufSource:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the file's matrices; bfloat16 if they are quantized."""
+        """The type of the file's matrices; bfloat16 if they are quantized."""
         kinds = {self.kind(name) for name in self._tensors if len(self.shape(name)) > 1}
         if kinds <= {"F32"}:
             return torch.float32
@@ -154,6 +153,20 @@ class GgufSource:
             raise StartupError(f"{stored_name} has {len(rows)} outputs in {num_heads} heads")
         heads = torch.arange(len(rows)).view(num_heads, -1, 2)
         return rows[heads.transpose(1, 2).flatten()]
+
+
+def _mapped(path: Path) -> Tensor:
+    """The bytes of a file.
+
+    They are mapped, so that only the requested parts are read, and private, because torch needs
+    write access.
+    """
+    size = path.stat().st_size
+    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+
+
+def _without_data(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8, device="meta")
 
 
 def _name(stored: str) -> str:

@@ -1,53 +1,83 @@
 """The weights of a native decoder, with matrices fused as they are multiplied."""
 
 import logging
+import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from shared.errors import StartupError
-from worker.model.spec import Attention, Experts, Layer, Mlp, ModelSpec, Norm
+from worker.model.spec import (
+    Attention,
+    DeltaNet,
+    Experts,
+    Latent,
+    Layer,
+    LayerNames,
+    Mlp,
+    ModelSpec,
+    Norm,
+)
 from worker.model.weights.derived import (
     Made,
+    absorbing,
+    delta_heads,
     derived,
+    expanding,
     expert_name,
+    gate_name,
+    gated_heads,
+    latent_heads,
     rotated_heads,
+    router_norm,
     single_experts,
     values_from_keys,
+    with_stored_experts,
 )
 from worker.model.weights.formats.blocks import Quantized
 from worker.model.weights.formats.dense import Dense
 from worker.model.weights.formats.interface import Format, Target
+from worker.model.weights.recurrences import recurrence_of
+from worker.model.weights.recurrences.interface import LayerTensors, Recurrent
 from worker.model.weights.sources import TensorSource
-from worker.model.weights.weight import DenseWeight, Weight
+from worker.model.weights.weight import DenseWeight, Linear, Weight
 
 logger = logging.getLogger(__name__)
 
-OF_FLOATS = (Dense.name, Quantized.name)
+_OF_FLOATS = (Dense.name, Quantized.name)
 """The formats that read a checkpoint of floats."""
-_WITHOUT_EFFECT = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-"""Stored by old versions of transformers; redundant with the configuration."""
-
-
-@dataclass(frozen=True, slots=True)
-class Linear:
-    """``weight`` is [outputs, inputs], ``bias`` [outputs]."""
-
-    weight: Weight
-    bias: Tensor | None
+_WITHOUT_EFFECT = re.compile(
+    r"model\.layers\.\d+\.self_attn\.(?:rotary_emb\.inv_freq|(?:[kv]_proj\.)?[kv]_scale)"
+)
+"""The frequencies are stored by old versions of transformers and redundant with the configuration.
+The scales are for engines that keep the KV cache in float8."""
 
 
 @dataclass(frozen=True, slots=True)
 class NormWeights:
-    """The vectors of a norm, each [width]. If one has been added to weights that are stored without
+    """The vectors of a norm, each [width]. If 1 has been added to weights that are stored without
     it, they are float32."""
 
     weight: Tensor | None
     bias: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LatentWeights:
+    """What attention over latent vectors has in addition. ``qkv`` makes the query, or the vector
+    that queries are made from, then the latent vector and the rotary key. ``query_norm`` and
+    ``key_norm`` are the norms of the vectors."""
+
+    query_up: Linear | None
+    """[query_size, query_rank]."""
+    absorb: Linear
+    """[num_heads * rank, key_dim]: multiplied with a head's query."""
+    expand: Linear
+    """[num_heads * value_dim, rank]: multiplied with a head's result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +91,7 @@ class AttentionWeights:
     key_norm: NormWeights | None = None
     sinks: Tensor | None = None
     """[num_heads] float32."""
+    latent: LatentWeights | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +100,18 @@ class MlpWeights:
 
     gate_up: Linear
     down: Linear
+    constants: tuple[float, ...] = ()
+    """The constants of the activation."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertNorms:
+    """The norms of `Experts.own_norm`."""
+
+    router: NormWeights
+    before: NormWeights
+    after: NormWeights
+    after_shared: NormWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +125,45 @@ class ExpertWeights:
     shared: MlpWeights | None
     shared_gate: Linear | None
     """[1, hidden_size]."""
+    factors: Tensor | None = None
+    """[num_experts] float32."""
+    norms: ExpertNorms | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputWeights:
+    """How a layer uses its input; see `LayerInputs`."""
+
+    gate: Linear
+    """[size, hidden_size]."""
+    expansion: Linear
+    """[hidden_size, size]."""
+    norm: NormWeights
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInputsWeights:
+    """The inputs of all layers, one after another."""
+
+    table: Weight
+    """[vocab_size, num_layers * size]."""
+    projection: Linear
+    """[num_layers * size, hidden_size]."""
+    norm: NormWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerWeights:
-    """One layer. Norms are None where the layer has none."""
+    """A layer. Its parts and their norms are None where the layer has none."""
 
-    attention: AttentionWeights
-    feed_forward: MlpWeights | ExpertWeights
+    attention: AttentionWeights | None = None
+    recurrence: Recurrent | None = None
+    feed_forward: MlpWeights | ExpertWeights | None = None
     before_attention: NormWeights | None
     after_attention: NormWeights | None = None
     before_feed_forward: NormWeights | None
     after_feed_forward: NormWeights | None = None
+    input: LayerInputWeights | None = None
     scalar: float = 1.0
 
 
@@ -108,6 +178,9 @@ class DecoderWeights:
     lm_head: Weight
     dtype: torch.dtype
     """The type of activations."""
+    head_bias: Tensor | None = None
+    """[vocab_size]."""
+    layer_inputs: LayerInputsWeights | None = None
 
 
 class WeightReader:
@@ -131,13 +204,19 @@ class WeightReader:
         """
         self._spec = spec
         self._names = spec.names
-        prefixes = self._names.prefixes
+        prefixes, table = self._names.prefixes, f"{self._names.embedding}.weight"
         self._prefix = next(
-            (prefix for prefix in prefixes if source.has(f"{prefix}embed_tokens.weight")),
-            prefixes[0],
+            (prefix for prefix in prefixes if source.has(f"{prefix}{table}")), prefixes[0]
         )
-        self._source = derived(source, self._made())
-        if self._source.is_changed and stored_as.name not in OF_FLOATS:
+        self._embedding_name = f"{self._prefix}{table}"
+        with_experts = (
+            index for index, one in enumerate(spec.layers) if isinstance(one.feed_forward, Experts)
+        )
+        for index in with_experts:
+            self._names = with_stored_experts(self._names, source, self._layer_prefix(index))
+        self._source = derived(source, self._made(source, stored_as.stacked_parts))
+        can_be_divided = stored_as.name in _OF_FLOATS or stored_as.stacked_parts
+        if self._source.is_changed and not can_be_divided:
             # Their scales would have to be taken apart like the weights.
             raise StartupError(
                 f"the checkpoint is packed as {stored_as.name}, which is not supported for a model "
@@ -152,6 +231,11 @@ class WeightReader:
     def dtype(self) -> torch.dtype:
         """The type to which floats are converted."""
         return self._target.dtype
+
+    @property
+    def numerics(self) -> str:
+        """The name of the native decoder's arithmetic with these weights."""
+        return self._format.numerics
 
     @cached_property
     def _head(self) -> str | None:
@@ -170,19 +254,74 @@ class WeightReader:
             is_for_embeddings = (self._source.directory / "modules.json").exists()
             return self._spec.has_tied_embeddings or is_for_embeddings
         return self._spec.has_tied_embeddings and torch.equal(
-            self._source.get(self._head), self._source.get(f"{self._prefix}embed_tokens.weight")
+            self._source.get(self._head), self._source.get(self._embedding_name)
         )
+
+    @property
+    def layer_names(self) -> LayerNames:
+        return self._names.layers
+
+    @property
+    def hidden_size(self) -> int:
+        return self._spec.hidden_size
+
+    def linear(
+        self, names: Sequence[str], shape: tuple[int, int], *, has_bias: bool = False
+    ) -> Linear:
+        """A matrix in the format of the checkpoint. Several names are the parts of one matrix."""
+        stored = [f"{name}.weight" for name in names]
+        return Linear(
+            self._usable(self._format.read(self._source, stored, shape, self._target)),
+            self._vector([f"{name}.bias" for name in names], shape[0]) if has_bias else None,
+        )
+
+    def float_linear(
+        self, names: Sequence[str], shape: tuple[int, int], *, has_bias: bool = False
+    ) -> Linear:
+        """A small matrix, which is never packed."""
+        stored = [f"{name}.weight" for name in names]
+        weight = self._source.read(stored, shape, self._vector_dtype, self._target.device)
+        bias = self._vector([f"{name}.bias" for name in names], shape[0]) if has_bias else None
+        return Linear(DenseWeight(weight), bias)
+
+    def floats(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor as float32."""
+        return self._source.read([name], shape, torch.float32, self._target.device)
 
     def embedding(self) -> Weight:
         """[vocab_size, hidden_size]."""
-        return self._table(f"{self._prefix}embed_tokens.weight")
+        return self._table(self._embedding_name)
 
     def lm_head(self) -> Weight:
         """[vocab_size, hidden_size]; only if it is not tied."""
         return self._table(self._head or f"{self._names.heads[0]}.weight")
 
+    def head_bias(self) -> Tensor | None:
+        """[vocab_size]; None for most models."""
+        if not self._spec.has_head_bias:
+            return None
+        return self._vector([f"{self._names.heads[0]}.bias"], self._spec.vocab_size)
+
+    def layer_inputs(self) -> LayerInputsWeights | None:
+        """None for most models."""
+        spec, names = self._spec.layer_inputs, self._names
+        if spec is None:
+            return None
+        width = self._spec.num_layers * spec.size
+        return LayerInputsWeights(
+            table=self._table(
+                f"{self._prefix}{names.input_table}.weight", (spec.vocab_size, width)
+            ),
+            projection=self.linear(
+                [f"{self._prefix}{names.input_projection}"],
+                (width, self._spec.hidden_size),
+                has_bias=False,
+            ),
+            norm=self._norm(f"{self._prefix}{names.input_norm}", spec.norm, spec.size),
+        )
+
     def layers(self) -> Iterator[LayerWeights]:
-        """Read one layer after another."""
+        """Read the layers in turn."""
         return (
             self._layer(self._layer_prefix(index), layer)
             for index, layer in enumerate(self._spec.layers)
@@ -194,7 +333,15 @@ class WeightReader:
 
     def check_complete(self) -> None:
         """Raise `StartupError` if a tensor of the checkpoint was not used, which would silently
-        change the model."""
+        change the model, and warn of matrices that take more memory than in the checkpoint."""
+        self._refuse_unread()
+        if self._num_expanded:
+            logger.warning(
+                "the weights are expanded: these kernels cannot multiply their format",
+                extra={"format": self._format.name, "bytes": self._num_expanded},
+            )
+
+    def _refuse_unread(self) -> None:
         left = [name for name in self._source.unread if not _WITHOUT_EFFECT.fullmatch(name)]
         if self._names.is_within:  # the other models of the checkpoint are not read
             left = [name for name in left if name.startswith(f"{self._prefix}layers.")]
@@ -203,46 +350,63 @@ class WeightReader:
             further = f"{self._prefix}layers."
             left = [n for n in left if n.startswith(layers) or not n.startswith(further)]
         further_parts = tuple(f"{self._prefix}{part}" for part in self._names.further_parts)
-        left = [name for name in left if not name.startswith(further_parts)]
+        left = [name for name in left if not name.startswith((*further_parts, *self._unused()))]
         if left:
             raise StartupError(
                 f"{len(left)} tensors are not part of the model that config.json describes, e.g. "
                 f"{left[0]}"
             )
-        if self._num_expanded:
-            logger.warning(
-                "the weights are expanded: these kernels cannot multiply their format",
-                extra={"format": self._format.name, "bytes": self._num_expanded},
-            )
+
+    def _unused(self) -> Iterator[str]:
+        """How the names of keys and values begin that layers have, but do not use."""
+        names = self._names.layers
+        for index, attention in enumerate(layer.attention for layer in self._spec.layers):
+            if attention is not None and attention.kv_from is not None:
+                unused = (*names.qkv[1:], names.key_norm, names.value_norm)
+                yield from (f"{self._layer_prefix(index)}{name}." for name in unused)
 
     def rehearse(self) -> None:
         """Raise the `StartupError` that reading everything would raise for names and shapes. The
-        source may have no data."""
+        source needs no data if the target is the meta device."""
         self.embedding()
+        self.layer_inputs()
         for _ in self.layers():
             pass
         self.norm()
         if self._head is not None or not self.is_tied:
             self.lm_head()
-        self.check_complete()
+        self.head_bias()
+        self._refuse_unread()
 
     def _layer_prefix(self, index: int) -> str:
         return f"{self._prefix}layers.{index}."
 
-    def _made(self) -> Iterator[Made]:
+    def _made(self, source: TensorSource, stacked_parts: Sequence[str]) -> Iterator[Made]:
         """The tensors that are not stored as they are used."""
         names = self._names.layers
         for index, layer in enumerate(self._spec.layers):
             prefix = self._layer_prefix(index)
-            yield rotated_heads(layer.attention, names, prefix)
-            if layer.attention.values_are_keys:
-                yield values_from_keys(names, prefix)
+            if layer.attention is not None:
+                latent = layer.attention.latent
+                yield (
+                    rotated_heads(layer.attention, names, prefix)
+                    if latent is None
+                    else latent_heads(layer.attention, latent, names.latent, prefix)
+                )
+                if layer.attention.has_gate:
+                    yield gated_heads(layer.attention, names, prefix)
+                if layer.attention.values_are_keys:
+                    yield values_from_keys(names, prefix)
+            if isinstance(layer.recurrence, DeltaNet):
+                yield delta_heads(layer.recurrence, names.delta, prefix)
             part = layer.feed_forward
             if isinstance(part, Experts) and "{}" not in names.expert_down:
-                yield single_experts(part, names, prefix)
+                yield single_experts(part, names, prefix, source, stacked_parts)
+            if isinstance(part, Experts) and part.own_norm is not None:
+                yield router_norm(names, prefix, self._spec.hidden_size)
 
-    def _table(self, name: str) -> Weight:
-        shape = (self._spec.vocab_size, self._spec.hidden_size)
+    def _table(self, name: str, shape: tuple[int, int] | None = None) -> Weight:
+        shape = shape or (self._spec.vocab_size, self._spec.hidden_size)
         return self._usable(self._format.read_table(self._source, name, shape, self._target))
 
     def _layer(self, prefix: str, layer: Layer) -> LayerWeights:
@@ -254,37 +418,85 @@ class WeightReader:
 
         return LayerWeights(
             before_attention=norm(names.before_attention, layer.before_attention),
-            attention=self._attention(prefix, layer.attention),
-            feed_forward=self._experts(prefix, part)
-            if isinstance(part, Experts)
-            else self._mlp(prefix, names.gate_up, names.down, part),
+            attention=None if layer.attention is None else self._attention(prefix, layer.attention),
+            recurrence=None
+            if layer.recurrence is None
+            else recurrence_of(layer.recurrence, _LayerTensors(self, prefix)),
+            feed_forward=None if part is None else self._feed_forward(prefix, part),
             after_attention=norm(names.after_attention, layer.after_attention),
             before_feed_forward=norm(names.before_feed_forward, layer.before_feed_forward),
             after_feed_forward=norm(names.after_feed_forward, layer.after_feed_forward),
+            input=self._layer_input(prefix),
             scalar=float(self._source.get(f"{prefix}{names.scalar}")) if layer.has_scalar else 1.0,
         )
 
+    def _layer_input(self, prefix: str) -> LayerInputWeights | None:
+        spec, names, hidden = self._spec.layer_inputs, self._names.layers, self._spec.hidden_size
+        if spec is None:
+            return None
+        return LayerInputWeights(
+            gate=self.linear([f"{prefix}{names.input_gate}"], (spec.size, hidden), has_bias=False),
+            expansion=self.linear(
+                [f"{prefix}{names.input_expansion}"], (hidden, spec.size), has_bias=False
+            ),
+            norm=self._norm(f"{prefix}{names.after_input}", spec.norm, hidden),
+        )
+
     def _attention(self, prefix: str, spec: Attention) -> AttentionWeights:
+        if spec.latent is not None:
+            return self._latent_attention(prefix, spec, spec.latent)
         names, hidden = self._names.layers, self._spec.hidden_size
+        gates = [gate_name(names.qkv[0])] if spec.has_gate else []
         sinks = None
         if spec.has_sinks:
-            shape = (spec.num_heads,)
-            device = self._target.device
-            sinks = self._source.read([f"{prefix}{names.sinks}"], shape, torch.float32, device)
+            sinks = self.floats(f"{prefix}{names.sinks}", (spec.num_heads,))
+        is_own = spec.kv_from is None
+        qkv = names.qkv if is_own else names.qkv[:1]
         return AttentionWeights(
-            qkv=self._linear(
-                [f"{prefix}{name}" for name in names.qkv],
+            qkv=self.linear(
+                [f"{prefix}{name}" for name in (*qkv, *gates)],
                 (spec.qkv_size, hidden),
                 has_bias=spec.has_qkv_bias,
             ),
-            output=self._linear(
+            output=self.linear(
                 [f"{prefix}{names.attention_output}"],
                 (hidden, spec.attended_size),
                 has_bias=spec.has_output_bias,
             ),
             query_norm=self._head_norm(f"{prefix}{names.query_norm}", spec, spec.num_heads),
-            key_norm=self._head_norm(f"{prefix}{names.key_norm}", spec, spec.num_kv_heads),
+            key_norm=self._head_norm(f"{prefix}{names.key_norm}", spec, spec.num_kv_heads)
+            if is_own
+            else None,
             sinks=sinks,
+        )
+
+    def _latent_attention(self, prefix: str, spec: Attention, latent: Latent) -> AttentionWeights:
+        names, hidden, rank = self._names.layers.latent, self._spec.hidden_size, latent.query_rank
+        query = names.query if rank is None else names.query_down
+
+        def heads(name: str, size: int, inputs: int) -> Linear:
+            return self.linear([f"{prefix}{name}"], (size, inputs), has_bias=False)
+
+        return AttentionWeights(
+            qkv=self.linear(
+                [f"{prefix}{query}", f"{prefix}{names.down}"],
+                (spec.qkv_size, hidden),
+                has_bias=spec.has_qkv_bias,
+            ),
+            output=self.linear(
+                [f"{prefix}{self._names.layers.attention_output}"],
+                (hidden, spec.attended_size),
+                has_bias=spec.has_output_bias,
+            ),
+            query_norm=None
+            if rank is None
+            else self._norm(f"{prefix}{names.query_norm}", latent.norm, rank),
+            key_norm=self._norm(f"{prefix}{names.norm}", latent.norm, latent.rank),
+            latent=LatentWeights(
+                query_up=None if rank is None else heads(names.query_up, spec.query_size, rank),
+                absorb=heads(absorbing(names), spec.num_heads * latent.rank, latent.key_dim),
+                expand=heads(expanding(names), spec.attended_size, latent.rank),
+            ),
         )
 
     def _head_norm(self, name: str, spec: Attention, num_heads: int) -> NormWeights | None:
@@ -293,72 +505,115 @@ class WeightReader:
         size = spec.head_dim * (1 if spec.qk_norm.over == "head" else num_heads)
         return self._norm(name, spec.qk_norm.norm, size)
 
+    def _feed_forward(self, prefix: str, spec: Mlp | Experts) -> MlpWeights | ExpertWeights:
+        if isinstance(spec, Experts):
+            return self._experts(prefix, spec)
+        names = self._names.layers
+        return self._mlp(prefix, names.gate_up, names.down, spec)
+
     def _mlp(self, prefix: str, gate_up: Sequence[str], down: str, spec: Mlp) -> MlpWeights:
         hidden = self._spec.hidden_size
         return MlpWeights(
-            gate_up=self._linear(
+            gate_up=self.linear(
                 [f"{prefix}{name}" for name in gate_up],
                 (spec.size * (2 if spec.is_gated else 1), hidden),
                 has_bias=spec.has_bias,
             ),
-            down=self._linear([f"{prefix}{down}"], (hidden, spec.size), has_bias=spec.has_bias),
+            down=self.linear([f"{prefix}{down}"], (hidden, spec.size), has_bias=spec.has_bias),
+            constants=self._xielu(prefix) if spec.activation == "xielu" else (),
         )
+
+    def _xielu(self, prefix: str) -> tuple[float, ...]:
+        """The constants of the activation xIELU, in the order of its operation."""
+        stem = f"{prefix}{self._names.layers.activation}"
+        positive, negative, linear, nearest = (
+            float(self._source.get(f"{stem}.{name}"))
+            for name in ("alpha_p", "alpha_n", "beta", "eps")
+        )
+        return _softplus(positive), linear + _softplus(negative), linear, nearest
 
     def _experts(self, prefix: str, spec: Experts) -> ExpertWeights:
         names, router = self._names.layers, spec.router
-        correction = shared_gate = None
+        correction = shared_gate = factors = None
         if router.has_correction:
-            name, device = f"{prefix}{names.correction}", self._target.device
+            name = f"{prefix}{names.correction}"
             is_row = self._source.has(name) and len(self._source.shape(name)) == 2
             shape = (1, spec.count) if is_row else (spec.count,)
-            correction = self._source.read([name], shape, torch.float32, device).flatten()
+            correction = self.floats(name, shape).flatten()
+        if router.has_factors:
+            factors = self.floats(f"{prefix}{names.factors}", (spec.count,))
         if spec.has_shared_gate:
-            shared_gate = self._floats(f"{prefix}{names.shared_gate}", 1, has_bias=False)
+            shared_gate = self.float_linear([f"{prefix}{names.shared_gate}"], (1, self.hidden_size))
         return ExpertWeights(
-            router=self._floats(f"{prefix}{names.router}", spec.count, has_bias=router.has_bias),
+            router=self.float_linear(
+                [f"{prefix}{names.router}"],
+                (spec.count, self.hidden_size),
+                has_bias=router.has_bias,
+            ),
             correction=correction,
-            experts=tuple(
-                self._mlp(
-                    prefix,
-                    [expert_name(name, index) for name in names.expert_gate_up],
-                    expert_name(names.expert_down, index),
-                    spec.expert,
+            experts=self._alike(
+                tuple(
+                    self._mlp(
+                        prefix,
+                        [expert_name(name, index) for name in names.expert_gate_up],
+                        expert_name(names.expert_down, index),
+                        spec.expert,
+                    )
+                    for index in range(spec.count)
                 )
-                for index in range(spec.count)
             ),
             shared=None
             if spec.shared is None
             else self._mlp(prefix, names.shared_gate_up, names.shared_down, spec.shared),
             shared_gate=shared_gate,
+            factors=factors,
+            norms=None if spec.own_norm is None else self._expert_norms(prefix, spec.own_norm),
         )
 
-    def _floats(self, name: str, outputs: int, *, has_bias: bool) -> Linear:
-        """A small matrix, which is never packed."""
-        shape, device = (outputs, self._spec.hidden_size), self._target.device
-        weight = self._source.read([f"{name}.weight"], shape, self._vector_dtype, device)
-        bias = self._vector([f"{name}.bias"], outputs) if has_bias else None
-        return Linear(DenseWeight(weight), bias)
+    def _alike(self, experts: tuple[MlpWeights, ...]) -> tuple[MlpWeights, ...]:
+        """Experts in the format of all others, which the native library needs: if their formats
+        differ, all are expanded."""
+        if self._target.provider != "native":
+            return experts
+        products = ([one.gate_up.weight, one.down.weight] for one in experts)
+        formats = {
+            tuple(rows.format for weight in both for rows in weight.native_rows())
+            for both in products
+        }
+        if len(formats) < 2:
+            return experts
+        return tuple(
+            replace(one, gate_up=self._expanded(one.gate_up), down=self._expanded(one.down))
+            for one in experts
+        )
+
+    def _expanded(self, linear: Linear) -> Linear:
+        dense = DenseWeight(linear.weight.dense(self._target.dtype))
+        self._num_expanded += dense.num_bytes
+        return replace(linear, weight=dense)
+
+    def _expert_norms(self, prefix: str, spec: Norm) -> ExpertNorms:
+        names, size = self._names.layers, self._spec.hidden_size
+        return ExpertNorms(
+            router=self._norm(f"{prefix}{names.router_norm}", spec, size),
+            before=self._norm(f"{prefix}{names.before_experts}", spec, size),
+            after=self._norm(f"{prefix}{names.after_experts}", spec, size),
+            after_shared=self._norm(f"{prefix}{names.after_shared}", spec, size),
+        )
 
     def _norm(self, name: str, spec: Norm, size: int) -> NormWeights:
         weight = bias = None
         if spec.adds_one:
-            device = self._target.device
-            weight = self._source.read([f"{name}.weight"], (size,), torch.float32, device) + 1
+            weight = self.floats(f"{name}.weight", (size,)) + 1
         elif spec.has_weight:
             weight = self._vector([f"{name}.weight"], size)
         if spec.has_bias:
             bias = self._vector([f"{name}.bias"], size)
         return NormWeights(weight, bias)
 
-    def _linear(self, names: list[str], shape: tuple[int, int], *, has_bias: bool) -> Linear:
-        stored = [f"{name}.weight" for name in names]
-        return Linear(
-            self._usable(self._format.read(self._source, stored, shape, self._target)),
-            self._vector([f"{name}.bias" for name in names], shape[0]) if has_bias else None,
-        )
-
     def _usable(self, weight: Weight) -> Weight:
-        if self._target.provider in weight.providers:
+        is_rehearsed = self._target.device.type == "meta"
+        if is_rehearsed or self._target.provider in weight.providers:
             return weight
         expanded = DenseWeight(weight.dense(self._target.dtype))
         self._num_expanded += expanded.num_bytes
@@ -366,6 +621,43 @@ class WeightReader:
 
     def _vector(self, names: list[str], size: int) -> Tensor:
         return self._source.read(names, (size,), self._vector_dtype, self._target.device)
+
+
+@dataclass(frozen=True, slots=True)
+class _LayerTensors(LayerTensors):
+    """The tensors of the layer whose names begin with ``prefix``."""
+
+    reader: WeightReader
+    prefix: str
+
+    @property
+    def names(self) -> LayerNames:
+        return self.reader.layer_names
+
+    @property
+    def hidden_size(self) -> int:
+        return self.reader.hidden_size
+
+    def linear(
+        self, names: Sequence[str], shape: tuple[int, int], *, has_bias: bool = False
+    ) -> Linear:
+        return self.reader.linear(
+            [f"{self.prefix}{name}" for name in names], shape, has_bias=has_bias
+        )
+
+    def float_linear(
+        self, names: Sequence[str], shape: tuple[int, int], *, has_bias: bool = False
+    ) -> Linear:
+        return self.reader.float_linear(
+            [f"{self.prefix}{name}" for name in names], shape, has_bias=has_bias
+        )
+
+    def floats(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        return self.reader.floats(f"{self.prefix}{name}", shape)
+
+
+def _softplus(number: float) -> float:
+    return max(number, 0.0) + math.log1p(math.exp(-abs(number)))
 
 
 def read_weights(reader: WeightReader) -> DecoderWeights:
@@ -377,6 +669,8 @@ def read_weights(reader: WeightReader) -> DecoderWeights:
         norm=reader.norm(),
         lm_head=embedding if reader.is_tied else reader.lm_head(),
         dtype=reader.dtype,
+        head_bias=reader.head_bias(),
+        layer_inputs=reader.layer_inputs(),
     )
     reader.check_complete()
     return weights

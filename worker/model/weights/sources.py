@@ -27,8 +27,8 @@ class TensorSource(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The data type in which the model is served unless another one is asked for. Raises
-        `StartupError` if there is none."""
+        """The data type in which the model is served unless the settings name another. Raises
+        `StartupError` if there is no such type."""
         ...
 
     @property
@@ -72,19 +72,22 @@ def stored_in(directory: Path) -> list[Path]:
     return (is_gguf_only and gguf_files(directory)) or weight_files(directory)
 
 
-def open_source(directory: Path, quant_format: str | None = None) -> TensorSource:
+def open_source(
+    directory: Path, quant_format: str | None = None, *, has_data: bool = True
+) -> TensorSource:
     """The weights of a model's directory: its safetensors, or the GGUF file that it lists.
 
     A GGUF file beside safetensors, which these were converted from, is preferred if weights are to
-    be in ``quant_format`` and most of its matrices are. Raises `StartupError`.
+    be in ``quant_format`` and most of its matrices are. Without ``has_data``, large tensors are on
+    the meta device, so that names and shapes are known at once. Raises `StartupError`.
     """
     files = gguf_files(directory)
     if not files:
-        return Checkpoint(directory)
+        return Checkpoint(directory, has_data=has_data)
     if not any(directory.glob("*.safetensors")):
-        return GgufSource(directory, files)
+        return GgufSource(directory, files, has_data=has_data)
     if quant_format is not None and read_header(files[0]).is_read_directly:
-        source = GgufSource(directory, files)
+        source = GgufSource(directory, files, has_data=has_data)
         if source.main_kind == quant_format:
             return source
-    return Checkpoint(directory)
+    return Checkpoint(directory, has_data=has_data)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.native.packed import Rows
+from kernels.native.packed import Rows, can_be_stacked
 from kernels.providers import Ops, Provider
 
 
@@ -52,6 +52,18 @@ class Weight(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Linear:
+    """``weight`` is [outputs, inputs], ``bias`` [outputs]."""
+
+    weight: Weight
+    bias: Tensor | None
+
+    def product(self, hidden: Tensor, ops: Ops) -> Tensor:
+        """[num_tokens, outputs], from ``hidden`` [num_tokens, inputs]."""
+        return self.weight.linear(hidden, self.bias, ops)
+
+
+@dataclass(frozen=True, slots=True)
 class DenseWeight:
     """A `Weight` that is stored as floats."""
 
@@ -85,11 +97,13 @@ class StackedWeight:
     """A `Weight` whose outputs are stored in several ways."""
 
     parts: tuple[Weight, ...]
-    """Of equal numbers of inputs."""
+    """The parts have equal numbers of inputs."""
 
     @property
     def providers(self) -> frozenset[Provider]:
-        return frozenset.intersection(*(part.providers for part in self.parts))
+        shared = frozenset.intersection(*(part.providers for part in self.parts))
+        is_one_product = "native" in shared and can_be_stacked(self.native_rows())
+        return shared if is_one_product else shared - {"native"}
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""What requests have used."""
+"""The usage of requests."""
 
 import sqlalchemy as sa
 from alembic import op

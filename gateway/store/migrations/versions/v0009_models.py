@@ -1,4 +1,4 @@
-"""The models that gateways have seen. It begins with those of recent requests."""
+"""The models that gateways have seen. The table begins with the models of recent requests."""
 
 import time
 

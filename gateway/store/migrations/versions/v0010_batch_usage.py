@@ -1,4 +1,4 @@
-"""What the answers of batches have used. That of earlier batches is unknown."""
+"""The usage of the answers of batches. The usage of earlier batches is unknown."""
 
 import sqlalchemy as sa
 from alembic import op

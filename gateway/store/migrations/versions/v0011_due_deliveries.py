@@ -1,4 +1,4 @@
-"""The next delivery of one endpoint is found without a look at those of the others."""
+"""The next delivery of an endpoint is found without a look at the deliveries of other endpoints."""
 
 from alembic import op
 

@@ -1,4 +1,4 @@
-"""The uploads of one tenant are counted without a look at those of the others."""
+"""The uploads of a tenant are counted without a look at the uploads of other tenants."""
 
 from alembic import op
 

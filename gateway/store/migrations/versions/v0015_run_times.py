@@ -1,4 +1,5 @@
-"""How long the executions of requests have taken. That of earlier ones is their compute_s."""
+"""How long the executions of requests have taken. The time of earlier executions is their
+compute_s."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -86,11 +86,11 @@ topologySpreadConstraints:
 {{- define "warren.refuseReplaced" -}}
 {{- $instead := dict
     "port" "gateway.service.port"
-    "broker_file" "broker.existingSecret"
-    "secret_file" "gateway.existingSecret"
+    "broker" "broker.existingSecret"
+    "secret" "gateway.existingSecret"
     "keys_file" "apiKeys.existingSecret"
     "allow_anonymous" "apiKeys.allowAnonymous"
-    "database_url_file" "gateway.databaseSecret"
+    "database_url" "gateway.databaseSecret"
     "drain_grace_s" "drainSeconds of the gateway or of the pool"
     "model" "model of the pool"
     "device" "gpus of the pool"
@@ -114,7 +114,7 @@ topologySpreadConstraints:
 {{/* Whether gateways have a database of their own choice; empty if not. */}}
 {{- define "warren.hasDatabase" -}}
 {{- $settings := include "warren.gatewaySettings" . | fromJson -}}
-{{- if or .Values.gateway.databaseSecret $settings.database_url $settings.database_url_file }}true{{ end -}}
+{{- if or .Values.gateway.databaseSecret $settings.database_url }}true{{ end -}}
 {{- end }}
 
 {{/* Whether gateways have a common storage of files; empty if not. */}}

@@ -1,4 +1,4 @@
-"""Bodies that are read although they are unusual, and what is said of those that are not."""
+"""Bodies that are read although they are unusual, and the errors about unreadable bodies."""
 
 import json
 from typing import Any

@@ -469,7 +469,7 @@ def test_a_body_is_an_object(body: bytes) -> None:
 
 
 def test_a_huge_list_is_refused_without_reading_it_all() -> None:
-    """One error for each of a million items would hold up the event loop for seconds."""
+    """An error for each of a million items would hold up the event loop for seconds."""
     assert blamed(CompletionRequest, prompt=["a"] * 1_000_000) == "prompt"
 
 

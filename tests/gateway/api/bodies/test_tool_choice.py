@@ -1,4 +1,4 @@
-"""Which tools may be called, and what a model that has to call one may write."""
+"""Which tools may be called, and what a model that has to call a tool may write."""
 
 import json
 from typing import Any

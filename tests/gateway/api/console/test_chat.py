@@ -10,7 +10,6 @@ from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Failed
 from tests.support.console import (
     SLOW_STEP_S,
-    STEP_S,
     answered,
     ask,
     ask_for_many_tokens,
@@ -85,33 +84,60 @@ async def test_an_answer_whose_worker_dies_is_completed_by_another_and_equal(
 
 
 async def test_an_answer_whose_page_is_reloaded_goes_on_and_is_equal(
-    page: Page, broker: MemoryBroker
+    page: Page, gateway: LiveGateway, worker: ScriptedWorker
 ) -> None:
-    async with live_gateway(broker) as gateway:
-        expected = await undisturbed(page, gateway, broker)
-        async with echo_worker(broker, step_s=STEP_S):
-            await ask_for_many_tokens(page)
-            seen = await begun(page)
-            await page.reload()
-            text = await answered(page)
+    may_go_on = asyncio.Event()
 
-    assert text == expected
-    assert expected.startswith(seen)
+    async def wait_in_the_middle(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("one two ")
+        await may_go_on.wait()
+        await job.say("three ")
+        await job.finish("four")
+
+    worker.script = wait_in_the_middle
+    await hears_a_worker(gateway)
+    await open_console(page, gateway)
+    await ask(page, "anything")
+    seen = await begun(page)
+    await page.reload()
+    may_go_on.set()
+    text = await answered(page)
+
+    assert text == "one two three four"
+    assert text.startswith(seen)
     await expect(page.locator(".notes")).to_be_hidden()
 
 
-async def test_a_takeover_during_a_reload_is_shown_once(page: Page, broker: MemoryBroker) -> None:
-    async with live_gateway(broker) as gateway:
-        expected = await undisturbed(page, gateway, broker)
-        async with doomed_worker(broker, step_s=SLOW_STEP_S):
-            await ask_for_many_tokens(page)
-            await begun(page)
-        async with echo_worker(broker, step_s=STEP_S):
-            await page.locator(".notes li").wait_for()
-            await page.reload()
-            text = await answered(page)
+async def test_a_takeover_during_a_reload_is_shown_once(
+    page: Page, gateway: LiveGateway, bus: MemoryBus, worker: ScriptedWorker
+) -> None:
+    may_end = asyncio.Event()
 
-    assert text == expected
+    async def say_one_word(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("one ")
+        await start_only(job)
+
+    async def go_on(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("two ")
+        await may_end.wait()
+        await job.finish("three")
+
+    worker.script = say_one_word
+    await hears_a_worker(gateway)
+    await open_console(page, gateway)
+    await ask(page, "anything")
+    await begun(page)
+    await worker.__aexit__()
+    async with ScriptedWorker(bus, go_on):
+        await page.locator(".notes li").wait_for()
+        await page.reload()
+        may_end.set()
+        text = await answered(page)
+
+    assert text == "one two three"
     await expect(page.locator(".notes li")).to_have_count(1)
 
 
@@ -133,8 +159,7 @@ async def test_a_stopped_answer_is_cancelled_and_stays(
 
     assert await answered(page) == "one "
     await expect(page.locator(".after")).to_contain_text("Stopped")
-    async with asyncio.timeout(60):
-        await worker.wait_cancelled(worker.jobs[0].job.request_id)
+    await worker.wait_cancelled(worker.jobs[0].job.request_id)
 
 
 async def test_an_error_is_shown_where_the_answer_would_be(

@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import pytest
 from playwright.async_api import Page
 
 from gateway.intake.keys.key_file import KeyFile
@@ -38,7 +37,6 @@ async def cut_off(page: Page) -> list[Any]:
     return found
 
 
-@pytest.mark.timeout(240)
 async def test_no_view_is_wider_than_the_screen(
     page: Page, bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
 ) -> None:

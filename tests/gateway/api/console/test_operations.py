@@ -48,7 +48,7 @@ async def test_a_drained_workers_stream_moves_to_another_without_a_gap(
         streams = page.get_by_role("table", name="Streams")
         await expect(streams.get_by_text("running")).to_be_visible()
 
-        async with echo_worker(broker, step_s=STEP_S):
+        async with echo_worker(broker):
             await page.get_by_role("button", name="Drain worker").first.click()
             await page.get_by_role("button", name="Move requests now").click()
             await expect(page.get_by_text("leaving")).to_be_visible()
@@ -245,7 +245,7 @@ async def test_the_streams_in_the_fleet_are_those_of_all_gateways(
         await expect(page.get_by_role("heading", name="Streams", exact=True)).to_be_visible()
         await expect(page.get_by_text("No request is in flight.", exact=True)).to_be_visible()
 
-        chats = [asyncio.create_task(one.chat(model="echo", max_tokens=1000)) for one in gateways]
+        chats = [asyncio.create_task(one.chat(model="echo", max_tokens=4000)) for one in gateways]
         rows = page.get_by_role("table", name="Streams").get_by_role("row")
         await expect(rows).to_have_count(3)  # the first one has the titles
         for chat_of_one in chats:

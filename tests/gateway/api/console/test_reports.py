@@ -18,9 +18,16 @@ from tests.support.console import give_key, open_console
 from tests.support.gateway.http import LiveGateway, eventually, live_gateway
 
 
+@pytest.fixture(autouse=True)
+def _no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no gateway take a sample during a test."""
+    monkeypatch.setattr("gateway.fleet.samples.INTERVAL_S", 3600.0)
+
+
 @pytest.fixture
 async def priced(bus: MemoryBus, tmp_path: Path) -> AsyncIterator[tuple[LiveGateway, str, str]]:
-    """A gateway with prices and the records of two tenants; the keys of one and of an operator."""
+    """A gateway with prices and the records of two tenants, the key of a tenant and the key of an
+    operator."""
     file = KeyFile(tmp_path / "keys")
     keys = file.add("alice"), file.add("ops", scopes=("operator",))
     (tmp_path / "prices").write_text(PRICES)
@@ -105,7 +112,8 @@ async def test_charts_have_an_empty_state_and_show_the_last_hour(
           return [texts, count(".line"), count(".mark")];
         }"""
     )
-    # Above 12 comes 20; what is older than an hour is left out; a gap parts the line and a point.
+    # The axis ends at 20, the round number above 12. Values older than an hour are left out. A gap
+    # parts the line and a point.
     hour = ["−60 min", "−45 min", "−30 min", "−15 min", "now"]
     assert drawn == [["0 t", "10 t", "20 t", *hour], 1, 1]
     chart = page.get_by_role("img", name="Tokens in the last hour: 12 t at the end, 12 t at most.")

@@ -152,7 +152,7 @@ def test_an_impossible_token_has_a_logprob_in_json() -> None:
 
 def test_calls_come_in_deltas_with_dense_indexes() -> None:
     """Clients collect calls in a list by their indexes, and an id or a name that is repeated breaks
-    those that use them as keys."""
+    the clients that use them as keys."""
     log = Log(context_of(tool_parser="hermes")).say(*CALLS).finish()
 
     chunks, (whole,) = log.chunks(), log.whole()["choices"]

@@ -87,7 +87,7 @@ def test_an_echo_of_token_ids_has_offsets_of_its_text(
 
 @pytest.mark.parametrize("size", [1, 2, 1024])
 def test_an_echo_has_the_prompts_logprobs_the_first_of_them_null(size: int) -> None:
-    """Without the logprobs of the prompt, lm-eval's scores are those of chance."""
+    """Without the logprobs of the prompt, lm-eval's scores are no better than chance."""
     log = completion(logprobs=1, echo=True).score(size).say(" d").finish(".")
 
     (choice,) = log.whole()["choices"]

@@ -66,7 +66,7 @@ def assembled(events: list[dict[str, Any]]) -> dict[str, Any]:
 def test_what_the_sdk_assembles_is_the_whole_message(
     text: str, length: int, cuts: list[int]
 ) -> None:
-    """For each text, also one that is cut off, and each division into tokens."""
+    """For each text, also a text that is cut off, and each division into tokens."""
     ends = [0, *[cut for cut in cuts if cut < len(text[:length])], len(text[:length])]
     tokens = [text[start:end] for start, end in pairwise(ends)]
     log = message_log(tool_parser="hermes", reasoning_parser="qwen3")

@@ -12,7 +12,7 @@ ENDPOINTS = ["chat", "completions", "responses"]
 
 
 def payloads(endpoint: str, **fields: Any) -> list[bytes]:
-    """The payloads that have one word each."""
+    """Payloads, each with a single word."""
     log = Log(context_of(endpoint=endpoint, **fields))
     for word in WORDS:
         log.say(word)

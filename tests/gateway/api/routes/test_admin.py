@@ -1,4 +1,4 @@
-"""What operators see and do, and who is one."""
+"""What operators see and do, and who is an operator."""
 
 from pathlib import Path
 from typing import Any

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from gateway.fleet import live_workers
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
@@ -139,10 +138,9 @@ async def test_an_unknown_model_is_not_removed(gateway: LiveGateway) -> None:
 
 @pytest.mark.usefixtures("queues")
 async def test_a_gateway_that_requires_a_worker_refuses_at_once(
-    broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+    broker: MemoryBroker,
 ) -> None:
-    monkeypatch.setattr(live_workers, "_HEARD_WITHIN_S", 0.0)
-    async with live_gateway(broker, require_worker=True) as gateway:
+    async with live_gateway(broker, require_worker=True, heard_within_s=0.0) as gateway:
         refused = await gateway.chat(model=GONE)
         detached = await gateway.post("/v1/responses", model=GONE, input="one", background=True)
 

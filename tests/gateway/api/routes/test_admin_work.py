@@ -10,7 +10,6 @@ import pytest
 
 from gateway.intake.keys.api_key import id_of
 from gateway.intake.keys.key_file import KeyFile
-from gateway.wiring import Timing
 from shared.bus.memory import MemoryBus
 from tests.support.gateway.batches import chat, jsonl
 from tests.support.gateway.http import LiveGateway, chat_body, eventually, live_gateway
@@ -89,11 +88,15 @@ async def deployment(
     bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
 ) -> AsyncIterator[Deployment]:
     """A deployment whose worker begins each job and ends none."""
-    timing = Timing(settled_s=0.0)  # the keys do not change
     worker.script = start_only
     file = KeyFile(tmp_path / "keys")
     alice, operator = file.add("alice"), file.add("ops", scopes=("operator",))
-    async with live_gateway(bus, timing, keys_file=file.path, disconnect_grace_s=60) as gateway:
+    async with live_gateway(
+        bus,
+        settled_s=0.0,  # the keys do not change
+        keys_file=file.path,
+        disconnect_grace_s=60,
+    ) as gateway:
         yield Deployment(gateway, bearer(alice), bearer(operator), id_of(alice))
 
 

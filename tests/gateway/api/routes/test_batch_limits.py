@@ -200,14 +200,13 @@ async def test_a_gateway_that_continues_a_batch_reads_what_another_was_admitted_
 
 
 async def test_answers_end_where_the_tenants_files_have_no_room(
-    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("gateway.batches.batch_runner._ROOM_INTERVAL_S", 0.0)
     lines = [chat(str(number)) for number in range(10)]
     room = 1500
     max_bytes = len(jsonl(lines)) + room
-    limits = {"max_tenant_file_bytes": max_bytes, "batch_window": 1, "data_dir": tmp_path}
-    async with live_gateway(bus, **limits) as gateway:
+    limits = {"max_tenant_bytes": max_bytes, "max_batch_window": 1, "data_dir": tmp_path}
+    async with live_gateway(bus, batch_room_s=0.0, **limits) as gateway:
         batch = await ended(gateway, await order(gateway, lines))
         answers = await output(gateway, batch.output_file_id)
         errors = await output(gateway, batch.error_file_id)

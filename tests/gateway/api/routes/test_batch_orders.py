@@ -1,15 +1,13 @@
-"""What the order of a batch may ask for: several models, a window, a storage of its own."""
+"""What the order of a batch may ask for: several models, a window, an expiry of its output."""
 
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import AsyncIterator
 
 import pytest
 from openai.types import Batch
 
 from shared.bus.memory import MemoryBus
-from tests.gateway.store.files.s3 import BUCKET, running_s3
 from tests.support.gateway.batches import chat, ended, order, output, texts, until
-from tests.support.gateway.http import LiveGateway, live_gateway
+from tests.support.gateway.http import LiveGateway
 from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker, start_only
 
 OTHER = "other"
@@ -17,7 +15,7 @@ OTHER = "other"
 
 @pytest.fixture
 async def other_worker(worker_bus: MemoryBus) -> AsyncIterator[ScriptedWorker]:
-    """Serves another model, whose answers are those of nobody else."""
+    """Serves another model, with answers that no other worker gives."""
 
     async def name_itself(job: ScriptedJob) -> None:
         await job.start()
@@ -79,23 +77,3 @@ async def test_output_files_expire_when_the_order_says_so(storing: LiveGateway) 
     assert file.purpose == "batch_output"
     assert file.expires_at is not None
     assert file.expires_at - file.created_at == pytest.approx(7200, abs=60)
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The URL of a bucket that a gateway of this process finds."""
-    with running_s3() as variables:
-        for name, value in variables.items():
-            monkeypatch.setenv(name, value)
-        yield f"s3://{BUCKET}/batches"
-
-
-async def test_input_and_output_may_be_in_an_object_store(
-    bus: MemoryBus, worker: ScriptedWorker, s3: str, tmp_path: Path
-) -> None:
-    async with live_gateway(bus, data_dir=tmp_path, files_url=s3) as gateway:
-        batch = await ended(gateway, await order(gateway, [chat(str(k)) for k in range(5)]))
-        answers = await output(gateway, batch.output_file_id)
-
-    assert list(texts(answers)) == [str(k) for k in range(5)]
-    assert not (tmp_path / "files").exists()

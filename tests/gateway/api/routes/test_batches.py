@@ -273,7 +273,7 @@ async def test_the_log_says_how_a_batch_ended(
 
 
 async def test_lines_are_limited(bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path) -> None:
-    limits = {"max_batch_lines": 2, "max_body_bytes": 1000, "data_dir": tmp_path}
+    limits = {"max_file_bytes": 2 * 4096, "max_body_bytes": 1000, "data_dir": tmp_path}
     async with live_gateway(bus, **limits) as gateway:
         batch = await order(gateway, [chat("a" * 900), chat("b"), chat("c")])
         batch = await ended(gateway, batch)
@@ -365,7 +365,7 @@ async def test_a_batch_that_expires_keeps_what_is_done(
 async def test_only_a_window_of_lines_is_in_the_queue(
     bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
 ) -> None:
-    async with live_gateway(bus, data_dir=tmp_path, batch_window=4) as gateway:
+    async with live_gateway(bus, data_dir=tmp_path, max_batch_window=4) as gateway:
         batch = await ended(gateway, await order(gateway, [chat(str(k)) for k in range(40)]))
 
     assert batch.status == "completed"
@@ -376,7 +376,7 @@ async def test_long_answers_start_first_and_the_output_keeps_the_order_of_the_fi
     bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path
 ) -> None:
     lines = [chat(str(k), max_tokens=length) for k, length in enumerate((10, 1, 2000, 100))]
-    async with live_gateway(bus, data_dir=tmp_path, batch_window=1) as gateway:
+    async with live_gateway(bus, data_dir=tmp_path, max_batch_window=1) as gateway:
         batch = await ended(gateway, await order(gateway, lines))
         answers = await output(gateway, batch.output_file_id)
 
@@ -518,7 +518,7 @@ async def test_another_gateway_continues_a_batch(
         await job.finish(job.job.request_id)
 
     worker.script = wait_and_repeat
-    options = {"data_dir": tmp_path, "batch_window": 4}
+    options = {"data_dir": tmp_path, "max_batch_window": 4}
     lines = [chat(str(k)) for k in range(8)]
     async with MemoryBus(broker) as one, MemoryBus(broker) as other:
         async with live_gateway(one, **options) as first:
@@ -766,7 +766,7 @@ async def test_flex_requests_are_in_the_batch_class(
 
 
 def tiers(answer: httpx.Response) -> set[str | None]:
-    """The tiers that an answer names, or the parts of a stream that can name one."""
+    """The tiers that an answer names, or the parts of a stream that can name a tier."""
     if not answer.headers["content-type"].startswith("text/event-stream"):
         return {answer.json().get("service_tier")}
     data = [item for item in events(answer.text) if isinstance(item, dict)]

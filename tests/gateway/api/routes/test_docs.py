@@ -14,7 +14,7 @@ _IN_STYLES = re.compile(r"""(?:url\(|@import\s+)["']?([^"')\s]+)""")
 
 
 async def references(gateway: LiveGateway) -> list[str]:
-    """The absolute URLs that the page loads, those of its styles included."""
+    """The absolute URLs that the page and its styles load."""
     page = (await gateway.http.get("/docs")).text
     found = [urljoin(gateway.url, match[1] or match[2]) for match in _REFERENCE.finditer(page)]
     for url in [url for url in found if url.endswith(".css")]:

@@ -1,4 +1,3 @@
-import asyncio
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -123,9 +122,11 @@ async def test_a_name_is_no_path(storing: LiveGateway) -> None:
 async def test_an_upload_says_when_it_expires(storing: LiveGateway) -> None:
     expiry = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
 
+    asked_at = int(time.time())
     file = (await upload(storing, fields=expiry)).json()
 
-    assert file["expires_at"] - file["created_at"] == pytest.approx(3600, abs=5)
+    assert asked_at <= file["created_at"] <= time.time()
+    assert asked_at + 3600 <= file["expires_at"] <= time.time() + 3600
 
 
 @pytest.mark.parametrize(
@@ -206,7 +207,7 @@ async def test_the_parts_of_a_form_are_counted(
 
 
 async def test_sizes_are_limited(bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path) -> None:
-    limits = {"max_file_bytes": 1500, "max_tenant_file_bytes": 2000, "data_dir": tmp_path}
+    limits = {"max_file_bytes": 1500, "max_tenant_bytes": 2000, "data_dir": tmp_path}
     async with live_gateway(bus, **limits) as gateway:
         statuses = [
             (await upload(gateway, bytes(size))).status_code for size in (1501, 1500, 501, 500, 1)
@@ -220,15 +221,14 @@ async def test_a_file_that_is_being_received_leaves_no_room_for_another_one(
     bus: MemoryBus, tmp_path: Path
 ) -> None:
     order = {"bytes": 500, "filename": "f", "mime_type": "text/plain", "purpose": "batch"}
-    async with live_gateway(bus, max_tenant_file_bytes=1000, data_dir=tmp_path) as gateway:
+    async with live_gateway(bus, max_tenant_bytes=1000, data_dir=tmp_path) as gateway:
 
         async def slow() -> AsyncIterator[bytes]:
             yield b'--x\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
             yield b'--x\r\ncontent-disposition: form-data; name="file"; filename="f"\r\n\r\n'
             yield bytes(600)
-            async with asyncio.timeout(30):
-                while (await gateway.post("/v1/uploads", **order)).status_code == 200:
-                    pass
+            while (await gateway.post("/v1/uploads", **order)).status_code == 200:
+                pass
             yield b"\r\n--x--\r\n"
 
         headers = {"content-type": "multipart/form-data; boundary=x"}

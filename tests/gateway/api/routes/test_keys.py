@@ -1,4 +1,4 @@
-"""API keys that operators manage over HTTP, at several gateways of one database."""
+"""API keys that operators manage over HTTP, at several gateways that share a database."""
 
 import shutil
 from collections.abc import AsyncIterator

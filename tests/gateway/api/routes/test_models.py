@@ -9,6 +9,7 @@ import pytest
 from shared import topology
 from shared.bus.memory import MemoryBus
 from tests.support.gateway.http import LiveGateway, eventually, hears_a_worker, live_gateway
+from tests.support.workers.jobs import num_ready
 from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
 USER = {"role": "user", "content": "one"}
@@ -69,8 +70,11 @@ async def test_a_known_model_without_a_worker_queues_until_there_is_one(
 
     async with live_gateway(bus) as gateway:
         asking = asyncio.create_task(gateway.chat())
-        await asyncio.sleep(0.1)
-        assert not asking.done()
+
+        async def is_queued() -> bool:
+            return await num_ready(bus, topology.jobs_queue(MODEL, "interactive").name) == 1
+
+        await eventually(is_queued)
         async with ScriptedWorker(worker_bus, say_yes):
             answer = (await asking).json()
 

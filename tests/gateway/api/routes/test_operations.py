@@ -220,11 +220,15 @@ async def test_a_draining_gateway_finishes_its_streams_and_takes_no_more(
 
     worker.script = end_when_told
     async with (
-        live_gateway(bus) as gateway,
+        live_gateway(bus, drain_grace_s=600) as gateway,
         gateway.http.stream("POST", CHAT, json=chat_body(stream=True)) as stream,
     ):
+
+        async def is_draining() -> bool:
+            return (await gateway.http.get("/health")).status_code == 503
+
         gateway.server.stop()
-        await asyncio.sleep(0.05)
+        await eventually(is_draining)
         health, refused = await gateway.http.get("/health"), await gateway.chat()
         may_end.set()
         body = "".join([piece async for piece in stream.aiter_text()])
@@ -264,7 +268,11 @@ async def test_an_answer_that_outlasts_the_grace_is_an_error_to_try_again(
     worker.script = start_only
     async with live_gateway(bus, drain_grace_s=0.1) as gateway:
         asking = asyncio.create_task(gateway.chat())
-        await worker.wait_until(lambda: bool(worker.jobs))
+
+        async def is_running() -> bool:
+            return await gateway.sample("warren_gateway_requests_running") == 1
+
+        await eventually(is_running)
         gateway.server.stop()
         response = await asking
 
@@ -276,14 +284,16 @@ async def test_an_answer_that_outlasts_the_grace_is_an_error_to_try_again(
 async def test_an_answer_does_not_wait_for_the_clients_acknowledgement(
     gateway: LiveGateway,
 ) -> None:
-    """Without TCP_NODELAY this process would have nothing to do for 40 ms of each one."""
+    """Without TCP_NODELAY this process would idle for 40 ms of each request. On a busy machine it
+    may wait for the processor during most of the requests."""
 
     async def idle_s() -> float:
         begin = time.perf_counter() - time.process_time()
         await gateway.chat()
         return time.perf_counter() - time.process_time() - begin
 
-    assert min([await idle_s() for _ in range(50)]) < 0.03
+    while await idle_s() >= 0.03:
+        pass
 
 
 async def test_a_gateway_that_was_stopped_answers_no_more(bus: MemoryBus) -> None:

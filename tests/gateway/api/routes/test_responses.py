@@ -9,7 +9,13 @@ from gateway.log.relay import LogRelay
 from shared.bus.memory import MemoryBus
 from shared.errors import InternalError
 from shared.messages import ChatPrompt, Failed
-from tests.support.gateway.http import LiveGateway, eventually, hears_a_worker, live_gateway
+from tests.support.gateway.http import (
+    LiveGateway,
+    eventually,
+    hears_a_worker,
+    live_gateway,
+    skip,
+)
 from tests.support.models.grammars import matches
 from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
@@ -51,8 +57,10 @@ async def test_a_response_is_streamed(gateway: LiveGateway) -> None:
 async def test_a_stream_that_fails_before_its_start_can_be_read(
     bus: MemoryBus, worker: ScriptedWorker, monkeypatch: pytest.MonkeyPatch, error: str
 ) -> None:
+    has_begun = asyncio.Event()
+
     async def fail(job: ScriptedJob) -> None:
-        await asyncio.sleep(0.2)
+        await has_begun.wait()
         if error == "in the log":
             await job.publish(Failed(code="deadline_exceeded", message="Too late."))
         else:
@@ -66,6 +74,7 @@ async def test_a_stream_that_fails_before_its_start_can_be_read(
         live_gateway(bus, first_event_timeout_s=0.05, ping_interval_s=0.05) as gateway,
         gateway.openai.responses.stream(model=MODEL, input="one") as stream,
     ):
+        has_begun.set()
         events = [event async for event in stream]
 
     assert [(event.sequence_number, event.type) for event in events] == [
@@ -272,9 +281,13 @@ async def test_a_deadline_leaves_what_is_open_incomplete(
 
     worker.script = never_end
     stream = await gateway.openai.responses.create(
-        model=MODEL, input="x", stream=True, store=False, extra_body={"timeout": 1}
+        model=MODEL, input="x", stream=True, store=False, extra_body={"timeout": 60}
     )
-    events = [event async for event in stream]
+    events = []
+    async for event in stream:
+        events.append(event)
+        if event.type == "response.output_text.delta":
+            skip(60)
 
     last: Any = events[-1]
     assert [event.type for event in events[-4:]] == [

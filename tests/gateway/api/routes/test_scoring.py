@@ -12,7 +12,7 @@ VECTORS = {"east": (1.0, 0.0), "north": (0.0, 1.0), "west": (-1.0, 0.0), "northe
 
 
 def embed(job: QuickJob) -> QuickAnswer:
-    """Each text is a direction, and has one token."""
+    """Each text is a direction, and has a single token."""
     assert isinstance(job, EmbeddingJob)
     texts = [prompt.text for prompt in job.prompts if isinstance(prompt, TextPrompt)]
     return Embedded(

@@ -22,6 +22,7 @@ from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import Cancel, HandedOver
+from tests.support import PATIENCE_S
 from tests.support.deployment.processes import NO_TLS
 from tests.support.gateway.http import (
     SECRET,
@@ -171,7 +172,7 @@ async def test_a_worker_and_a_gateway_die_together_and_nothing_is_lost(
             speaker.allow()
             body = left.body + await reader.read_all()
 
-    # The second delivery goes on behind the first one's words.
+    # The second delivery goes on behind the words of the first delivery.
     assert partial_text_of(body).startswith("w0 w1 w2 w3 w0 ")
     assert events(body)[-1] == "[DONE]"
 
@@ -243,7 +244,8 @@ async def test_a_failure_is_an_event_of_the_stream_for_whoever_reads_it(
     async with two_gateways(broker) as (first, second):
         async with asking(first) as reader:
             await reader.read_words(1)
-        await asyncio.sleep(0.1)  # the gateway sees that the client has left
+        # The gateway sees that the client has left.
+        await wait_consumers(worker.bus, worker.jobs[0].message.reply_to, 0)
         may_fail.set()
         bodies = [
             (await resumed(g, reader.request_id, reader.last_id)).text for g in (second, first)
@@ -329,7 +331,10 @@ async def test_a_delete_does_not_wait_for_a_client_that_reads_nothing(
 
     worker.script = flood
 
-    async with two_gateways(broker) as (first, second), asking(first) as deaf:
+    async with (
+        two_gateways(broker, send_timeout_s=600) as (first, second),
+        asking(first) as deaf,
+    ):
         await has_flooded.wait()
 
         async def is_given_back() -> bool:
@@ -567,17 +572,18 @@ async def test_a_gateway_that_drains_leaves_its_streams_to_another_one(
 
 
 async def test_a_stream_that_cannot_be_continued_says_why(
-    bus: MemoryBus, worker_bus: MemoryBus, monkeypatch: pytest.MonkeyPatch
+    bus: MemoryBus, worker_bus: MemoryBus
 ) -> None:
-    monkeypatch.setattr("gateway.log.reading._PATIENCE_S", 0.2)
-    log = topology.reply_queue(UNKNOWN, 60)
+    log = topology.reply_queue(UNKNOWN, 600)
     await worker_bus.declare(log)
 
     async with (
         worker_bus.consume(log.name, is_exclusive=True),
         live_gateway(bus, first_event_timeout_s=0.05) as gateway,
+        resuming(gateway, UNKNOWN) as reader,
     ):
-        body = (await gateway.http.get(f"/v1/streams/{UNKNOWN}")).text
+        skip(60)  # longer than the gateway waits for the other reader
+        body = await reader.read_all()
 
     assert [event["error"]["message"] for event in events(body)] == [
         "Another reader still has this stream."
@@ -597,7 +603,7 @@ async def test_a_client_that_does_not_read_costs_no_memory_and_misses_nothing(
         await job.finish("end")
 
     worker.script = speak_at_once
-    async with live_gateway(bus) as gateway, asking(gateway) as reader:
+    async with live_gateway(bus, send_timeout_s=600) as gateway, asking(gateway) as reader:
         await worker.wait_until(lambda: bool(worker.jobs))
 
         async def is_given_back() -> bool:
@@ -683,7 +689,7 @@ async def test_a_client_without_event_ids_is_sent_data_alone(
 
 async def test_logs_that_another_program_has_described_cost_little(victim: Victim) -> None:
     async def attack(url: str) -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=60, verify=NO_TLS) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, verify=NO_TLS) as client:
             for _ in range(4):
                 resumed = [client.get(f"/v1/streams/{name}") for name in PLANTED]
                 assert {one.status_code for one in await asyncio.gather(*resumed)} == {200, 404}

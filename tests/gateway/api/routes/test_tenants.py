@@ -17,12 +17,11 @@ from gateway.intake.keys.api_key import id_of
 from gateway.intake.keys.key_file import KeyFile
 from gateway.store.database import SQLITE_FILE
 from gateway.store.schema import METADATA
-from gateway.wiring import Timing
 from shared import topology
 from shared.bus.base import Message
 from shared.bus.memory import MemoryBus
 from shared.messages import UsageRecord, encode
-from tests.support.gateway.batches import chat, jsonl
+from tests.support.gateway.batches import ENDED, chat, jsonl
 from tests.support.gateway.http import LiveGateway, chat_body, events, eventually, live_gateway
 from tests.support.workers.jobs import dead_letter
 from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker, start_only
@@ -42,6 +41,15 @@ class Tenants(NamedTuple):
         answer = await self.gateway.http.delete(f"/admin/v1/tenants/{tenant}", headers=headers)
         return answer.status_code, answer.json()
 
+    async def batches_end(self, key: str) -> None:
+        """Wait until the batches of a key have ended."""
+
+        async def have_ended() -> bool:
+            answer = await self.gateway.http.get("/v1/batches", headers=bearer(key))
+            return all(batch["status"] in ENDED for batch in answer.json()["data"])
+
+        await eventually(have_ended)
+
     def stored(self) -> set[str]:
         """The tenants that any table names."""
         with closing(sqlite3.connect(self.directory / SQLITE_FILE)) as database:
@@ -59,7 +67,7 @@ def bearer(key: str) -> dict[str, str]:
     return {"authorization": f"Bearer {key}"}
 
 
-AT_ONCE = Timing(keys_look_s=0.0, settled_s=0.2)
+AT_ONCE = {"keys_look_s": 0.0, "settled_s": 0.2}
 """The gateways of these tests read their keys when they are asked."""
 
 
@@ -71,7 +79,7 @@ async def tenants(
     file = KeyFile(tmp_path / "keys")
     alice, bob = file.add("alice"), file.add("bob")
     operator = file.add("ops", scopes=("operator",))
-    async with live_gateway(bus, AT_ONCE, data_dir=tmp_path, keys_file=file.path) as gateway:
+    async with live_gateway(bus, **AT_ONCE, data_dir=tmp_path, keys_file=file.path) as gateway:
         yield Tenants(gateway, file, tmp_path, alice, bob, operator)
 
 
@@ -187,6 +195,7 @@ async def test_nothing_of_a_tenant_is_left(
         await tenants.gateway.http.post(
             "/admin/v1/webhooks", json=webhook, headers=bearer(tenants.operator)
         )
+    await tenants.batches_end(tenants.bob)
     tenants.keys.revoke(id_of(tenants.alice))
 
     with caplog.at_level(logging.INFO, "warren.audit"):

@@ -129,7 +129,7 @@ async def test_a_part_needs_its_data(storing: LiveGateway) -> None:
 
 
 async def test_sizes_are_limited(bus: MemoryBus, worker: ScriptedWorker, tmp_path: Path) -> None:
-    limits = {"max_file_bytes": 1500, "max_tenant_file_bytes": 2000, "data_dir": tmp_path}
+    limits = {"max_file_bytes": 1500, "max_tenant_bytes": 2000, "data_dir": tmp_path}
     async with live_gateway(bus, **limits) as gateway:
 
         async def order(num_bytes: int) -> httpx.Response:

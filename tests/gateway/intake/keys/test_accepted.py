@@ -11,7 +11,6 @@ import pytest
 from gateway.intake.keys.accepted import Keys
 from gateway.intake.keys.key_file import KeyFile, read_keys
 from gateway.server import listen
-from gateway.wiring import Timing
 from shared import settings
 from shared.bus.memory import MemoryBus
 from shared.errors import InvalidApiKey, StartupError
@@ -207,12 +206,9 @@ def test_a_rotated_key_is_valid_until_its_grace_has_passed(file: KeyFile) -> Non
         Keys(file.path).find(f"Bearer {new}")
 
 
-AT_ONCE = Timing(keys_look_s=0.0)
-
-
 async def test_the_file_is_read_again_when_it_changes(bus: MemoryBus, file: KeyFile) -> None:
     early = file.add("alice")
-    async with live_gateway(bus, AT_ONCE, keys_file=file.path) as gateway:
+    async with live_gateway(bus, keys_look_s=0.0, keys_file=file.path) as gateway:
 
         async def status(key: str) -> int:
             return (await gateway.http.get("/v1/models", headers=bearer(key))).status_code
@@ -229,7 +225,7 @@ async def test_a_broken_file_leaves_the_last_good_keys_and_says_so(
     bus: MemoryBus, file: KeyFile, caplog: pytest.LogCaptureFixture
 ) -> None:
     key = file.add("alice")
-    async with live_gateway(bus, AT_ONCE, keys_file=file.path) as gateway:
+    async with live_gateway(bus, keys_look_s=0.0, keys_file=file.path) as gateway:
         for broken in (b"broken", b"\xff", None):
             if broken is None:
                 file.path.unlink()

@@ -10,8 +10,8 @@ import pytest
 
 from gateway.intake.keys.api_key import id_of
 from gateway.intake.keys.key_file import KeyFile
-from gateway.wiring import Timing
 from shared.bus.memory import MemoryBus
+from shared.telemetry import floods
 from shared.telemetry.floods import MAX_LINES
 from tests.support.gateway.http import chat_body, live_gateway
 from tests.support.workers.scripted_worker import ScriptedWorker
@@ -60,8 +60,12 @@ async def test_refusals_and_operators_requests_are_recorded_and_no_prompts(
 
 
 async def test_anonymous_refusals_do_not_hide_those_of_a_known_key_nor_fill_the_log(
-    bus: MemoryBus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    bus: MemoryBus,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(floods, "WINDOW_S", 3600.0)  # all lines come within a window
     caplog.set_level(logging.INFO)
     file = KeyFile(tmp_path / "keys")
     stolen = {"authorization": f"Bearer {file.add('alice')}"}
@@ -85,7 +89,7 @@ async def test_refusals_of_revoked_and_expired_keys_name_them(
     file = KeyFile(tmp_path / "keys")
     revoked, other = file.add("alice"), file.add("bob")
     expired = file.add("carol", expires=datetime(2026, 1, 1, tzinfo=UTC))
-    async with live_gateway(bus, Timing(keys_look_s=0.0), keys_file=file.path) as gateway:
+    async with live_gateway(bus, keys_look_s=0.0, keys_file=file.path) as gateway:
         file.revoke(id_of(revoked))
         for key in (revoked, expired, f"{revoked}x", "wk-ffff-nobody"):
             headers = {"authorization": f"Bearer {key}"}
@@ -111,7 +115,7 @@ async def test_changes_of_the_keys_are_recorded(
     caplog.set_level(logging.INFO, "warren.audit")
     file = KeyFile(tmp_path / "keys")
     old, rotated = (file.add(name).split("-")[1] for name in ("alice", "bob"))
-    async with live_gateway(bus, Timing(keys_look_s=0.0), keys_file=file.path) as gateway:
+    async with live_gateway(bus, keys_look_s=0.0, keys_file=file.path) as gateway:
         file.revoke(old)
         file.rotate(rotated, timedelta(hours=1))
         new = file.add("carol").split("-")[1]

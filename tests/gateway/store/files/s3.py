@@ -8,15 +8,14 @@ from contextlib import contextmanager, suppress
 
 import httpx
 
-from tests.support.deployment.processes import NO_TLS, free_port
+from tests.support.deployment.processes import NO_TLS, START_TIMEOUT_S, free_port
 
 BUCKET = "warren"
-_START_TIMEOUT_S = 60
 
 
 @contextmanager
 def running_s3() -> Iterator[dict[str, str]]:
-    """Run a server with one bucket; returns the variables with which its clients find it."""
+    """Run a server with a bucket; returns the variables with which its clients find it."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     server = subprocess.Popen(
@@ -39,7 +38,7 @@ def running_s3() -> Iterator[dict[str, str]]:
 
 
 def _create_bucket(server: "subprocess.Popen[bytes]", url: str) -> None:
-    deadline = time.monotonic() + _START_TIMEOUT_S
+    deadline = time.monotonic() + START_TIMEOUT_S
     with httpx.Client(verify=NO_TLS) as client:
         while time.monotonic() < deadline:
             assert server.poll() is None, "the S3 server died at its start"

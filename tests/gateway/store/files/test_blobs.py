@@ -1,10 +1,13 @@
 import asyncio
 import os
+import re
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +16,13 @@ from obstore.store import MemoryStore
 
 from gateway.store.files import blobs as blobs_module
 from gateway.store.files.blobs import Blobs
+from shared.bus.memory import MemoryBus
 from shared.errors import StartupError, Unavailable
-from shared.telemetry.store_outage import StoreOutage
 from tests.gateway.store.files.s3 import BUCKET, running_s3
-from tests.support.gateway.http import eventually
+from tests.support.gateway.batches import chat, ended, order, output, texts
+from tests.support.gateway.http import eventually, live_gateway
 from tests.support.network.connections import serving
+from tests.support.workers.scripted_worker import ScriptedWorker
 
 LONG = bytes(range(256)) * 50_000
 """More than two parts of an upload."""
@@ -75,25 +80,63 @@ async def test_a_range_is_read_alone(blobs: Blobs) -> None:
     assert await read(blobs, "name", 256, len(LONG) + 1) == LONG[256:]
 
 
-async def test_a_reader_may_take_longer_than_a_request(
-    s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in s3.items():
-        monkeypatch.setenv(name, value)
-    outage = StoreOutage("file storage")
-    await write(Blobs.at(f"s3://{BUCKET}/a/pause"), "name", LONG)
-    monkeypatch.setattr(blobs_module, "_TIMEOUT", timedelta(seconds=5))
-    monkeypatch.setattr(blobs_module, "_RETRY_TIMEOUT", timedelta(seconds=5))
-    blobs = Blobs.at(f"s3://{BUCKET}/a/pause", outage=outage)
-    content = b""
+class _Store(BaseHTTPRequestHandler):
+    """An object store that has `LONG` under each name, and counts the requests that are open."""
 
-    async for part in blobs.parts("name"):
-        if not content:
-            await asyncio.sleep(5.5)
-        content += part
+    num_open = 0
+
+    def do_HEAD(self) -> None:
+        self._begin(0, len(LONG))
+
+    def do_GET(self) -> None:
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("range", ""))
+        start, end = (int(asked[1]), int(asked[2]) + 1) if asked else (0, len(LONG))
+        _Store.num_open += 1
+        try:
+            self._begin(start, end)
+            self.wfile.write(LONG[start:end])
+        finally:
+            _Store.num_open -= 1
+
+    def _begin(self, start: int, end: int) -> None:
+        is_whole = end - start == len(LONG)
+        self.send_response(200 if is_whole else 206)
+        self.send_header("content-length", str(end - start))
+        if not is_whole:
+            self.send_header("content-range", f"bytes {start}-{end - 1}/{len(LONG)}")
+        self.send_header("etag", '"1"')
+        self.send_header("last-modified", "Sun, 29 Nov 2026 12:00:00 GMT")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing."""
+
+
+async def test_no_request_is_open_while_a_reader_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def none_is_open() -> bool:
+        return _Store.num_open == 0
+
+    content = b""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Store) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        in_environment(monkeypatch, server.server_port)
+        async for part in Blobs.at("s3://bucket").parts("name"):
+            content += part
+            await eventually(none_is_open)
+        server.shutdown()
+        thread.join()
 
     assert content == LONG
-    assert outage.is_up()
+
+
+def in_environment(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    """Let clients of S3 find a server at this port."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
 
 
 async def test_nothing_is_left_of_a_writer_that_fails(blobs: Blobs) -> None:
@@ -187,9 +230,8 @@ async def test_a_storage_that_sends_nothing_is_given_up(
     async def is_asked() -> bool:
         return bool(silent_s3)
 
-    async with asyncio.timeout(25):
-        with pytest.raises(Unavailable):
-            await use(blobs)
+    with pytest.raises(Unavailable):
+        await use(blobs)
 
     await eventually(is_asked)  # it may not have been scheduled until now
     assert len(silent_s3) == 1
@@ -205,11 +247,7 @@ async def silent_s3(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[str]]
         await reader.read()
 
     async with serving(read_all) as port:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        in_environment(monkeypatch, port)
         yield requests
 
 
@@ -242,7 +280,8 @@ async def test_credentials_can_be_read_from_a_file(
         lines.append(f"{name.lower()} = {value}")
     (tmp_path / "credentials").write_text("\n".join(lines))
 
-    blobs = Blobs.at(f"s3://{BUCKET}/a/file", tmp_path / "credentials")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    blobs = Blobs.at(f"s3://{BUCKET}/a/file")
     await write(blobs, "name", b"content")
 
     assert await read(blobs, "name") == b"content"
@@ -251,11 +290,14 @@ async def test_credentials_can_be_read_from_a_file(
 @pytest.mark.parametrize(
     "text", ["", "aws_access_key_id = ID", "[other]\na = b", "[default]\nsecret"]
 )
-def test_a_file_without_credentials_is_refused_and_not_quoted(text: str, tmp_path: Path) -> None:
+def test_a_file_without_credentials_is_refused_and_not_quoted(
+    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     (tmp_path / "credentials").write_text(text)
 
     with pytest.raises(StartupError, match=r"no section \[default\]") as caught:
-        Blobs.at("s3://bucket", tmp_path / "credentials")
+        Blobs.at("s3://bucket")
 
     assert "secret" not in str(caught.value).removeprefix(str(tmp_path))
 
@@ -263,3 +305,21 @@ def test_a_file_without_credentials_is_refused_and_not_quoted(text: str, tmp_pat
 def test_other_urls_are_refused() -> None:
     with pytest.raises(StartupError, match="URL of files"):
         Blobs.at("gopher://host/path")
+
+
+async def test_input_and_output_of_a_batch_may_be_in_an_object_store(
+    bus: MemoryBus,
+    worker: ScriptedWorker,
+    s3: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in s3.items():
+        monkeypatch.setenv(name, value)
+    url = f"s3://{BUCKET}/batches"
+    async with live_gateway(bus, data_dir=tmp_path, files_url=url) as gateway:
+        batch = await ended(gateway, await order(gateway, [chat(str(k)) for k in range(5)]))
+        answers = await output(gateway, batch.output_file_id)
+
+    assert list(texts(answers)) == [str(k) for k in range(5)]
+    assert not (tmp_path / "files").exists()

@@ -45,7 +45,7 @@ def stored(tmp_path: Path) -> list[str]:
 
 
 def block(tmp_path: Path, file_id: str) -> None:
-    """Make a file one that cannot be removed."""
+    """Make it impossible to remove a file."""
     (tmp_path / "files" / file_id).unlink()
     (tmp_path / "files" / file_id).mkdir()
 

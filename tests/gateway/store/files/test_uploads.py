@@ -120,16 +120,21 @@ async def test_a_repeated_completion_returns_the_same_file(files: Files, uploads
 
 
 class _SlowBlobs(Blobs):
-    """Counts those that are read at once."""
+    """Counts the blobs that are read at once."""
 
     num_reading = most_reading = 0
+    both: asyncio.Barrier | None = None
+    """If it is set, a blob is read once another one is read beside it."""
 
     async def parts(
         self, name: str, start: int = 0, end: int | None = None
     ) -> AsyncIterator[bytes]:
         self.num_reading += 1
         self.most_reading = max(self.most_reading, self.num_reading)
-        await asyncio.sleep(0.1)
+        if self.both is not None:
+            await self.both.wait()
+        else:
+            await asyncio.sleep(0.05)
         async for part in super().parts(name, start, end):
             yield part
         self.num_reading -= 1
@@ -149,6 +154,7 @@ async def test_one_copy_of_an_upload_is_made_at_a_time(database: Database, tmp_p
 
     assert [type(error) for error in done] == [InvalidRequest] * 4
     assert blobs.most_reading == 1
+    blobs.both = asyncio.Barrier(2)
     await asyncio.gather(complete(uploads, upload, part), complete(uploads, other, other_part))
     assert blobs.most_reading == 2
 
@@ -386,7 +392,7 @@ async def test_what_a_gateway_left_half_done_is_removed_and_the_upload_goes_on(
         async with uploads.writing_part("a", upload.id) as draft:
             await draft.write(b"half a part")
             raise ZeroDivisionError
-    # What is left by a process that dies while it completes the upload.
+    # A process that dies while it completes the upload leaves a hidden file.
     async with files.writing("a", is_hidden=True) as copy:
         await copy.write(b"half a copy")
     async with database.begin() as connection:

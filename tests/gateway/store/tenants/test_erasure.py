@@ -13,8 +13,8 @@ from gateway.store.schema import FILES, METADATA
 from gateway.store.tenants.erasure import Erasure
 from shared.errors import Unavailable
 
-OF_NOBODY = {"models"}
-"""The tables that hold nothing of a tenant."""
+OF_NOBODY = {"models", "ended_sessions"}
+"""The tables that hold nothing of a tenant: the sessions are hashes of names."""
 _VALUES = {
     JSON: {},
     BigInteger: 1,
@@ -43,7 +43,7 @@ def value_of(column: Column[Any], tenant: str) -> Any:
 
 
 async def fill(database: Database, tenant: str) -> None:
-    """Write a row of the tenant to each table that can have one."""
+    """Write a row of the tenant to each table that has rows of tenants."""
     async with database.begin() as connection:
         for table in filter(refers_to_a_tenant, METADATA.sorted_tables):
             row = {column.name: value_of(column, tenant) for column in table.c}

@@ -80,24 +80,25 @@ async def test_an_unknown_exception_is_an_error_of_the_bus_and_reported() -> Non
 
 
 async def test_a_call_that_takes_too_long_goes_on_after_its_caller() -> None:
-    calls, ended = Calls(0.001), asyncio.Event()
+    calls, may_end, ended = Calls(0.001), asyncio.Event(), asyncio.Event()
 
     async def call() -> None:
-        await asyncio.sleep(0.05)
+        await may_end.wait()
         ended.set()
 
     with pytest.raises(Unanswered, match="declare: no answer in time"):
         await calls.run(call(), "declare")
+    may_end.set()
     await calls.wait_idle()
 
     assert ended.is_set()
 
 
 async def test_what_a_call_made_too_late_is_undone() -> None:
-    calls, undone = Calls(0.001), []
+    calls, undone, may_end = Calls(0.001), [], asyncio.Event()
 
     async def call() -> str:
-        await asyncio.sleep(0.05)
+        await may_end.wait()
         return "consumer"
 
     async def undo(made: str) -> None:
@@ -105,6 +106,7 @@ async def test_what_a_call_made_too_late_is_undone() -> None:
 
     with pytest.raises(Unanswered):
         await calls.run(call(), "consume", undo=undo)
+    may_end.set()
     await calls.wait_idle()
 
     assert undone == ["consumer"]

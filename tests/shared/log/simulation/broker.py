@@ -14,7 +14,7 @@ _EXPIRED_SHARE = 0.8
 
 @dataclass(eq=False)
 class Job:
-    """One copy of the request in a job queue."""
+    """A copy of the request in a job queue."""
 
     publication: int = 0
     num_returns: int = 0
@@ -25,7 +25,7 @@ class Job:
     """Into which queue of the log it is answered."""
     numerics: str = ""
     """Of the workers for which it waits; empty if any may take it."""
-    favourite: str = ""
+    affinity_target: str = ""
     """The only worker that may take it; empty once it is in the queue of all workers."""
 
 
@@ -55,8 +55,8 @@ class Broker:
     lost_alone: set[int] = field(default_factory=set)
     """The publications with a run in quarantine whose worker died or was considered dead."""
     copied: set[int] = field(default_factory=set)
-    """The publications that may have two messages. A run of one may replace that of the other, and
-    count it as crashed if its worker stalls."""
+    """The publications that may have two messages. A run of either message may replace the run of
+    the other, and count it as crashed if its worker stalls."""
     records: list[Record] = field(default_factory=list)
     """What runs have recorded, in order."""
 
@@ -88,24 +88,24 @@ class Broker:
 
     def may_take(self, name: str, numerics: str) -> Job | None:
         """The next job for a worker with this name and these numerics."""
-        jobs = (job for job in self.jobs if job.favourite in ("", name))
+        jobs = (job for job in self.jobs if job.affinity_target in ("", name))
         return next((job for job in jobs if job.numerics in ("", numerics)), None)
 
     def expire(self) -> bool:
         """Return the jobs to all workers that have waited for some; returns whether any have."""
-        waiting = [job for job in self.jobs if job.numerics or job.favourite]
+        waiting = [job for job in self.jobs if job.numerics or job.affinity_target]
         for job in waiting:
-            job.numerics, job.favourite, job.num_returns = "", "", 0
+            job.numerics, job.affinity_target, job.num_returns = "", "", 0
             job.publication += 1  # as the worker that takes it counts
         return bool(waiting)
 
     def give_back(self, job: Job, *, is_counted: bool = True) -> None:
         """Return a job to its queue. Some versions of RabbitMQ do not count every kind of return,
-        but the redelivered flag is always set. What returns to the queue of one worker may have
-        expired by then."""
+        but the redelivered flag is always set. A job that returns to the queue of a single worker
+        may have expired by then."""
         job.num_returns = max(job.num_returns + is_counted, 1)
         self.jobs.insert(0, job)
-        if job.favourite and self.side_dice.random() < _EXPIRED_SHARE:
+        if job.affinity_target and self.side_dice.random() < _EXPIRED_SHARE:
             self.expire()
 
     def forget(self, unconfirmed: Collection[ReplyEvent]) -> None:

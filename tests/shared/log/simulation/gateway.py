@@ -39,7 +39,7 @@ _DECODER = msgspec.json.Decoder(Said)
 
 @dataclass
 class Client:
-    """Collects the events of a stream, and the id of the last one."""
+    """Collects the events of a stream, and the id of the last event."""
 
     model: Model
     last_id: str = ""
@@ -119,7 +119,7 @@ class Cursor(LogCursor):
 
 
 class Gateway:
-    """Serves one connection of the client, from the position that the client sends."""
+    """Serves a connection of the client, from the position that the client sends."""
 
     def __init__(self, broker: Broker, client: Client, *, is_away: bool = False) -> None:
         self.is_away = is_away

@@ -1,4 +1,4 @@
-"""A language model in which every token shows whether it follows the right ones."""
+"""A language model in which every token shows whether it follows the right tokens."""
 
 import random
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ NUMERICS = "ab"
 
 @dataclass(frozen=True)
 class Model:
-    """Choices of ``length`` tokens. Workers may disagree: each token is one of two, both of which
-    depend on all previous tokens, like the prefix hash."""
+    """Choices of ``length`` tokens. Workers may disagree: there are two candidates for each token,
+    and both depend on all previous tokens, like the prefix hash."""
 
     num_choices: int = 1
     length: int = 12
@@ -29,12 +29,12 @@ class Model:
     is_cluster: bool = False
     """Whether the broker has several nodes, each of which may die for good with its logs."""
     is_mixed: bool = False
-    """Whether workers have one of two numerics."""
+    """Whether workers have two different numerics."""
     requires_same_numerics: bool = False
     """Whether no worker continues tokens of other numerics. If so, all tokens of an answer are
     drawn alike."""
-    has_favourite: bool = False
-    """Whether the job is first published to the queue of one worker."""
+    has_affinity_target: bool = False
+    """Whether the job is first published to the queue of a single worker."""
     has_left_job: bool = False
     """Whether the job of an earlier execution of the request is still in its queue."""
     records_first: bool = True

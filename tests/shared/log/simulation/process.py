@@ -46,7 +46,7 @@ class Delivery:
     job: Job
     run: JobRun
     num_waits: int
-    """Of a suspect: its worker's other jobs, which end one by one before it is admitted."""
+    """The other jobs of a suspect's worker, which have to end before the suspect is admitted."""
     work: Work = Work.NONE
     publishing: deque[ReplyEvent] = field(default_factory=deque)
     """The event that is not confirmed yet, if any."""
@@ -65,7 +65,7 @@ class Delivery:
 
 
 class Process:
-    """Takes jobs one by one, and writes what the model says at its position of the log."""
+    """Takes jobs in sequence, and writes what the model says at its position of the log."""
 
     def __init__(
         self, name: str, broker: Broker, model: Model, dice: random.Random, numerics: str = ""
@@ -169,12 +169,12 @@ class Process:
             self._broker.lost_alone.add(delivery.job.publication)
 
     def miss_commands(self) -> None:
-        """Those on their way are lost with the connection over which they come, and its deliveries
-        come back to it before anybody else has them."""
+        """The commands on their way are lost with their connection, and the deliveries of the
+        process come back to it before anybody else has them."""
         self._broker.commands[self.name].clear()
 
     def notice(self) -> None:
-        """Learn that the connection is gone: those jobs are others' now."""
+        """Learn that the connection is gone, and that its jobs belong to others now."""
         self.is_connected = True
         self.drain()
 
@@ -290,8 +290,8 @@ class Process:
                 assert is_guilty or delivery.run.changed_numerics, "innocent"
 
     def _publish_again(self, delivery: Delivery, again: Job) -> None:
-        """Publish a job in place of the one in hand. That one comes back if the confirmation is
-        lost, and is published again like this."""
+        """Publish a job in place of the job in hand, which comes back if the confirmation is lost,
+        and is then published again in the same way."""
         self._broker.jobs.append(again)
         if self._broker.side_dice.random() < _UNCONFIRMED_SHARE:
             self._broker.copied.add(again.publication)

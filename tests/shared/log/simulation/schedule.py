@@ -18,7 +18,7 @@ _MAX_PUBLICATIONS = 3
 
 
 class Schedule:
-    """Runs one request to its end. Raises `AssertionError` if a promise is broken."""
+    """Runs a request to its end. Raises `AssertionError` if a promise is broken."""
 
     def __init__(self, seed: int, model: Model, num_faults: int | None = None) -> None:
         self._dice = random.Random(seed)
@@ -39,8 +39,8 @@ class Schedule:
         """How often a worker may wrongly be considered dead."""
         for k in range(_NUM_WORKERS):
             self._bear(NUMERICS[k % 2] if model.is_mixed else "")
-        if model.has_favourite:
-            self._broker.jobs[0].favourite = self._workers[0].name
+        if model.has_affinity_target:
+            self._broker.jobs[0].affinity_target = self._workers[0].name
 
     def run(self) -> None:
         for _ in range(_MAX_STEPS):
@@ -127,7 +127,7 @@ class Schedule:
     def _faults(self) -> list[Callable[[], object]]:
         worker = self._dice.choice(self._workers)
         of_nodes = [self._lose_log, self._return_node] if self._model.is_cluster else []
-        can_expire = self._model.is_mixed or self._model.has_favourite
+        can_expire = self._model.is_mixed or self._model.has_affinity_target
         of_time = [self._broker.expire] if can_expire else []
         return [
             *of_nodes,

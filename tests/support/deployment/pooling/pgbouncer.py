@@ -14,9 +14,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.support.deployment.processes import free_port
+from tests.support.deployment.processes import START_TIMEOUT_S, free_port
 
-_START_TIMEOUT_S = 60
 _CONFIG = """
 [databases]
 * = host={host} port={port}
@@ -54,7 +53,7 @@ def running_pgbouncer(url: str) -> Iterator[str]:
             os.chown(name, pwd.getpwnam(user).pw_uid, -1)
         process = subprocess.Popen([program, "-q", config], user=user, cwd="/")
         try:
-            deadline = time.monotonic() + _START_TIMEOUT_S
+            deadline = time.monotonic() + START_TIMEOUT_S
             while not _takes_connections(own_port):
                 assert process.poll() is None, (Path(name) / "log").read_text()
                 assert time.monotonic() < deadline, (Path(name) / "log").read_text()

@@ -1,4 +1,4 @@
-"""The CPU time of a gateway's callbacks: while one of them runs, no other client is served."""
+"""The CPU time of a gateway's callbacks: while a callback runs, no other client is served."""
 
 import asyncio
 import gc

@@ -150,7 +150,7 @@ class _Schemas:
                     yield from _anything(size, place, is_object=kind == "object")
 
     def _arrays(self, schema: Schema, size: int, place: str) -> Iterator[Worst]:
-        """Many small items, or one large item."""
+        """Many small items, or a single large item."""
         item, most = schema.get("items", {}), schema.get("maxItems", MAX_VALUES)
         for one in self.branches(item):
             small = self._object(one, {}) if one.get("properties") else self.minimal(one)

@@ -17,7 +17,7 @@ _BODY_SIZE = struct.Struct(">4xQ")
 
 
 class Frame:
-    """One frame. Its method is decoded on demand."""
+    """A frame. Its method is decoded on demand."""
 
     def __init__(self, raw: bytes) -> None:
         self.raw = raw

@@ -3,9 +3,10 @@
 import asyncio
 import math
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from pamqp.commands import Basic
 
@@ -95,8 +96,19 @@ class Nth:
         return self._fault.strike
 
 
+class NthOfEach:
+    """Strikes each conversation once, at its frame with index ``number`` among those that
+    qualify."""
+
+    def __init__(self, fault: Fault, number: int) -> None:
+        self._of = defaultdict[Conversation, Nth](partial(Nth, fault, number))
+
+    def __call__(self, conversation: Conversation, frame: Frame) -> Deal | None:
+        return self._of[conversation](conversation, frame)
+
+
 class Gate:
-    """Strikes in the same way, but passes the result to the client only when the test asks for
+    """Strikes as `Nth` does, but passes the result to the client only when the test asks for
     it."""
 
     def __init__(self, fault: Fault, number: int = 0) -> None:

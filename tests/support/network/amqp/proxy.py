@@ -60,7 +60,7 @@ class _Channel:
 
 
 class Conversation:
-    """One connection between a client and the broker.
+    """A connection between a client and the broker.
 
     A policy sees each frame of the broker before the client does, and can use the methods below to
     cause something else instead. Each method keeps client and broker in agreement about the state
@@ -117,7 +117,7 @@ class Conversation:
         return bool(frame.name) and not is_end and frame.channel in self._channels
 
     def published(self, ack: Frame) -> Publish | None:
-        """The message that a `Basic.Ack` confirms; the last one if it confirms several."""
+        """The message that a `Basic.Ack` confirms; the last message if it confirms several."""
         if ack.name != Basic.Ack.name:
             return None
         return self._channel_of(ack).publishes.get(_tag_of(ack))
@@ -138,7 +138,7 @@ class Conversation:
         self._to_client(raw)
 
     def nack(self, ack: Frame) -> None:
-        """Nack the message that the broker confirms, and confirm those before it."""
+        """Nack the message that the broker confirms, and confirm the messages before it."""
         tag, publishes = _tag_of(ack), self._channel_of(ack).publishes
         if _ack(ack).multiple:
             self.say(ack.channel, *(Basic.Ack(before) for before in publishes if before < tag))
@@ -146,8 +146,8 @@ class Conversation:
         self.say(ack.channel, Basic.Nack(tag))
 
     def nack_all(self, ack: Frame) -> None:
-        """Nack the message that the broker confirms, and all earlier ones that were not confirmed
-        yet."""
+        """Nack the message that the broker confirms, and all earlier messages that were not
+        confirmed yet."""
         self.say(ack.channel, Basic.Nack(_tag_of(ack), multiple=True))
         for before in [tag for tag in self._channel_of(ack).publishes if tag <= _tag_of(ack)]:
             del self._channel_of(ack).publishes[before]
@@ -338,7 +338,7 @@ class Conversation:
             publishes.pop(method.delivery_tag or 0, None)
 
     def _channel_of(self, frame: Frame) -> _Channel:
-        """The frame's channel; an empty one if both sides have closed it."""
+        """The frame's channel; an empty channel if both sides have closed it."""
         return self._channels.get(frame.channel, _Channel())
 
     # Sending.

@@ -71,7 +71,7 @@ def test_the_check_finds_a_lost_and_a_wrongly_shared_block() -> None:
 
 
 def named_pool(names: bytes, num_blocks: int) -> tuple[BlockPool, list[int]]:
-    """A pool and blocks that are in use, each named by one of these bytes."""
+    """A pool and blocks that are in use, each named by a byte of ``names``."""
     pool = BlockPool(num_blocks, block_size=16)
     blocks = pool.allocate(len(names))
     for block, name in zip(blocks, names, strict=True):

@@ -1,12 +1,14 @@
 """A whole step of a decoder gives the same bits on every processor."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.support.models.native import variants
+from tests.support.models.numerics import assert_close
 from tests.support.models.tiny import write_tiny_model
 from tests.worker.model.decoders.test_native_families import CPU, STEPS, stepwise_logits
 from worker.model.decoders import fused
@@ -39,12 +41,27 @@ def test_every_variant_computes_the_same_logits(
     ("family", "dtype", "weight_format"),
     [
         ("gemma2", "float32", "auto"),
+        ("gemma4_text", "float32", "auto"),
+        ("gemma4_text", "bfloat16", "auto"),
         ("gpt_oss", "bfloat16", "auto"),
         ("gpt_oss", "bfloat16", "q8_0"),
         ("llama4_text", "bfloat16", "auto"),
         ("glm4_moe", "float32", "auto"),
         ("cohere2", "float32", "auto"),
         ("starcoder2", "bfloat16", "auto"),
+        ("phimoe", "bfloat16", "auto"),
+        ("apertus", "float32", "auto"),
+        ("lfm2", "bfloat16", "q8_0"),
+        ("lfm2_moe", "float32", "auto"),
+        ("qwen3_next", "float32", "auto"),
+        ("qwen3_5_text", "bfloat16", "q8_0"),
+        ("granitemoehybrid", "bfloat16", "auto"),
+        ("mamba2", "bfloat16", "q8_0"),
+        ("falcon_mamba", "bfloat16", "q8_0"),
+        ("jamba", "bfloat16", "auto"),
+        ("falcon_h1", "bfloat16", "q8_0"),
+        ("deepseek_v2", "float32", "auto"),
+        ("deepseek_v3", "bfloat16", "auto"),
     ],
 )
 def test_every_variant_computes_the_same_in_all_kinds_of_layers(
@@ -53,6 +70,23 @@ def test_every_variant_computes_the_same_in_all_kinds_of_layers(
     write_tiny_model(tmp_path, family, intermediate_size=96)
 
     assert_same_bits(tmp_path, monkeypatch, dtype, weight_format)
+
+
+def test_every_variant_multiplies_latent_vectors_in_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole_blocks: dict[str, Any] = {
+        "qk_nope_head_dim": 32,
+        "q_lora_rank": 64,
+        "intermediate_size": 96,
+    }
+    # A rounded score may choose another expert, so that no layer has experts.
+    write_tiny_model(tmp_path, "deepseek_v3", first_k_dense_replace=3, **whole_blocks)
+
+    of_floats = assert_same_bits(tmp_path, monkeypatch, "bfloat16")
+    of_blocks = assert_same_bits(tmp_path, monkeypatch, "bfloat16", "q8_0")
+
+    assert_close(of_blocks, of_floats, 0.1)
 
 
 @pytest.mark.parametrize("odd", [1e-40, 1e15, torch.inf], ids=["denormal", "great", "infinite"])

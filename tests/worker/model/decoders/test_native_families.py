@@ -17,10 +17,19 @@ from torch import Tensor
 from shared.errors import StartupError
 from tests.support.models.batches import batch, share
 from tests.support.models.numerics import assert_close, poisoned
-from tests.support.models.tiny import FAMILIES, VOCAB_SIZE, reference_logits, write_tiny_model
+from tests.support.models.tiny import (
+    FAMILIES,
+    SIZES,
+    VOCAB_SIZE,
+    WITH_TOWERS,
+    reference_logits,
+    write_tiny_model,
+)
+from tests.worker.model.conftest import TinyModels
 from worker.model import families
-from worker.model.cache_layout import one_group
+from worker.model.cache_layout import CacheLayout, one_group
 from worker.model.families import FAMILIES as FAMILIES_OF_FILES
+from worker.model.families import spec_of
 from worker.model.forward import Decoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import KVCache
@@ -44,9 +53,14 @@ def load(directory: Path, kernels: str = "native") -> Decoder:
 
 def stepwise_logits(decoder: Decoder, steps: Sequence[tuple[int, ...]]) -> list[Tensor]:
     """Each prompt's logits, [num_tokens, vocab_size], over a cache that initially contains NaN."""
-    shape = (decoder.num_layers, 10, BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim)
+    layout = decoder.cache_layout(BLOCK_SIZE)
+    if layout.state is None:
+        layout = one_group(decoder.num_layers)
+    shape = (layout.num_places, 10, BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim)
+    if layout.state is not None:
+        shape = (shape[0], 10 + 4 * layout.state.num_blocks, *shape[2:])
     keys, values = (poisoned(*shape, dtype=decoder.dtype) for _ in range(2))
-    cache = KVCache(keys, values, one_group(decoder.num_layers))
+    cache = KVCache(keys, values, layout)
     computed: list[list[Tensor]] = [[] for _ in PROMPTS]
     for step in steps:
         shares = {}
@@ -54,8 +68,10 @@ def stepwise_logits(decoder: Decoder, steps: Sequence[tuple[int, ...]]) -> list[
             start = sum(len(part) for part in computed[row])
             if count:
                 tokens = PROMPTS[row][start : start + count]
-                shares[row] = share(tokens, BLOCKS[row], start=start)
-        inputs = build_inputs(batch(*shares.values()), BLOCK_SIZE, CPU).forward
+                blocks = BLOCKS[row] if keeps_tokens(layout) else []
+                states = state_blocks(layout, row, len(computed[row]))
+                shares[row] = share(tokens, blocks, start=start, states=states)
+        inputs = build_inputs(batch(*shares.values()), BLOCK_SIZE, CPU, layout).forward
         every_token = replace(inputs, sampled_rows=torch.arange(len(inputs.token_ids)))
         with torch.inference_mode():
             logits = decoder.forward(every_token, cache).clone()
@@ -64,6 +80,21 @@ def stepwise_logits(decoder: Decoder, steps: Sequence[tuple[int, ...]]) -> list[
         for row, part in zip(order, parts, strict=True):
             computed[row].append(part)
     return [torch.cat(parts) for parts in computed]
+
+
+def keeps_tokens(layout: CacheLayout) -> bool:
+    return any(place is not None for place in layout.places)
+
+
+def state_blocks(layout: CacheLayout, row: int, num_steps: int) -> list[int]:
+    """The blocks of a prompt's states in its next step, which alternate between two states."""
+    if layout.state is None:
+        return []
+    count = layout.state.num_blocks
+    first = 10 + 2 * row * count
+    states = [[*range(first + k * count, first + (k + 1) * count)] for k in range(2)]
+    written = states[num_steps % 2]
+    return [*states[1 - num_steps % 2], *written] if num_steps else written
 
 
 def assert_same_logits(directory: Path, model: Any) -> None:
@@ -76,15 +107,55 @@ def assert_same_logits(directory: Path, model: Any) -> None:
             assert_close(logits, right, MAX_RELATIVE_ERROR)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_computes_the_logits_of_transformers(tmp_path: Path, family: str) -> None:
-    assert_same_logits(tmp_path, write_tiny_model(tmp_path, family))
+@pytest.mark.parametrize("family", [*FAMILIES, *WITH_TOWERS])
+def test_a_family_computes_the_logits_of_transformers(tiny_models: TinyModels, family: str) -> None:
+    assert_same_logits(*tiny_models(family))
 
 
+def test_the_bits_of_latent_attention_do_not_depend_on_the_step(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, "deepseek_v3")
+    decoder = load(tmp_path, "native")
+
+    mixed = stepwise_logits(decoder, STEPS)
+    at_once = stepwise_logits(decoder, [(0, 26), (43, 0)])
+
+    assert all(torch.equal(one, other) for one, other in zip(mixed, at_once, strict=True))
+
+
+_OLD, _NEW = "language_model.model.", "model.language_model."
+_TOWER, _PREDICTOR = "model.visual.patch.weight", "mtp.fc.weight"
+IN_OTHER_CHECKPOINTS: dict[str, tuple[str, str, list[str]]] = {
+    "gemma3": ("gemma3_text", _OLD, ["vision_tower.patch.weight"]),
+    "kimi_k25": ("deepseek_v3", _OLD, ["vision_tower.patch.weight"]),
+    "mistral3": ("mistral4", _OLD, ["vision_tower.patch.weight"]),
+    "qwen3_5": ("qwen3_5_text", _NEW, [_TOWER, _PREDICTOR]),
+    "qwen3_5_moe": ("qwen3_5_moe_text", _NEW, [_TOWER, _PREDICTOR]),
+}
+"""Families of checkpoints with images: the family of the language model, how its names begin, and
+tensors that are not read."""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "biases everywhere": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "a head of its own": ("llama", {"tie_word_embeddings": False}),
     "mistral without a window": ("mistral", {"sliding_window": None}),
+    "latent vectors of the published length": (
+        "glm4_moe_lite",
+        {
+            "num_attention_heads": 20,
+            "num_key_value_heads": 20,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+        },
+    ),
+    "gemma 4 whose layers share nothing": (
+        "gemma4_text",
+        {
+            "enable_moe_block": False,
+            "hidden_size_per_layer_input": 0,
+            "num_hidden_layers": 3,
+            "num_kv_shared_layers": 0,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        },
+    ),
     "qwen without windows": ("qwen2", {"use_sliding_window": False}),
     "windows by layer": (
         "qwen3",
@@ -116,6 +187,15 @@ FAULTS = {
     "chunks that are one too long": ("llama4_text", 'chunk_size": 8', 'chunk_size": 9'),
     "experts in all groups": ("glm4_moe", 'topk_group": 2', 'topk_group": 4'),
     "another factor of residuals": ("granite", 'multiplier": 0.4', 'multiplier": 0.5'),
+    "rotary keys in the other order": ("deepseek_v3", 'interleave": true', 'interleave": false'),
+    "scores that grow more slowly": ("deepseek_v3", 'mscale_all_dim": 1.0', 'mscale_all_dim": 0.5'),
+    "heads rotated further": ("qwen3_5_text", 'rotary_factor": 0.25', 'rotary_factor": 0.5'),
+    "one expert too few": ("gemma4_text", 'top_k_experts": 2', 'top_k_experts": 1'),
+    "steps with another limit": ("granitemoehybrid", "    1.5", "    2.5"),
+    "another epsilon of states": ("mamba2", "1e-05", "1e-02"),
+    "another epsilon of steps": ("falcon_mamba", 'mixer_rms_eps": 1e-06', 'mixer_rms_eps": 1e-02'),
+    "gates after the norm": ("falcon_h1", 'norm_before_gate": true', 'norm_before_gate": false'),
+    "experts weighed against others": ("phimoe", 'jitter_noise": 0.3', 'jitter_noise": 0.01'),
 }
 
 
@@ -138,19 +218,62 @@ def test_sinks_are_not_forgotten(tmp_path: Path) -> None:
         assert_same_logits(tmp_path, model)
 
 
-def test_a_language_model_is_served_from_a_checkpoint_with_images(tmp_path: Path) -> None:
-    text = write_tiny_model(tmp_path / "text", "gemma3_text")
+@pytest.mark.parametrize(
+    ("family", "mixer", "part"),
+    [
+        *[
+            ("qwen3_5_text", "linear_attn", part)
+            for part in ("A_log", "dt_bias", "conv1d.weight", "norm.weight")
+        ],
+        *[
+            ("jamba", "mamba", part)
+            for part in ("A_log", "D", "dt_proj.bias", "b_layernorm.weight")
+        ],
+    ],
+)
+def test_no_part_of_a_recurrence_is_forgotten(
+    tmp_path: Path, family: str, mixer: str, part: str
+) -> None:
+    model = write_tiny_model(tmp_path, family)
+    with torch.no_grad():
+        model.model.layers[2].get_parameter(f"{mixer}.{part}").add_(0.5)
+    with pytest.raises(AssertionError, match="relative error"):
+        assert_same_logits(tmp_path, model)
+
+
+@pytest.mark.parametrize("family", IN_OTHER_CHECKPOINTS)
+def test_a_language_model_is_served_from_a_checkpoint_with_images(
+    tmp_path: Path, family: str
+) -> None:
+    text_family, prefix, others = IN_OTHER_CHECKPOINTS[family]
+    text = write_tiny_model(tmp_path / "text", text_family)
     config = json.loads((tmp_path / "text" / "config.json").read_text())
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "gemma3", "text_config": config})
-    )
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "text_config": config}))
     tensors = load_file(tmp_path / "text" / "model.safetensors")
-    renamed = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
-    save_file(
-        {**renamed, "vision_tower.patch.weight": torch.ones(2, 2)}, tmp_path / "model.safetensors"
-    )
+    renamed = {name.replace("model.", prefix, 1): tensor for name, tensor in tensors.items()}
+    unread = {name: torch.ones(2, 2) for name in others}
+    save_file({**renamed, **unread}, tmp_path / "model.safetensors")
 
     assert_same_logits(tmp_path, text)
+
+
+def test_experts_are_read_as_published_and_as_transformers_saves_them(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path, "qwen3_vl_moe")
+    tensors = load_file(tmp_path / "model.safetensors")
+    published = {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(published, tmp_path / "model.safetensors")
+
+    assert_same_logits(tmp_path, model)
+
+
+def test_kimi_k2_has_the_layers_of_deepseek_v3(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path, "deepseek_v3")
+    rewrite_config(tmp_path, '"model_type": "deepseek_v3"', '"model_type": "kimi_k2"')
+
+    assert_same_logits(tmp_path, model)
 
 
 def test_parts_that_predict_several_tokens_at_once_are_not_read(tmp_path: Path) -> None:
@@ -164,10 +287,23 @@ def test_parts_that_predict_several_tokens_at_once_are_not_read(tmp_path: Path) 
 
 @pytest.mark.parametrize("family", FAMILIES_OF_FILES)
 def test_every_family_has_a_test(family: str) -> None:
-    of_checkpoints_with_images = {"gemma3", "llama4", "mistral3"}
-    assert family in {*FAMILIES, *of_checkpoints_with_images}
+    assert family in {*FAMILIES, *WITH_TOWERS, *IN_OTHER_CHECKPOINTS, "llama4", "kimi_k2"}
     lines = (Path(families.__file__).parent / f"{family}.py").read_text().splitlines()
     assert len(lines) <= 120
+
+
+def test_a_model_whose_tokens_do_not_depend_on_one_another_is_not_native() -> None:
+    config = {"model_type": "nemotron_h", **SIZES}
+    assert spec_of(config | {"layers_block_type": ["mlp", "mamba"]}) is not None
+    assert spec_of(config | {"layers_block_type": ["mlp", "mlp"]}) is None
+
+
+def test_the_stated_size_of_falcon_mamba_counts() -> None:
+    """The published model has an ``expand`` that does not fit its size."""
+    sizes = {"hidden_size": 4096, "expand": 16, "intermediate_size": 8192, "time_step_rank": 256}
+    spec = spec_of({"model_type": "falcon_mamba", "state_size": 16, "conv_kernel": 4, **sizes})
+    assert spec is not None
+    assert {one.recurrence.state_size for one in spec.layers if one.recurrence} == {19 * 8192}
 
 
 def test_only_rows_to_be_sampled_have_logits(tmp_path: Path) -> None:
@@ -198,7 +334,7 @@ runner.close()
 assert "transformers" not in sys.modules
 """
     root = Path(__file__).parents[4]
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60, cwd=root)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=240, cwd=root)
 
 
 def rewrite_config(directory: Path, old: str, new: str) -> None:

@@ -1,4 +1,4 @@
-"""Rotary angles against those of transformers, and the parameters in configurations."""
+"""Rotary angles against transformers' angles, and the parameters in configurations."""
 
 from typing import Any
 
@@ -92,7 +92,7 @@ def test_both_spellings_of_a_scaling_are_read() -> None:
     old = {"rope_theta": 7.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
 
     tables = [
-        rope_table(spec.layers[0].attention.rope, spec.head_dim, 64)
+        rope_table(spec.attentions[0].rope, spec.head_dim, 64)
         for spec in (native_spec(SIZES | new), native_spec(SIZES | old))
     ]
 

@@ -1,4 +1,4 @@
-"""Edited draws, against a reference that visits one token after another."""
+"""Edited draws, against a reference that visits the tokens in sequence."""
 
 import math
 import random
@@ -24,7 +24,7 @@ NUM_WORDS = -(-VOCAB_SIZE // 32)
 
 @dataclass
 class Row:
-    """The sampling parameters of one row."""
+    """The sampling parameters of a row."""
 
     sampling: SamplingParams
     seed: int
@@ -72,7 +72,7 @@ def random_row(rng: random.Random) -> Row:
 
 
 def naive_draw(logits: list[float], row: Row) -> tuple[int, float]:
-    """The token, and the margin to the next one."""
+    """The token, and the margin to the next token."""
     s = row.sampling
     edited = {}
     for token_id, logit in enumerate(logits):

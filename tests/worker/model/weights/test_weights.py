@@ -16,6 +16,7 @@ from shared.errors import StartupError
 from tests.support.models.batches import batch, share
 from tests.support.models.numerics import assert_close
 from tests.support.models.tiny import native_spec, reference_logits, write_tiny_model
+from tests.worker.model.weights.formats.test_coded import words
 from worker.checkpoints.checkpoint import Checkpoint
 from worker.model.config import read_json_config
 from worker.model.decoders.stack import StackDecoder
@@ -29,14 +30,14 @@ from worker.model.weights.formats.interface import Target
 from worker.model.weights.formats.registry import format_of
 from worker.model.weights.layers import (
     DecoderWeights,
+    ExpertWeights,
     LayerWeights,
-    Linear,
     MlpWeights,
     WeightReader,
     read_weights,
 )
 from worker.model.weights.sources import open_source
-from worker.model.weights.weight import DenseWeight, Weight
+from worker.model.weights.weight import DenseWeight, Linear, Weight
 
 CPU = torch.device("cpu")
 FORMATS: tuple[QuantFormat, ...] = get_args(QuantFormat)
@@ -69,6 +70,7 @@ def read(directory: Path, *args: Any, **options: Any) -> DecoderWeights:
 def linears_of(layer: LayerWeights) -> list[Linear]:
     """The products of a layer without experts."""
     assert isinstance(layer.feed_forward, MlpWeights)
+    assert layer.attention is not None
     attention, mlp = layer.attention, layer.feed_forward
     return [attention.qkv, attention.output, mlp.gate_up, mlp.down]
 
@@ -158,21 +160,45 @@ def test_layers_are_read_one_after_another(tmp_path: Path) -> None:
         assert unread == {str(later) for later in range(index + 1, 3)}
 
 
+def test_experts_in_different_formats_are_expanded(tmp_path: Path) -> None:
+    """The native library computes experts of one format."""
+    model = write_tiny_model(tmp_path, "qwen3_moe", moe_intermediate_size=64)
+    path, name = tmp_path / "model.safetensors", "model.layers.0.mlp.experts.1.down_proj."
+    tensors = load_file(path)
+    codes = (tensors.pop(f"{name}weight") * 10).round().clamp(-8, 7)
+    scale = torch.full((len(codes), 2), 0.125, dtype=torch.bfloat16)
+    packed = {"weight_packed": words(codes.int() + 8, 4), "weight_scale": scale}
+    save_file(tensors | {f"{name}{suffix}": tensor for suffix, tensor in packed.items()}, path)
+    model.model.layers[0].mlp.experts.down_proj.data[1] = codes * 0.125
+    groups = {"group_0": {"weights": {"num_bits": 4}}}
+    declared = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
+    source, target = Checkpoint(tmp_path), Target(torch.float32, CPU, "native")
+    stored_as = format_of({"quantization_config": declared | {"config_groups": groups}}, source)
+
+    weights = read_weights(WeightReader(source, config_of(tmp_path), stored_as, target))
+
+    part = weights.layers[0].feed_forward
+    assert isinstance(part, ExpertWeights)
+    assert formats([expert.down.weight for expert in part.experts]) == {"float32"}
+    assert_close(last_logits(tmp_path, weights), reference_logits(model, PROMPT)[-1:], 1e-5)
+
+
 def test_norms_and_biases_stay_floats(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, "qwen2", **SIZES)
     plain, packed = read(tmp_path), read(tmp_path, "q4_0")
     for ours, theirs in zip(packed.layers, plain.layers, strict=True):
         assert torch.equal(norms_of(ours)[1], norms_of(theirs)[1])
-        assert ours.attention.qkv.bias is not None
-        assert theirs.attention.qkv.bias is not None
-        assert torch.equal(ours.attention.qkv.bias, theirs.attention.qkv.bias)
+        our_bias, their_bias = (linears_of(layer)[0].bias for layer in (ours, theirs))
+        assert our_bias is not None
+        assert their_bias is not None
+        assert torch.equal(our_bias, their_bias)
 
 
 def test_norms_and_biases_have_the_dtype_that_was_asked_for(tmp_path: Path) -> None:
     write_tiny_model(tmp_path, "qwen2", **SIZES)
     weights = read(tmp_path, dtype=torch.bfloat16, vector_dtype=torch.float32)
     layer = weights.layers[0]
-    vectors = (weights.norm.weight, *norms_of(layer), layer.attention.qkv.bias)
+    vectors = (weights.norm.weight, *norms_of(layer), linears_of(layer)[0].bias)
     assert {vector.dtype for vector in vectors if vector is not None} == {torch.float32}
     assert dtypes(matrices(weights)) == {torch.bfloat16}
 
@@ -185,7 +211,7 @@ def test_expanded_weights_are_of_one_dtype_and_tied_ones_stay_tied(
     dense = read(tmp_path, weight_format, dtype=torch.float16, provider="reference")
     layer = dense.layers[-1]
     assert dense.lm_head is dense.embedding
-    vectors = [dense.norm.weight, *norms_of(layer), layer.attention.qkv.bias]
+    vectors = [dense.norm.weight, *norms_of(layer), linears_of(layer)[0].bias]
     assert {vector.dtype for vector in vectors if vector is not None} == {torch.float16}
     assert dtypes(matrices(dense)) == {torch.float16}
 
@@ -210,7 +236,7 @@ def test_smollm2_keeps_the_blocks_of_its_gguf_file(smollm2: Path) -> None:
         ({"quantization_config": {"quant_method": "awq", "bits": 3}}, r"awq \(bits 3\)"),
         ({"quantization_config": {"load_in_8bit": True}}, r"bitsandbytes \(8 bits\)"),
         ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
-        ({"text_config": {"quantization_config": {"quant_method": "mxfp4"}}}, "mxfp4"),
+        ({"text_config": {"quantization_config": {"quant_method": "quark"}}}, "quark"),
         ({"quantization_config": {"quant_method": "hqq"}}, "hqq"),
     ],
 )

@@ -9,11 +9,28 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from kernels.awq_layout import CHUNK_INPUTS, NIBBLES, dequantize_awq, repack_awq
+from kernels.awq_layout import (
+    CHUNK_INPUTS,
+    NIBBLES,
+    check_stored,
+    dequantize_awq,
+    repack_awq,
+    unpack_awq,
+)
 from kernels.native.packed import Rows
 from kernels.providers import Ops, Provider
+from kernels.quantized import BLOCKS
 from shared.errors import StartupError
-from worker.model.weights.formats.coded import declared, method_of
+from worker.model.weights.formats.blocks import BlockWeight
+from worker.model.weights.formats.coded import (
+    INTEGER_BLOCKS,
+    are_whole_blocks,
+    check_finite,
+    check_group_size,
+    declared,
+    integer_blocks,
+    method_of,
+)
 from worker.model.weights.formats.dense import Dense
 from worker.model.weights.formats.interface import Format, Target
 from worker.model.weights.sources import TensorSource
@@ -21,6 +38,7 @@ from worker.model.weights.weight import Weight
 
 LAYOUT: Mapping[str, Any] = {"bits": 4, "version": "gemm", "zero_point": True}
 """The only layout that is supported."""
+_BLOCKS = INTEGER_BLOCKS[4, True]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +84,13 @@ class Awq(Format):
 
     name: ClassVar[str] = "AWQ"
     kinds: ClassVar[str] = "4 bits, layout `gemm`"
-    packed_for: ClassVar[frozenset[Provider]] = frozenset({"triton"})
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native", "triton"})
+    bytes_per_weight: ClassVar[str] = "0.69 on the CPU, those of the file on a GPU"
+    numerics: ClassVar[str] = "fused integers"
+
+    def __init__(self, group_size: int | None = None) -> None:
+        """``group_size`` is what config.json says, if anything."""
+        self._group_size = group_size
 
     @classmethod
     def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self | None:
@@ -79,7 +103,7 @@ class Awq(Format):
                 f"the model's weights are quantized with awq ({', '.join(odd)}), which is not "
                 "supported: use the model in its original precision, or as a GGUF file"
             )
-        return cls()
+        return cls(described.get("group_size"))
 
     def read(
         self, source: TensorSource, names: list[str], shape: tuple[int, int], target: Target
@@ -91,40 +115,55 @@ class Awq(Format):
             )
         if are_packed == {False}:
             return Dense().read(source, names, shape, target)
-        return _packed(source, names, shape, target.device)
+        return self._packed(source, names, shape, target)
 
     def num_bytes(self, source: TensorSource, target: Target) -> int:
-        """Words of packed bits either stay as they are, or become weights."""
+        """Words of packed bits stay as they are, or become blocks or floats."""
         stays = target.provider in AwqWeight.providers
 
-        def bytes_per_element(name: str) -> int:
+        def bytes_per_element(name: str) -> float:
             if source.kind(name) != "I32":
                 return target.dtype.itemsize
             if stays:
                 return torch.int32.itemsize
-            return NIBBLES * target.dtype.itemsize if name.endswith(".qweight") else 0
+            if not name.endswith(".qweight"):
+                return 0
+            inputs = source.shape(name)[0]
+            num_groups = source.shape(name.removesuffix("qweight") + "scales")[0]
+            if target.provider == "native" and are_whole_blocks(inputs, num_groups):
+                return NIBBLES * BLOCKS[_BLOCKS].bytes_per_weight
+            return NIBBLES * target.dtype.itemsize
 
-        return sum(math.prod(source.shape(name)) * bytes_per_element(name) for name in source.names)
-
-
-def _packed(
-    source: TensorSource, names: list[str], shape: tuple[int, int], device: torch.device
-) -> AwqWeight:
-    """The named matrices, concatenated; AWQ stores them transposed."""
-    qweight, qzeros, scales = (
-        _joined(source, [_part(name, kind) for name in names])
-        for kind in ("qweight", "qzeros", "scales")
-    )
-    outputs, inputs = shape
-    if qweight.shape != (inputs, outputs // NIBBLES):
-        raise StartupError(
-            f"{_part(names[0], 'qweight')} has shape {tuple(qweight.shape)}, config.json says "
-            f"{(inputs, outputs // NIBBLES)}"
+        return math.ceil(
+            sum(math.prod(source.shape(name)) * bytes_per_element(name) for name in source.names)
         )
-    try:
-        return AwqWeight(*repack_awq(*(t.to(device) for t in (qweight, qzeros, scales))))
-    except ValueError as error:
-        raise StartupError(f"{names[0]} cannot be unpacked: {error}") from None
+
+    def _packed(
+        self, source: TensorSource, names: list[str], shape: tuple[int, int], target: Target
+    ) -> Weight:
+        """The named matrices, concatenated; AWQ stores them transposed."""
+        qweight, qzeros, scales = (
+            _joined(source, [_part(name, kind) for name in names]).to(target.device)
+            for kind in ("qweight", "qzeros", "scales")
+        )
+        outputs, inputs = shape
+        if qweight.shape != (inputs, outputs // NIBBLES):
+            raise StartupError(
+                f"{_part(names[0], 'qweight')} has shape {tuple(qweight.shape)}, config.json says "
+                f"{(inputs, outputs // NIBBLES)}"
+            )
+        try:
+            check_stored(qweight, qzeros, scales)
+            check_group_size(inputs, len(scales), self._group_size)
+            check_finite(scales)
+            if target.provider == "native" and are_whole_blocks(inputs, len(scales)):
+                codes, zeros = unpack_awq(qweight).to(torch.int8), unpack_awq(qzeros).to(torch.int8)
+                numbers = codes - zeros.repeat_interleave(inputs // len(scales), 0)
+                if (kept := integer_blocks(numbers.t(), scales.t(), _BLOCKS)) is not None:
+                    return BlockWeight(kept)
+            return AwqWeight(*repack_awq(qweight, qzeros, scales))
+        except ValueError as error:
+            raise StartupError(f"{names[0]} cannot be unpacked: {error}") from None
 
 
 def _joined(source: TensorSource, names: list[str]) -> Tensor:

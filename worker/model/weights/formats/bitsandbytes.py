@@ -25,6 +25,7 @@ class BitsAndBytes(Coded):
             *("weight.nested_quant_map", *_STATES),
         }
     )
+    descriptions: ClassVar[frozenset[str]] = frozenset(_STATES)
 
     @classmethod
     def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self | None:
@@ -41,8 +42,11 @@ class BitsAndBytes(Coded):
         return source.has(f"{stem}weight.absmax")
 
     def shape(self, source: TensorSource, stem: str) -> tuple[int, int]:
-        state = next(source.get(f"{stem}{name}") for name in _STATES if source.has(f"{stem}{name}"))
-        outputs, inputs = _content(state)["shape"]
+        states = (f"{stem}{name}" for name in _STATES)
+        stored = next((name for name in states if source.has(name)), None)
+        if stored is None:
+            raise StartupError(f"the checkpoint has no tensor {stem}{_STATES[0]}")
+        outputs, inputs = _content(source.get(stored))["shape"]
         return int(outputs), int(inputs)
 
     def decoder(
@@ -55,13 +59,17 @@ class BitsAndBytes(Coded):
             raise ValueError(f"it has {tensors['weight'].numel()} bytes for {num_weights} weights")
         most = tensors["weight.absmax"]
         if "weight.nested_absmax" in tensors:
-            outer = tensors["weight.nested_absmax"].float()
-            own = outer.repeat_interleave(int(state["nested_blocksize"]))[: most.numel()]
-            codes = tensors["weight.nested_quant_map"].float()[most.long()]
-            most = codes * own + float(state["nested_offset"])
+            outer, levels = (
+                tensors[f"weight.nested_{kind}"].float() for kind in ("absmax", "quant_map")
+            )
+            outer_size = int(state["nested_blocksize"])
+            _check_blocks(outer, outer_size, most.numel())
+            if levels.numel() != 256:
+                raise ValueError(f"its magnitudes have {levels.numel()} levels, not 256")
+            own = outer.repeat_interleave(outer_size)[: most.numel()]
+            most = levels[most.long()] * own + float(state["nested_offset"])
         check_finite(most)
-        if size < 1 or most.numel() != -(-num_weights // size):
-            raise ValueError(f"{most.numel()} blocks of {size} do not cover {num_weights} weights")
+        _check_blocks(most, size, num_weights)
 
         def decode() -> Tensor:
             both = tensors["weight"].flatten().int()
@@ -69,6 +77,14 @@ class BitsAndBytes(Coded):
             return (codes * most.float().repeat_interleave(size)[:num_weights]).view(shape)
 
         return decode
+
+
+def _check_blocks(magnitudes: Tensor, size: int, num_weights: int) -> None:
+    """Raise `ValueError` unless each block of this size has a magnitude."""
+    if size < 1 or magnitudes.numel() != -(-num_weights // size):
+        raise ValueError(
+            f"{magnitudes.numel()} blocks of {size} do not cover {num_weights} weights"
+        )
 
 
 def _content(state: Tensor) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Matrices in ggml's blocks: those of a GGUF file, and floats that are quantized as they are
+"""Matrices in ggml's blocks: the matrices of a GGUF file, and floats that are quantized as they are
 read."""
 
 import math
@@ -22,7 +22,7 @@ _TABLE_FORMAT: QuantFormat = "q8_0"
 
 @dataclass(frozen=True, slots=True)
 class BlockWeight:
-    """A `Weight` in blocks of one format."""
+    """A `Weight` in blocks of a single format."""
 
     packed: QuantizedWeight
 
@@ -57,6 +57,7 @@ class Gguf(Format):
     name: ClassVar[str] = "GGUF"
     kinds: ClassVar[str] = "see below"
     packed_for: ClassVar[frozenset[Provider]] = frozenset({"native"})
+    bytes_per_weight: ClassVar[str] = "those of the file"
 
     @classmethod
     def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self | None:
@@ -75,8 +76,8 @@ class Gguf(Format):
         parts = [_stored(source, name, target) for name in names]
         if len(parts) == 1:
             return parts[0]
-        rows = [row for part in parts for row in part.native_rows()]
-        if target.provider == "native" and can_be_stacked(rows):
+        is_native = target.provider == "native"
+        if is_native and can_be_stacked([row for part in parts for row in part.native_rows()]):
             return StackedWeight(tuple(parts))
         return DenseWeight(torch.cat([part.dense(target.dtype) for part in parts]))
 

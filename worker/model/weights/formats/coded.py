@@ -1,5 +1,5 @@
-"""What formats without kernels of their own have in common: matrices are expanded as they are
-read."""
+"""What formats without kernels of their own have in common: matrices are kept in ggml's blocks if
+some blocks have the same values, and else expanded as they are read."""
 
 import math
 from abc import abstractmethod
@@ -12,13 +12,18 @@ from torch import Tensor
 
 from kernels.native.packed import Rows
 from kernels.providers import Ops, Provider
+from kernels.quantized import BLOCKS, INTEGERS, QuantizedWeight, pack_integers
 from shared.errors import StartupError
+from worker.model.weights.formats.blocks import BlockWeight
 from worker.model.weights.formats.dense import Dense
 from worker.model.weights.formats.interface import Format, Target
 from worker.model.weights.sources import TensorSource
 from worker.model.weights.weight import DenseWeight, StackedWeight, Weight
 
-_FLOATS = frozenset({"F32", "F16", "BF16"})
+_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+INTEGER_BLOCKS = {(4, False): "q4_0", (4, True): "q5_0", (8, False): "q8_0"}
+"""The blocks that have the integers of codes of these bits, less the middle code, or less zero
+points of any value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +51,13 @@ class CodedWeight:
 
 class Coded(Format):
     """A format whose matrices are codes with scales, several tensors for one matrix. Matrices that
-    are stored as floats, such as those of ignored modules, stay as they are."""
+    are stored as floats, such as the matrices of ignored modules, stay as they are."""
 
     suffixes: ClassVar[frozenset[str]]
-    """What the names of a matrix's tensors have in place of ``weight``."""
+    """The endings of the names of a matrix's tensors, in place of ``weight``."""
+    descriptions: ClassVar[frozenset[str]] = frozenset()
+    """The suffixes of short tensors that say how a matrix is coded. They stay in the host's
+    memory."""
 
     @abstractmethod
     def is_coded(self, source: TensorSource, stem: str) -> bool:
@@ -68,6 +76,31 @@ class Coded(Format):
     def shape(self, source: TensorSource, stem: str) -> tuple[int, int]:
         """(outputs, inputs) of a coded matrix."""
 
+    def block_format(self, source: TensorSource, stem: str) -> str | None:
+        """The format of the blocks that have the values of a coded matrix, as far as names and
+        shapes tell; None if there are none."""
+        return None
+
+    def blocks(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], block_format: str
+    ) -> QuantizedWeight | None:
+        """The matrix in these blocks; None if its values do not fit into them."""
+        return None
+
+    def stem(self, name: str) -> str | None:
+        """The name of the matrix that a tensor belongs to, without ``weight``."""
+        for suffix in self.suffixes:
+            if name.endswith(f".{suffix}"):
+                return name.removesuffix(suffix)
+        return None
+
+    def dtype(self, source: TensorSource, device: torch.device) -> torch.dtype:
+        """The type of the largest tensor of floats, beside which there are codes."""
+        floats = [name for name in source.names if source.kind(name) in _FLOATS]
+        if not floats:
+            raise StartupError("the checkpoint has no weights of a float type")
+        return _FLOATS[source.kind(max(floats, key=lambda name: math.prod(source.shape(name))))]
+
     def read(
         self, source: TensorSource, names: list[str], shape: tuple[int, int], target: Target
     ) -> Weight:
@@ -80,23 +113,20 @@ class Coded(Format):
         return parts[0] if len(parts) == 1 else StackedWeight(tuple(parts))
 
     def num_bytes(self, source: TensorSource, target: Target) -> int:
-        """Of expanded matrices and other tensors, without the codes and scales."""
-        num_weights, stems = 0, set()
+        """The size of matrices in blocks, of expanded matrices and of other tensors, without codes
+        and scales."""
+        num_bytes, stems = 0.0, set()
         for name in source.names:
-            stem = self._stem(name)
+            stem = self.stem(name)
             if stem is None or not self.is_coded(source, stem):
-                num_weights += math.prod(source.shape(name))
+                num_bytes += math.prod(source.shape(name)) * target.dtype.itemsize
             else:
                 stems.add(stem)
-        num_weights += sum(math.prod(self.shape(source, stem)) for stem in stems)
-        return num_weights * target.dtype.itemsize
-
-    def _stem(self, name: str) -> str | None:
-        """The name of the matrix that a tensor belongs to, without ``weight``."""
-        for suffix in self.suffixes:
-            if name.endswith(f".{suffix}"):
-                return name.removesuffix(suffix)
-        return None
+        for stem in stems:
+            kept = self.block_format(source, stem) if target.provider == "native" else None
+            size = target.dtype.itemsize if kept is None else BLOCKS[kept].bytes_per_weight
+            num_bytes += math.prod(self.shape(source, stem)) * size
+        return math.ceil(num_bytes)
 
     def _part(self, source: TensorSource, name: str, target: Target) -> Weight:
         stem = name.removesuffix("weight")
@@ -106,21 +136,27 @@ class Coded(Format):
                     f"{name} is stored as {source.kind(name)} without what {self.name} needs"
                 )
             return DenseWeight(source.get(name).to(target.device, target.dtype))
+        stored = {suffix for suffix in self.suffixes if source.has(f"{stem}{suffix}")}
         tensors = {
-            suffix: source.get(f"{stem}{suffix}").to(target.device)
-            for suffix in self.suffixes
-            if source.has(f"{stem}{suffix}")
+            suffix: source.get(f"{stem}{suffix}")
+            if suffix in self.descriptions
+            else source.get(f"{stem}{suffix}").to(target.device)
+            for suffix in stored
         }
         shape = self.shape(source, stem)
         try:
             decode = self.decoder(tensors, shape)
         except (ValueError, KeyError) as error:
             raise StartupError(f"{name} cannot be read as {self.name}: {error}") from None
+        if target.provider == "native" and (kept := self.block_format(source, stem)) is not None:
+            packed = self.blocks(tensors, shape, kept)
+            if packed is not None:
+                return BlockWeight(packed)
         return CodedWeight(shape, sum(tensor.nbytes for tensor in tensors.values()), decode)
 
 
 def declared(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What config.json says about the quantization of weights; None for plain ones."""
+    """The description of the quantization of weights in config.json; None for plain weights."""
     for holder in (config, config.get("text_config") or {}):
         found = holder.get("quantization_config") or holder.get("compression_config")
         if found:
@@ -136,11 +172,46 @@ def method_of(config: Mapping[str, Any]) -> str | None:
     return None if described is None else str(described.get("quant_method") or "bitsandbytes")
 
 
+def layouts_of(config: Mapping[str, Any]) -> set[str]:
+    """The layouts of compressed-tensors in a checkpoint; none for other methods."""
+    described = declared(config) or {}
+    if method_of(config) != "compressed-tensors":
+        return set()
+    groups = (described.get("config_groups") or {}).values()
+    return {str(group.get("format") or described.get("format")) for group in groups}
+
+
+def are_whole_blocks(inputs: int, num_groups: int) -> bool:
+    """Whether groups of inputs of equal sizes consist of whole blocks of integers."""
+    return num_groups > 0 and inputs % (num_groups * BLOCKS["q8_0"].inputs) == 0
+
+
+def integer_blocks(numbers: Tensor, scales: Tensor, block_format: str) -> QuantizedWeight | None:
+    """Integers [outputs, inputs] times scales [outputs, groups], in blocks of equal values. None if
+    the format lacks an integer, or a scale is not a number of float16."""
+    halves, (low, high) = scales.half(), INTEGERS[block_format]
+    has_all = numbers.amin() >= low and numbers.amax() <= high
+    if not has_all or not torch.equal(halves.float(), scales.float()):
+        return None
+    return pack_integers(numbers, halves, block_format)
+
+
+def check_group_size(inputs: int, num_groups: int, group_size: int | None) -> None:
+    """Raise `ValueError` unless there are as many groups as config.json says, where -1 is a single
+    group."""
+    if group_size is not None:
+        expected = -(-inputs // group_size) if group_size > 0 else 1
+        if num_groups != expected:
+            raise ValueError(
+                f"{inputs} inputs in {num_groups} groups, config.json says groups of {group_size}"
+            )
+
+
 def scaled(codes: Tensor, scales: Tensor) -> Tensor:
     """Codes [outputs, inputs] times scales, each for a rectangle of the matrix, in float32.
 
-    ``scales`` is [1], or [rows, columns] of rectangles of equal sizes; the last ones may be cut
-    off.
+    ``scales`` is [1], or [rows, columns] of rectangles of equal sizes; the last rectangles may be
+    cut off.
     """
     grid = scales.float()
     if grid.numel() == 1:
@@ -162,7 +233,13 @@ def check_grid(shape: tuple[int, int], scales: Tensor) -> None:
         raise ValueError(f"scales of shape {tuple(scales.shape)} for a matrix of {shape}")
 
 
+def holds(values: Tensor, condition: Callable[[Tensor], Tensor]) -> bool:
+    """Whether a condition is true of all values. Without data, on the meta device, it is assumed
+    to be."""
+    return values.is_meta or bool(condition(values).all())
+
+
 def check_finite(scales: Tensor) -> None:
     """Raise `ValueError` for a scale that no matrix has."""
-    if not scales.float().isfinite().all():
+    if not holds(scales, lambda values: values.float().isfinite()):
         raise ValueError("a scale is infinite or NaN")

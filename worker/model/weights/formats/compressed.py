@@ -6,12 +6,19 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
+from kernels.providers import Provider
+from kernels.quantized import QuantizedWeight
 from shared.errors import StartupError
 from worker.model.weights.formats.coded import (
+    INTEGER_BLOCKS,
     Coded,
+    are_whole_blocks,
     check_finite,
     check_grid,
     declared,
+    holds,
+    integer_blocks,
+    layouts_of,
     method_of,
     scaled,
 )
@@ -27,12 +34,16 @@ class CompressedTensors(Coded):
 
     name: ClassVar[str] = "compressed-tensors"
     kinds: ClassVar[str] = "W4A16, W8A16, W8A8 in int8 or float8, without act-order"
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native"})
+    bytes_per_weight: ClassVar[str] = "0.56 (4 bits), 0.69 (4, with zero points), 1.06 (8)"
+    numerics: ClassVar[str] = "fused integers"
     suffixes: ClassVar[frozenset[str]] = frozenset(
         {
             *("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_shape"),
             *("weight_g_idx", "input_scale", "input_zero_point"),
         }
     )
+    descriptions: ClassVar[frozenset[str]] = frozenset({"weight_shape"})
 
     def __init__(self, bits: int) -> None:
         """``bits`` of the codes in a word."""
@@ -44,12 +55,12 @@ class CompressedTensors(Coded):
             return None
         described = declared(config) or {}
         groups = list((described.get("config_groups") or {}).values())
-        layouts = {group.get("format") or described.get("format") for group in groups}
+        layouts = layouts_of(config)
         bits: set[Any] = {(group.get("weights") or {}).get("num_bits") for group in groups}
         if not layouts or not layouts <= _LAYOUTS or len(bits) != 1 or not bits <= {4, 8}:
             raise StartupError(
                 "the model's weights are quantized with compressed-tensors ("
-                f"{', '.join(sorted(map(str, layouts)))} of {', '.join(sorted(map(str, bits)))} "
+                f"{', '.join(sorted(layouts))} of {', '.join(sorted(map(str, bits)))} "
                 "bits), which is not supported"
             )
         return cls(bits.pop())
@@ -71,25 +82,21 @@ class CompressedTensors(Coded):
     ) -> Callable[[], Tensor]:
         if "weight_scale" not in tensors:
             raise ValueError("it has no scale")
-        scales, zeros = tensors["weight_scale"], tensors.get("weight_zero_point")
+        scales = tensors["weight_scale"]
         check_finite(scales)
         if scales.ndim == 1 and scales.numel() > 1:
             scales = scales.view(-1, 1)
-        if (order := tensors.get("weight_g_idx")) is not None and (order.diff() < 0).any():
+        order = tensors.get("weight_g_idx")
+        if order is not None and not holds(order, lambda groups: groups.diff() >= 0):
             raise ValueError("its inputs are in another order (act-order), which is not supported")
         if (stated := tensors.get("weight_shape")) is not None and tuple(stated.tolist()) != shape:
             raise ValueError(f"weight_shape says {tuple(stated.tolist())}, not {shape}")
-        middle = 1 << self._bits - 1
-        if zeros is not None and "weight_packed" in tensors and zeros.shape != scales.shape:
-            # Packed along the outputs.
-            zeros = unpack_words(zeros.t(), self._bits).t()[: len(scales)] - middle
+        zeros = self._zeros(tensors, scales)
         if zeros is not None and zeros.numel() != scales.numel():
             raise ValueError(f"zero points have the shape {tuple(zeros.shape)}")
 
         def decode() -> Tensor:
-            packed = tensors.get("weight_packed")
-            codes = tensors["weight"] if packed is None else unpack_words(packed, self._bits)
-            numbers = codes.float() if packed is None else (codes - middle).float()
+            numbers = self._codes(tensors).float()
             if zeros is not None:
                 ones = numbers.new_ones(()).expand(shape)
                 numbers = numbers - scaled(ones, zeros.view(scales.shape))
@@ -97,3 +104,40 @@ class CompressedTensors(Coded):
 
         check_grid(shape, scales)
         return decode
+
+    def block_format(self, source: TensorSource, stem: str) -> str | None:
+        is_packed = source.has(f"{stem}weight_packed")
+        scales, (outputs, inputs) = f"{stem}weight_scale", self.shape(source, stem)
+        rows, *columns = source.shape(scales) or (1,)
+        has_integers = is_packed or source.kind(f"{stem}weight") == "I8"
+        # Scales of 32 bits are hardly ever numbers of float16.
+        is_short = has_integers and rows == outputs and source.kind(scales) != "F32"
+        if not is_short or not are_whole_blocks(inputs, columns[0] if columns else 1):
+            return None
+        has_zeros = source.has(f"{stem}weight_zero_point")
+        return INTEGER_BLOCKS.get((self._bits if is_packed else 8, has_zeros))
+
+    def blocks(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], block_format: str
+    ) -> QuantizedWeight | None:
+        scales = tensors["weight_scale"].view(shape[0], -1)
+        numbers, zeros = self._codes(tensors).int(), self._zeros(tensors, scales)
+        if zeros is not None:
+            numbers -= zeros.repeat_interleave(shape[1] // scales.shape[1], 1)
+        return integer_blocks(numbers, scales, block_format)
+
+    def _codes(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """[outputs, inputs], with 0 in the middle of the integers in words."""
+        words = tensors.get("weight_packed")
+        if words is None:
+            return tensors["weight"]
+        return unpack_words(words, self._bits) - (1 << self._bits - 1)
+
+    def _zeros(self, tensors: Mapping[str, Tensor], scales: Tensor) -> Tensor | None:
+        """The zero points, as many as scales; None if there are none."""
+        zeros = tensors.get("weight_zero_point")
+        if zeros is None or "weight_packed" not in tensors or zeros.shape == scales.shape:
+            return zeros
+        # Packed along the outputs.
+        unpacked = unpack_words(zeros.t(), self._bits).t()[: len(scales)]
+        return unpacked - (1 << self._bits - 1)

@@ -11,7 +11,7 @@ from worker.model.weights.weight import DenseWeight
 
 
 class Dense(Format):
-    """Floats of 16 or 32 bits, read as one data type."""
+    """Floats of 16 or 32 bits, read as a single data type."""
 
     name: ClassVar[str] = "floats"
     kinds: ClassVar[str] = "of 16 and 32 bits"

@@ -1,5 +1,5 @@
-"""Matrices of 8-bit floats, with one scale or one for each block of 128 times 128, as DeepSeek and
-Qwen publish them."""
+"""Matrices of 8-bit floats, with a scale for the matrix or for each block of 128 times 128, as
+DeepSeek and Qwen publish them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
@@ -20,7 +20,7 @@ FLOAT8 = frozenset({"F8_E4M3", "F8_E5M2"})
 
 
 class Fp8(Coded):
-    """``weight`` times ``weight_scale_inv`` (blocks) or ``weight_scale`` (one for all)."""
+    """``weight`` times ``weight_scale_inv`` (blocks) or ``weight_scale`` (for the whole matrix)."""
 
     name: ClassVar[str] = "FP8"
     kinds: ClassVar[str] = "one scale for a matrix or for each block"
@@ -33,9 +33,11 @@ class Fp8(Coded):
 
     @classmethod
     def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self | None:
-        if method_of(config) not in ("fp8", "fbgemm_fp8"):
+        described = declared(config) or {}
+        is_model_opt = method_of(config) == "modelopt" and described.get("quant_algo") == "FP8"
+        if not is_model_opt and method_of(config) not in ("fp8", "fbgemm_fp8"):
             return None
-        block = (declared(config) or {}).get("weight_block_size")
+        block = described.get("weight_block_size")
         return cls(None if block is None else (int(block[0]), int(block[1])))
 
     def is_coded(self, source: TensorSource, stem: str) -> bool:
@@ -58,9 +60,13 @@ class Fp8(Coded):
             if tuple(scales.shape) != expected:
                 raise ValueError(f"scales have the shape {tuple(scales.shape)}, not {expected}")
             rows, columns = self._block
-            grid = scales.repeat_interleave(rows, 0)[: shape[0]]
-            wide = grid.repeat_interleave(columns, 1)[:, : shape[1]]
-            return lambda: tensors["weight"].float() * wide.float()
+
+            def decode() -> Tensor:
+                grid = scales.repeat_interleave(rows, 0)[: shape[0]]
+                wide = grid.repeat_interleave(columns, 1)[:, : shape[1]]
+                return tensors["weight"].float() * wide.float()
+
+            return decode
         grid = scales.view(-1, 1) if scales.ndim == 1 else scales
         check_grid(shape, grid)
         return lambda: scaled(tensors["weight"], grid)

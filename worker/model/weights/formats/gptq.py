@@ -7,8 +7,20 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from kernels.providers import Provider
+from kernels.quantized import QuantizedWeight
 from shared.errors import StartupError
-from worker.model.weights.formats.coded import Coded, check_finite, declared, method_of
+from worker.model.weights.formats.coded import (
+    INTEGER_BLOCKS,
+    Coded,
+    are_whole_blocks,
+    check_finite,
+    check_group_size,
+    declared,
+    holds,
+    integer_blocks,
+    method_of,
+)
 from worker.model.weights.sources import TensorSource
 
 _WORD_BITS = 32
@@ -20,13 +32,20 @@ class Gptq(Coded):
 
     name: ClassVar[str] = "GPTQ"
     kinds: ClassVar[str] = "4 and 8 bits, also with act-order"
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native"})
+    bytes_per_weight: ClassVar[str] = "0.56 (4 bits), 0.69 (4, with zero points), 1.06 (8)"
+    numerics: ClassVar[str] = "fused integers"
     suffixes: ClassVar[frozenset[str]] = frozenset({"qweight", "qzeros", "scales", "g_idx"})
 
-    def __init__(self, bits: int, zero_offset: int) -> None:
+    def __init__(
+        self, bits: int, zero_offset: int, *, is_symmetric: bool, group_size: int | None
+    ) -> None:
         """``zero_offset`` is what a stored zero point lacks: 1 except in version 2 of the
         layout."""
         self._bits = bits
         self._zero_offset = zero_offset
+        self._blocks = INTEGER_BLOCKS.get((bits, not is_symmetric))
+        self._group_size = group_size
 
     @classmethod
     def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self | None:
@@ -39,7 +58,12 @@ class Gptq(Coded):
                 f"the model's weights are quantized with gptq (bits {bits}, layout {layout}), "
                 "which is not supported: only 4 and 8 bits are"
             )
-        return cls(bits, 0 if layout == "gptq_v2" else 1)
+        return cls(
+            bits,
+            0 if layout == "gptq_v2" else 1,
+            is_symmetric=bool(described.get("sym", True)),
+            group_size=described.get("group_size"),
+        )
 
     def is_coded(self, source: TensorSource, stem: str) -> bool:
         return source.has(f"{stem}qweight")
@@ -59,21 +83,48 @@ class Gptq(Coded):
         expected = (num_groups, outputs * self._bits // _WORD_BITS)
         if tuple(tensors["qzeros"].shape) != expected:
             raise ValueError(f"qzeros has the shape {tuple(tensors['qzeros'].shape)}")
+        check_group_size(inputs, num_groups, self._group_size)
         groups = tensors.get("g_idx")
         if groups is None:
             if inputs % num_groups:
                 raise ValueError(f"{inputs} inputs in {num_groups} groups")
-            groups = torch.arange(inputs, device=scales.device) // (inputs // num_groups)
-        elif groups.shape != (inputs,) or groups.min() < 0 or groups.max() >= num_groups:
+            groups = _in_order(inputs, num_groups, scales.device)
+        elif groups.shape != (inputs,) or not holds(
+            groups, lambda values: (values >= 0) & (values < num_groups)
+        ):
             raise ValueError("g_idx names groups that do not exist, or not one for each input")
         index = groups.long()
 
         def decode() -> Tensor:
-            codes = unpack_words(tensors["qweight"].t(), self._bits).t()
-            zeros = unpack_words(tensors["qzeros"], self._bits) + self._zero_offset
-            return ((codes - zeros[index]).float() * scales.float()[index]).t().contiguous()
+            numbers = self._numbers(tensors, index)
+            return (numbers.float() * scales.float()[index]).t().contiguous()
 
         return decode
+
+    def block_format(self, source: TensorSource, stem: str) -> str | None:
+        num_groups = source.shape(f"{stem}scales")[0]
+        _, inputs = self.shape(source, stem)
+        return self._blocks if are_whole_blocks(inputs, num_groups) else None
+
+    def blocks(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], block_format: str
+    ) -> QuantizedWeight | None:
+        scales = tensors["scales"]
+        groups = _in_order(shape[1], len(scales), scales.device)
+        if "g_idx" in tensors and not torch.equal(tensors["g_idx"].long(), groups):
+            return None  # act-order
+        return integer_blocks(self._numbers(tensors, groups).t(), scales.t(), block_format)
+
+    def _numbers(self, tensors: Mapping[str, Tensor], groups: Tensor) -> Tensor:
+        """The codes less the zero points of their inputs' groups, [inputs, outputs] int32."""
+        codes = unpack_words(tensors["qweight"].t(), self._bits).t()
+        zeros = unpack_words(tensors["qzeros"], self._bits) + self._zero_offset
+        return codes - zeros[groups]
+
+
+def _in_order(inputs: int, num_groups: int, device: torch.device) -> Tensor:
+    """The group of each input, if neighbouring inputs form groups of equal sizes."""
+    return torch.arange(inputs, device=device) // (inputs // num_groups)
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:

@@ -30,18 +30,26 @@ class Format(ABC):
     """The variants that are read, for the documentation."""
     packed_for: ClassVar[frozenset[Provider]] = frozenset()
     """The providers that multiply matrices as they are stored; for others they are expanded."""
+    bytes_per_weight: ClassVar[str] = "those of the data type"
+    """The memory for a weight, for the documentation."""
+    numerics: ClassVar[str] = "fused"
+    """The name of the native decoder's arithmetic with such weights. A format whose matrices an
+    older version expanded has another name."""
+    stacked_parts: ClassVar[tuple[str, ...]] = ()
+    """The endings of the names of tensors that together hold the matrices of all experts, the
+    experts first, then their outputs. Empty if a matrix has to be stored by itself."""
 
     @classmethod
     @abstractmethod
     def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self | None:
-        """The format with what config.json says about it; None if the checkpoint has another one.
+        """The format, as config.json describes it; None if the checkpoint has another format.
 
         Raises `StartupError` for a variant that is not supported.
         """
 
     def dtype(self, source: TensorSource, device: torch.device) -> torch.dtype:
-        """The data type in which the model is served unless another one is asked for. Raises
-        `StartupError` if there is none."""
+        """The data type in which the model is served unless the settings name another. Raises
+        `StartupError` if there is no such type."""
         return source.dtype
 
     @abstractmethod

@@ -14,12 +14,16 @@ from worker.model.weights.formats.dense import Dense
 from worker.model.weights.formats.fp8 import Fp8
 from worker.model.weights.formats.gptq import Gptq
 from worker.model.weights.formats.interface import Format
+from worker.model.weights.formats.mxfp4 import Mxfp4
+from worker.model.weights.formats.nvfp4 import Nvfp4
 from worker.model.weights.sources import TensorSource
 
 FORMATS: tuple[type[Format], ...] = (
     Gguf,
     Awq,
     Gptq,
+    Mxfp4,
+    Nvfp4,
     CompressedTensors,
     Fp8,
     BitsAndBytes,
@@ -30,7 +34,7 @@ FORMATS: tuple[type[Format], ...] = (
 def format_of(
     config: Mapping[str, Any], source: TensorSource, quant_format: QuantFormat | None = None
 ) -> Format:
-    """The format of a checkpoint, or the one that its floats are quantized to.
+    """The format of a checkpoint, or the format that its floats are quantized to.
 
     Raises `StartupError` for a quantization that is not supported, and if matrices that are already
     packed would have to be quantized again.

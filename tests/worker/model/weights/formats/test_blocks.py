@@ -49,7 +49,7 @@ def write_model(
 ) -> dict[str, Tensor]:
     """Write a GGUF file; returns what it holds, by Hugging Face's names.
 
-    ``kinds`` are those of matrices that are not of the ``main`` kind.
+    ``kinds`` are the kinds of matrices that are not of the ``main`` kind.
     """
     writer = gguf.GGUFWriter(directory / "model.gguf", architecture)
     writer.add_head_count(HEADS)
@@ -102,6 +102,20 @@ def test_a_file_is_read_as_it_is(tmp_path: Path, kind: str, architecture: str) -
         weight = read(tmp_path, *names, target=target)
         assert set(formats(weight)) == {floats.get(kind, kind)}
         assert torch.equal(weight.dense(torch.float32), torch.cat([held[name] for name in names]))
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_the_shape_of_every_format_is_known_without_data(tmp_path: Path, kind: str) -> None:
+    write_model(tmp_path, {"blk.0.attn_k": Kind.F16}, Kind[kind.upper()])
+    target = Target(torch.float32, torch.device("meta"))
+    source = open_source(tmp_path, has_data=False)
+
+    for names, num_rows in ((QKV, 64), ([DOWN], 24)):
+        weight = Gguf().read(source, names, (num_rows, INPUTS), target)
+        assert weight.dense(torch.float32).shape == weight.shape == (num_rows, INPUTS)
+
+    with pytest.raises(StartupError, match=r"has shape \(24, 256\), config.json says \(24, 512\)"):
+        Gguf().read(source, [DOWN], (24, 512), target)
 
 
 def test_each_matrix_of_a_mixed_file_keeps_its_own_format(tmp_path: Path) -> None:

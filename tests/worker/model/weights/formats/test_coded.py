@@ -1,7 +1,8 @@
-"""Formats whose matrices are expanded: each against a direct reading of its definition."""
+"""Formats of codes with scales: each against a direct reading of its definition, whether it is kept
+in blocks or expanded."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from kernels.providers import Provider
+from kernels.quantized import BLOCKS
 from shared.errors import StartupError
 from worker.checkpoints.checkpoint import Checkpoint
 from worker.model.weights.formats.interface import Format, Target
@@ -58,11 +61,15 @@ def fp8_tensor() -> Case:
     return {"quant_method": "fp8"}, tensors, weight.float() * 0.37
 
 
-def gptq(bits: int, *, is_ordered: bool, layout: str) -> Case:
+def gptq(
+    bits: int, *, is_ordered: bool, layout: str, group: int = GROUP, is_symmetric: bool = False
+) -> Case:
     codes = integers(0, 1 << bits, INPUTS, OUTPUTS)
-    zeros = integers(1, 1 << bits, INPUTS // GROUP, OUTPUTS)
-    scales = random(INPUTS // GROUP, OUTPUTS).half()
-    groups = torch.arange(INPUTS) // GROUP
+    zeros = integers(1, 1 << bits, INPUTS // group, OUTPUTS)
+    if is_symmetric:
+        zeros[:] = 1 << bits - 1
+    scales = random(INPUTS // group, OUTPUTS).half()
+    groups = torch.arange(INPUTS) // group
     if not is_ordered:
         groups = groups[torch.randperm(INPUTS, generator=torch.Generator().manual_seed(0))]
     tensors = {
@@ -73,6 +80,7 @@ def gptq(bits: int, *, is_ordered: bool, layout: str) -> Case:
     }
     expected = (scales[groups] * (codes - zeros[groups]).half()).t()
     config = {"quant_method": "gptq", "bits": bits, "checkpoint_format": layout}
+    config |= {"group_size": group, "sym": is_symmetric}
     return config, tensors, expected
 
 
@@ -82,10 +90,10 @@ def compressed(layout: str, bits: int) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": groups}
 
 
-def packed(bits: int, *, has_zeros: bool) -> Case:
+def packed(bits: int, *, has_zeros: bool, group: int = GROUP) -> Case:
     low, high = -(1 << bits - 1), 1 << bits - 1
     codes = integers(low, high, OUTPUTS, INPUTS)
-    scales = random(OUTPUTS, INPUTS // GROUP).bfloat16()
+    scales = random(OUTPUTS, INPUTS // group).bfloat16()
     tensors = {
         "weight_packed": words(codes - low, bits),
         "weight_scale": scales,
@@ -93,17 +101,17 @@ def packed(bits: int, *, has_zeros: bool) -> Case:
     }
     numbers = codes.bfloat16()
     if has_zeros:
-        zeros = integers(low, high, OUTPUTS, INPUTS // GROUP)
+        zeros = integers(low, high, OUTPUTS, INPUTS // group)
         tensors["weight_zero_point"] = words((zeros - low).t().contiguous(), bits).t().contiguous()
-        numbers = numbers - zeros.repeat_interleave(GROUP, 1).bfloat16()
-    expected = numbers * scales.repeat_interleave(GROUP, 1)
+        numbers = numbers - zeros.repeat_interleave(group, 1).bfloat16()
+    expected = numbers * scales.repeat_interleave(group, 1)
     return compressed("pack-quantized", bits), tensors, expected
 
 
-def int8_channels() -> Case:
-    weight, scales = integers(-128, 128, OUTPUTS, INPUTS).to(torch.int8), random(OUTPUTS, 1)
-    tensors = {"weight": weight, "weight_scale": scales}
-    return compressed("int-quantized", 8), tensors, weight.float() * scales
+def int8_channels(dtype: torch.dtype = torch.float32) -> Case:
+    weight = integers(-128, 128, OUTPUTS, INPUTS).to(torch.int8)
+    tensors = {"weight": weight, "weight_scale": random(OUTPUTS, 1).to(dtype)}
+    return compressed("int-quantized", 8), tensors, weight.to(dtype) * tensors["weight_scale"]
 
 
 def fp8_channels() -> Case:
@@ -136,6 +144,44 @@ def nf4(*, is_nested: bool) -> Case:
     return {"quant_method": "bitsandbytes", "load_in_4bit": True}, tensors, expected
 
 
+def mxfp4() -> Case:
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    blocks = integers(0, 256, OUTPUTS, INPUTS // 32, 16).to(torch.uint8)
+    exponents = integers(0, 253, OUTPUTS, INPUTS // 32).to(torch.uint8)
+    expected = convert_moe_packed_tensors(blocks[None], exponents[None], dtype=torch.bfloat16)
+    return {"quant_method": "mxfp4"}, {"blocks": blocks, "scales": exponents}, expected[0].t()
+
+
+def mxfp4_compressed() -> Case:
+    _, stored, expected = mxfp4()
+    tensors = {"weight_packed": stored["blocks"].flatten(1), "weight_scale": stored["scales"]}
+    return compressed("mxfp4-pack-quantized", 4), tensors, expected
+
+
+FLOAT4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def nvfp4(*, is_compressed: bool) -> Case:
+    codes, scales = integers(0, 16, OUTPUTS, INPUTS), random(OUTPUTS, INPUTS // 16).abs()
+    pairs = (codes[:, ::2] | codes[:, 1::2] << 4).to(torch.uint8)
+    short = (scales * 100).to(torch.float8_e4m3fn)
+    if is_compressed:
+        whole, config = torch.tensor([371.5]), compressed("nvfp4-pack-quantized", 4)
+        names, own = ("weight_packed", "weight_global_scale"), short.bfloat16() / whole
+    else:
+        whole, config = torch.tensor(0.0027), {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+        names, own = ("weight", "weight_scale_2"), short.float() * whole
+    tensors = {names[0]: pairs, "weight_scale": short, names[1]: whole}
+    assert own.dtype == torch.float32
+    return config, tensors, (FLOAT4[codes] * own.repeat_interleave(16, 1)).bfloat16()
+
+
+def fp8_model_opt() -> Case:
+    _, tensors, expected = fp8_tensor()
+    return {"quant_method": "modelopt", "quant_algo": "FP8"}, tensors, expected
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "FP8 in blocks": fp8_blocks,
     "FP8 with one scale": fp8_tensor,
@@ -150,7 +196,36 @@ CASES: dict[str, Callable[[], Case]] = {
     "FP8 for each output": fp8_channels,
     "NF4": lambda: nf4(is_nested=False),
     "NF4, nested": lambda: nf4(is_nested=True),
+    "GPTQ in blocks": lambda: gptq(4, is_ordered=True, layout="gptq", group=32, is_symmetric=True),
+    "GPTQ in blocks, with zero points": lambda: gptq(4, is_ordered=True, layout="gptq", group=64),
+    "GPTQ in blocks, 8 bits": lambda: gptq(
+        8, is_ordered=True, layout="gptq_v2", group=32, is_symmetric=True
+    ),
+    "GPTQ of whole blocks, act-order": lambda: gptq(4, is_ordered=False, layout="gptq", group=32),
+    "W4A16 in blocks": lambda: packed(4, has_zeros=False, group=32),
+    "W4A16 in blocks, with zero points": lambda: packed(4, has_zeros=True, group=32),
+    "W8A16 in blocks": lambda: packed(8, has_zeros=False, group=64),
+    "int8 in blocks": lambda: int8_channels(torch.bfloat16),
+    "MXFP4": mxfp4,
+    "MXFP4 of compressed-tensors": mxfp4_compressed,
+    "NVFP4": lambda: nvfp4(is_compressed=True),
+    "NVFP4 of ModelOpt": lambda: nvfp4(is_compressed=False),
+    "FP8 of ModelOpt": fp8_model_opt,
 }
+
+
+BLOCKS_OF = {
+    "GPTQ in blocks": "q4_0",
+    "GPTQ in blocks, with zero points": "q5_0",
+    "GPTQ in blocks, 8 bits": "q8_0",
+    "W4A16 in blocks": "q4_0",
+    "W4A16 in blocks, with zero points": "q5_0",
+    "W8A16 in blocks": "q8_0",
+    "int8 in blocks": "q8_0",
+    "MXFP4": "mxfp4",
+    "MXFP4 of compressed-tensors": "mxfp4",
+}
+"""The formats of ggml's blocks in which cases are kept."""
 
 
 def opened(
@@ -168,15 +243,18 @@ def read(
     config: dict[str, Any],
     tensors: dict[str, Tensor],
     shape: tuple[int, int] = (OUTPUTS, INPUTS),
+    provider: Provider = "native",
 ) -> Weight:
     stored_as, source = opened(directory, config, tensors)
-    return stored_as.read(source, [f"{STEM}weight"], shape, TARGET)
+    target = Target(torch.float32, torch.device("cpu"), provider)
+    return stored_as.read(source, [f"{STEM}weight"], shape, target)
 
 
+@pytest.mark.parametrize("provider", ["native", "reference"])
 @pytest.mark.parametrize("name", CASES)
-def test_a_matrix_is_what_its_format_defines(tmp_path: Path, name: str) -> None:
+def test_a_matrix_is_what_its_format_defines(tmp_path: Path, name: str, provider: Provider) -> None:
     config, tensors, expected = CASES[name]()
-    weight = read(tmp_path, config, tensors)
+    weight = read(tmp_path, config, tensors, provider=provider)
     assert weight.shape == (OUTPUTS, INPUTS)
     assert torch.equal(weight.dense(expected.dtype), expected)
 
@@ -192,8 +270,24 @@ def test_everything_is_read_and_ignored_modules_stay_as_they_are(tmp_path: Path,
     assert torch.equal(both.dense(torch.float32)[OUTPUTS:], random(8, INPUTS))
     assert torch.equal(both.dense(expected.dtype)[:OUTPUTS], expected)
     assert source.unread == ["model.norm.weight"]
-    num_weights = (OUTPUTS + 8) * INPUTS + INPUTS
-    assert stored_as.num_bytes(source, TARGET) == 4 * num_weights
+    num_others = 8 * INPUTS + INPUTS
+    size = 4.0 if name not in BLOCKS_OF else BLOCKS[BLOCKS_OF[name]].bytes_per_weight
+    if name == "GPTQ of whole blocks, act-order":  # the order of the inputs is not known yet
+        size = BLOCKS["q5_0"].bytes_per_weight
+    assert stored_as.num_bytes(source, TARGET) == size * OUTPUTS * INPUTS + 4 * num_others
+    expanded = stored_as.num_bytes(source, Target(torch.float32, TARGET.device, "triton"))
+    assert expanded == 4 * (OUTPUTS * INPUTS + num_others)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_codes_stay_in_blocks_that_have_their_values(tmp_path: Path, name: str) -> None:
+    config, tensors, _ = CASES[name]()
+    weight = read(tmp_path, config, tensors)
+    assert ("native" in weight.providers) == (name in BLOCKS_OF)
+    if name in BLOCKS_OF:
+        assert [rows.format for rows in weight.native_rows()] == [BLOCKS_OF[name]]
+        assert weight.num_bytes == BLOCKS[BLOCKS_OF[name]].bytes_per_weight * OUTPUTS * INPUTS
+    assert not read(tmp_path, config, tensors, provider="triton").providers
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -204,14 +298,100 @@ def test_another_shape_is_refused_by_name(tmp_path: Path, name: str) -> None:
         read(tmp_path, config, tensors, (OUTPUTS, INPUTS // 2))
 
 
+def damaged(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """Without a tensor, or with a shorter tensor."""
+    for name, tensor in tensors.items():
+        yield {other: tensors[other] for other in tensors if other != name}
+        if tensor.ndim and not name.endswith("nf4"):  # a description of a matrix is read
+            yield {**tensors, name: tensor[1:]}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_without_data_the_same_is_refused(tmp_path: Path, name: str) -> None:
+    config, tensors, _ = CASES[name]()
+
+    def refusal(source: Checkpoint, target: Target) -> str | None:
+        stored_as = format_of({"quantization_config": config}, source)
+        try:
+            weight = stored_as.read(source, [f"{STEM}weight"], (OUTPUTS, INPUTS), target)
+        except StartupError as error:
+            return str(error)
+        assert weight.dense(torch.float32).shape == (OUTPUTS, INPUTS)
+        return None
+
+    for parts in (tensors, *damaged(tensors)):
+        opened(tmp_path, config, parts)
+        told = refusal(Checkpoint(tmp_path), TARGET)
+        without_data = Checkpoint(tmp_path, has_data=False)
+        assert refusal(without_data, Target(torch.float32, torch.device("meta"))) == told
+
+
+@pytest.mark.parametrize("exponent", [253, 255])
+def test_an_exponent_without_finite_weights_is_refused_by_name(
+    tmp_path: Path, exponent: int
+) -> None:
+    config, tensors, _ = mxfp4()
+    tensors["scales"][-1, -1] = exponent
+    with pytest.raises(StartupError, match=r"down_proj\.weight cannot be read as MXFP4: .* NaN"):
+        read(tmp_path, config, tensors)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, torch.nan])
+@pytest.mark.parametrize("name", ["NVFP4", "NVFP4 of ModelOpt"])
+def test_a_global_scale_that_no_matrix_has_is_refused_by_name(
+    tmp_path: Path, name: str, scale: float
+) -> None:
+    config, tensors, _ = CASES[name]()
+    (whole,) = tensors.keys() & {"weight_global_scale", "weight_scale_2"}
+    tensors[whole] = torch.full_like(tensors[whole], scale)
+    with pytest.raises(StartupError, match=r"down_proj\.weight cannot be read as NVFP4: "):
+        read(tmp_path, config, tensors)
+
+
+def test_a_group_that_does_not_divide_the_inputs_is_refused(tmp_path: Path) -> None:
+    config, tensors, _ = CASES["NVFP4"]()
+    tensors["weight_packed"] = tensors["weight_packed"][:, :28]
+    with pytest.raises(StartupError, match=r"NVFP4: 56 inputs are not in groups of 16"):
+        read(tmp_path, config, tensors, (OUTPUTS, 56))
+
+
+def test_scales_beyond_float16_are_expanded(tmp_path: Path) -> None:
+    config, tensors, _ = CASES["W4A16 in blocks"]()
+    tensors["weight_scale"][0, 0] = 2.0**17
+    weight = read(tmp_path, config, tensors)
+    assert not weight.providers
+    assert weight.dense(torch.float32).isfinite().all()
+
+
+def test_integers_beyond_the_blocks_are_expanded(tmp_path: Path) -> None:
+    config, tensors, expected = CASES["GPTQ in blocks, with zero points"]()
+    weight = read(tmp_path, config | {"sym": True}, tensors)
+    assert not weight.providers
+    assert torch.equal(weight.dense(torch.float16), expected)
+
+
+@pytest.mark.parametrize("group_size", [16, 128, -1])
+def test_groups_of_another_size_than_declared_are_refused_by_name(
+    tmp_path: Path, group_size: int
+) -> None:
+    config, tensors, _ = CASES["GPTQ in blocks"]()
+    message = rf"64 inputs in 2 groups, config\.json says groups of {group_size}"
+    with pytest.raises(StartupError, match=rf"down_proj\.weight cannot be read as GPTQ: {message}"):
+        read(tmp_path, config | {"group_size": group_size}, tensors)
+
+
 SCALES = ("weight_scale_inv", "weight_scale", "scales", "weight.absmax")
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "NF4, nested"])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name != "NF4, nested" and "MXFP4" not in name]
+)
 def test_a_scale_that_is_not_finite_is_refused_by_name(tmp_path: Path, name: str) -> None:
     config, tensors, _ = CASES[name]()
     scale = next(kind for kind in SCALES if kind in tensors)
-    tensors[scale] = torch.full_like(tensors[scale], torch.inf)
+    dtype = tensors[scale].dtype
+    odd = torch.inf if dtype.itemsize > 1 else torch.nan  # float8 has no infinity
+    tensors[scale] = torch.full(tensors[scale].shape, odd).to(dtype)
     with pytest.raises(StartupError, match=r"down_proj\.weight cannot be read as .* infinite"):
         read(tmp_path, config, tensors)
 
@@ -224,6 +404,10 @@ def test_a_scale_that_is_not_finite_is_refused_by_name(tmp_path: Path, name: str
         ("GPTQ, 4 bits", "g_idx", "g_idx names groups that do not exist, or not one for each"),
         ("W4A16", "weight_scale", r"scales of shape \(47, 4\) for a matrix of \(48, 64\)"),
         ("FP8 for each output", "weight_scale", r"scales of shape \(47, 1\) for a matrix"),
+        ("MXFP4", "scales", r"scales have the shape \(47, 2\), not \(48, 2\)"),
+        ("MXFP4 of compressed-tensors", "weight_scale", r"scales have the shape \(47, 2\), not"),
+        ("NVFP4", "weight_scale", r"scales have the shape \(47, 4\), not \(48, 4\)"),
+        ("NVFP4", "weight_global_scale", r"its global scale has the shape \(0,\)"),
         ("NF4", "weight.absmax", "47 blocks of 64 do not cover 3072 weights"),
     ],
 )

@@ -1,7 +1,6 @@
-"""The modules that a streamed chat request enters: ``python -m tests.support.journey``.
+"""The modules that a streamed chat request enters.
 
-The requests go through a real gateway, RabbitMQ and a real worker with a synthetic model. Use
-``--write`` to update the tables in docs/life-of-a-request.md.
+The requests go through a real gateway, RabbitMQ and a real worker with a synthetic model.
 
 Concurrent tasks interleave differently each time, so several requests are traced. A module is
 listed if most requests enter it, and in the most frequent order. The bus is entered whenever a
@@ -9,9 +8,7 @@ message is sent or received, so its modules are listed in alphabetical order.
 """
 
 import asyncio
-import logging
 import re
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,12 +26,11 @@ from typing import Literal, TypeAlias
 from bench.echo_worker import MODEL
 from shared.bus.rabbit import RabbitBus
 from shared.telemetry import incidents
-from tests.support.deployment.broker import running_node
 from tests.support.gateway.http import hears_a_worker, live_gateway, text_of
 from tests.support.workers.synthetic import echo_worker
 from worker.process.watchdog import Watchdog
 
-PAGE = Path(__file__).parents[2] / "docs" / "life-of-a-request.md"
+PAGE = Path(__file__).parents[3] / "docs" / "life-of-a-request.md"
 
 Part: TypeAlias = Literal["gateway", "worker", "bus"]
 Entries: TypeAlias = Counter[tuple[Part, str]]
@@ -49,7 +45,7 @@ _SYNTHETIC = "worker.model."
 _SIDES: Mapping[str, Part] = {"gateway": "gateway", "worker": "worker", "engine": "worker"}
 """By the first part of the thread's name. Other threads work in the background."""
 _RESUME = bytes((opmap["RESUME"], 0))
-"""The instruction at which a function starts; one with another argument resumes a coroutine."""
+"""The instruction at which a function starts. With another argument, it resumes a coroutine."""
 _LIST = re.compile(r"(<!-- modules: (?P<part>\w+) -->\n).*?(<!-- /modules -->)", re.DOTALL)
 
 _NUM_REQUESTS = 7
@@ -221,18 +217,9 @@ def _agreed(part: Part, requests: Sequence[Entries]) -> list[Stop]:
     return [Stop(m, median_low(entries[part, m] for entries in requests)) for m in order]
 
 
-def _show(journey: Journey) -> None:
+def show(journey: Journey) -> None:
     for part, stops in journey.items():
         again = [stop for stop in stops if stop.num_entries > 1]
         print(f"{part}: {len(stops)} modules, {len(again)} of them entered again")
         for number, stop in enumerate(stops, 1):
             print(f"{number:4} {stop.num_entries:4} x  {stop.module}")
-
-
-if __name__ == "__main__":
-    logging.getLogger("aiormq").setLevel(logging.CRITICAL)
-    with running_node() as node:
-        journey = traced(node.url)
-    _show(journey)
-    if "--write" in sys.argv[1:]:
-        PAGE.write_text(rendered(PAGE.read_text(encoding="utf-8"), journey), encoding="utf-8")

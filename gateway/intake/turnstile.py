@@ -1,0 +1,142 @@
+"""Requests and lines of batches that wait until the limits of their API key admit them."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from weakref import WeakValueDictionary
+
+from prometheus_client import Gauge, Histogram
+
+from gateway.intake.admission import Admission
+from gateway.intake.keys.accepted import Keys
+from gateway.intake.keys.api_key import ApiKey
+from gateway.intake.limits import Grant, Limits
+from shared.backoff import drawn
+from shared.errors import InvalidApiKey, QuotaExceeded, RateLimited, Unavailable
+from shared.messages import GenerationJob
+from shared.telemetry.metrics import REQUEST_S, Catalog
+
+_MAX_PAUSE_S = 0.1
+"""A slot may become free at any time: answers have fewer tokens than estimated, and end."""
+
+
+class Turnstile:
+    """Admits the requests of a key in the order in which they came: small requests do not overtake
+    a large request for ever."""
+
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.time) -> None:
+        self._limits = limits
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self._refusal: RateLimited | None = None
+        """The latest, of the request whose turn it is."""
+
+    async def admit(
+        self,
+        stack: AsyncExitStack,
+        key: Callable[[], ApiKey],
+        num_tokens: int,
+        job: GenerationJob | None,
+        *,
+        until: float = math.inf,
+        is_batch_line: bool = False,
+        report: Callable[[RateLimited], object] = lambda refusal: None,
+    ) -> Grant:
+        """Wait until `Limits.admit` admits a request, whose slot ``stack`` holds. ``key`` returns
+        the key with its present limits, and ``report`` is called with each refusal.
+
+        Raises as `Limits.admit`, but `RateLimited` only at the Unix time ``until``, or for a tenant
+        without a budget.
+        """
+        try:
+            async with asyncio.timeout(None if until == math.inf else until - self._clock()):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise self._refused_behind_others() from None
+        try:
+            while True:
+                try:
+                    admission = self._limits.admit(
+                        key(), num_tokens, job, is_batch_line=is_batch_line
+                    )
+                    return await stack.enter_async_context(admission)
+                except RateLimited as refusal:
+                    report(refusal)
+                    left_s = until - self._clock()
+                    if left_s <= 0 or (isinstance(refusal, QuotaExceeded) and not is_batch_line):
+                        raise
+                    self._refusal = refusal
+                    pause_s = drawn(min(refusal.retry_after_s, _MAX_PAUSE_S))
+                    await asyncio.sleep(min(pause_s, left_s))
+        finally:
+            self._turn.release()
+
+    def _refused_behind_others(self) -> RateLimited | Unavailable:
+        if self._refusal is None:
+            return Unavailable("The limits of this API key cannot be checked now.")
+        return RateLimited(
+            "Other requests of this API key waited for its limits until the deadline of this "
+            "request.",
+            limit=self._refusal.limit or "",
+            kind=self._refusal.kind,
+            retry_after_s=self._refusal.retry_after_s,
+        )
+
+
+class Turnstiles:
+    """The turnstiles of the keys whose requests wait at this gateway."""
+
+    def __init__(self, limits: Limits, keys: Keys, admission: Admission, catalog: Catalog) -> None:
+        self._limits = limits
+        self._keys = keys
+        self._admission = admission
+        self._by_key: WeakValueDictionary[tuple[str, str], Turnstile] = WeakValueDictionary()
+        self._num_waiting: Gauge = catalog.gauge(
+            "warren_gateway_limit_waiting",
+            'Requests with "on_limit": "wait" that wait for the limits of their keys.',
+        )
+        self._waited_s: Histogram = catalog.histogram(
+            "warren_gateway_limit_wait_seconds",
+            'How long requests with "on_limit": "wait" waited for the limits of their keys, '
+            "whether they were admitted or not.",
+            REQUEST_S,
+        )
+
+    @asynccontextmanager
+    async def admit(self, key: ApiKey, num_tokens: int, job: GenerationJob) -> AsyncIterator[Grant]:
+        """`Limits.admit`, but wait for the limits until the job's deadline. Raises `ShuttingDown`
+        once the gateway shuts down, and `InvalidApiKey` once the key is revoked."""
+        assert job.deadline is not None
+        turnstile = self._by_key.setdefault((key.tenant, key.key_id), Turnstile(self._limits))
+        async with AsyncExitStack() as stack:
+            with self._waiting():
+                grant = await turnstile.admit(
+                    stack,
+                    lambda: self._present(key),
+                    num_tokens,
+                    job,
+                    until=job.deadline,
+                    report=lambda refusal: self._admission.require_open(),
+                )
+            yield grant
+
+    def _present(self, key: ApiKey) -> ApiKey:
+        """The key with its limits of now; the same for a person who has signed in."""
+        if key.person or not key.key_id:
+            return key
+        known = self._keys.with_id(key.key_id)
+        if known is None:
+            raise InvalidApiKey("The API key was revoked while its request waited.")
+        return known
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        began = time.monotonic()
+        self._num_waiting.inc()
+        try:
+            yield
+        finally:
+            self._num_waiting.dec()
+            self._waited_s.observe(time.monotonic() - began)

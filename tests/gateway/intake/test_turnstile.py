@@ -1,0 +1,192 @@
+"""Requests that wait for the limits of their key."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gateway.intake.keys.key_file import KeyFile, read_keys
+from gateway.intake.limits import Limits
+from gateway.intake.turnstile import Turnstile
+from shared.bus.memory import MemoryBus
+from shared.errors import QuotaExceeded, RateLimited
+from tests.support.gateway.http import (
+    LiveGateway,
+    chat_body,
+    eventually,
+    live_gateway,
+    running_limits,
+)
+from tests.support.workers.scripted_worker import (
+    ScriptedWorker,
+    repeat_the_prompt,
+    start_only,
+)
+
+CHAT = "/v1/chat/completions"
+WAITING = "warren_gateway_limit_waiting"
+SOON_S = 0.05
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> KeyFile:
+    return KeyFile(tmp_path / "keys")
+
+
+@pytest.fixture
+async def limits(bus: MemoryBus) -> AsyncIterator[Limits]:
+    async with running_limits(Limits(bus, 10), bus) as limits:
+        yield limits
+
+
+async def ask(
+    gateway: LiveGateway, headers: dict[str, str], on_limit: str = "wait", **more: Any
+) -> httpx.Response:
+    body = chat_body(on_limit=on_limit, **more)
+    return await gateway.http.post(CHAT, json=body, headers=headers)
+
+
+async def waits(gateway: LiveGateway, num_waiting: int) -> None:
+    async def is_so() -> bool:
+        return await gateway.sample(WAITING) == num_waiting
+
+    await eventually(is_so)
+
+
+@contextmanager
+def busy(gateway: LiveGateway, worker: ScriptedWorker, key: str) -> Iterator[asyncio.Task[Any]]:
+    """A request that runs until it is cancelled, while those after it would be answered."""
+    worker.script = start_only
+    running = asyncio.create_task(ask(gateway, {"authorization": f"Bearer {key}"}, "refuse"))
+    try:
+        yield running
+    finally:
+        running.cancel()
+
+
+async def test_a_request_waits_until_another_of_its_key_has_ended(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    key = file.add("alice", max_concurrent=1)
+    headers = {"authorization": f"Bearer {key}"}
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        with busy(gateway, worker, key) as running:
+            await worker.wait_until(lambda: bool(worker.jobs))
+            worker.script = repeat_the_prompt
+            refused = await ask(gateway, headers, "refuse")
+            waiting = asyncio.create_task(ask(gateway, headers))
+            await waits(gateway, 1)
+            running.cancel()
+            answer = await waiting
+        await waits(gateway, 0)
+
+    assert (refused.status_code, answer.status_code) == (429, 200)
+
+
+async def test_a_request_waits_until_its_deadline(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    headers = {"authorization": f"Bearer {file.add('alice', requests_per_minute=1)}"}
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        first = await ask(gateway, headers)
+        late = await ask(gateway, headers, timeout=SOON_S)
+
+    assert (first.status_code, late.status_code) == (200, 429)
+    assert "Limit 1, Used 1, Requested 1" in late.json()["error"]["message"]
+    assert len(worker.jobs) == 1
+
+
+async def test_a_client_that_leaves_waits_no_longer(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    headers = {"authorization": f"Bearer {file.add('alice', requests_per_minute=1)}"}
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        await ask(gateway, headers)
+        waiting = asyncio.create_task(ask(gateway, headers))
+        await waits(gateway, 1)
+        waiting.cancel()
+        await waits(gateway, 0)
+
+    assert len(worker.jobs) == 1
+
+
+async def test_a_gateway_that_shuts_down_keeps_no_request_waiting(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    headers = {"authorization": f"Bearer {file.add('alice', requests_per_minute=1)}"}
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        await ask(gateway, headers)
+        waiting = asyncio.create_task(ask(gateway, headers))
+        await waits(gateway, 1)
+        gateway.server.stop()
+        answer = await waiting
+
+    assert answer.status_code == 503
+    assert answer.json()["error"]["message"] == "The gateway is shutting down."
+
+
+async def test_the_request_of_a_revoked_key_waits_no_longer(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    headers = {"authorization": f"Bearer {file.add('alice', requests_per_minute=1)}"}
+    (key_id,) = read_keys(file.path)
+    async with live_gateway(bus, keys_file=file.path, keys_look_s=0.0) as gateway:
+        await ask(gateway, headers)
+        waiting = asyncio.create_task(ask(gateway, headers))
+        await waits(gateway, 1)
+        file.revoke(key_id)
+        answer = await waiting
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def test_bodies_are_read_for_a_key_at_its_limits_only_so_often(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile, limits: Limits
+) -> None:
+    file.add("alice", requests_per_minute=1)
+    (key,) = read_keys(file.path).values()
+    async with limits.admit(key) as grant:
+        grant.note_published()
+    num_read = 0
+
+    with suppress(RateLimited):
+        while True:
+            with limits.attempt(key, might_wait=True) as attempt:
+                num_read += attempt.refusal is not None
+
+    assert num_read == 60
+
+
+async def test_a_request_behind_another_says_so_at_its_deadline(
+    limits: Limits, file: KeyFile
+) -> None:
+    file.add("alice", requests_per_minute=1)
+    (key,) = read_keys(file.path).values()
+    turnstile, refusals = Turnstile(limits, lambda: 100.0), asyncio.Queue[RateLimited]()
+    async with AsyncExitStack() as stack:
+        (await turnstile.admit(stack, lambda: key, 1, None)).note_published()
+        first = asyncio.create_task(
+            turnstile.admit(stack, lambda: key, 1, None, report=refusals.put_nowait)
+        )
+        await refusals.get()
+
+        with pytest.raises(RateLimited, match="Other requests of this API key waited"):
+            await turnstile.admit(stack, lambda: key, 1, None, until=100.0 + SOON_S)
+        first.cancel()
+
+
+async def test_nobody_waits_for_a_budget(bus: MemoryBus, file: KeyFile) -> None:
+    def require_budget(tenant: str) -> None:
+        raise QuotaExceeded("The budget is spent.", retry_after_s=1e6)
+
+    file.add("alice", requests_per_minute=1)
+    (key,) = read_keys(file.path).values()
+    async with running_limits(Limits(bus, 10, require_budget=require_budget), bus) as limits:
+        turnstile = Turnstile(limits)
+        async with AsyncExitStack() as stack:
+            with pytest.raises(QuotaExceeded):
+                await turnstile.admit(stack, lambda: key, 1, None)

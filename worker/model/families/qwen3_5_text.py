@@ -1,0 +1,14 @@
+"""The language model of Qwen 3.5 and 3.6: Qwen3-Next's layers, without experts."""
+
+from worker.model.config import Config
+from worker.model.families import qwen3_next
+from worker.model.spec import ModelSpec, Names
+
+_DEFAULTS = qwen3_next.DEFAULTS | {"num_key_value_heads": 4}
+# Layers that predict several tokens at once have names of their own.
+_NAMES = Names(is_within=True)
+
+
+def read(config: Config, names: Names = _NAMES) -> ModelSpec:
+    config = config.with_defaults(_DEFAULTS)
+    return qwen3_next.hybrid(config, [config.mlp()] * config.num_layers, names)

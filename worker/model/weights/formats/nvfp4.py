@@ -1,0 +1,74 @@
+"""Checkpoints of NVFP4: floats of 4 bits, of which 16 inputs share an 8-bit float, and all of a
+matrix a 32-bit float."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Self
+
+from torch import Tensor
+
+from worker.model.weights.formats.coded import (
+    Coded,
+    check_finite,
+    declared,
+    holds,
+    layouts_of,
+    method_of,
+)
+from worker.model.weights.formats.float4 import check_pairs, scaled_floats
+from worker.model.weights.sources import TensorSource
+
+_GROUP = 16
+
+
+class Nvfp4(Coded):
+    """The codes and scales of compressed-tensors are ``weight_packed``, ``weight_scale`` and the
+    divisor ``weight_global_scale``; those of TensorRT Model Optimizer ``weight``, ``weight_scale``
+    and the factor ``weight_scale_2``."""
+
+    name: ClassVar[str] = "NVFP4"
+    kinds: ClassVar[str] = "compressed-tensors and ModelOpt"
+    suffixes: ClassVar[frozenset[str]] = frozenset(
+        {
+            *("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"),
+            *("weight", "weight_scale_2", "input_scale"),
+        }
+    )
+
+    @classmethod
+    def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self | None:
+        is_compressed = layouts_of(config) == {"nvfp4-pack-quantized"}
+        algorithm = (declared(config) or {}).get("quant_algo")
+        is_model_opt = method_of(config) == "modelopt" and algorithm == "NVFP4"
+        return cls() if is_compressed or is_model_opt else None
+
+    def is_coded(self, source: TensorSource, stem: str) -> bool:
+        plain = f"{stem}weight"
+        is_short = source.has(plain) and source.kind(plain) == "U8"
+        return is_short or source.has(f"{stem}weight_packed")
+
+    def shape(self, source: TensorSource, stem: str) -> tuple[int, int]:
+        packed = f"{stem}weight_packed"
+        outputs, num_bytes = source.shape(packed if source.has(packed) else f"{stem}weight")
+        return outputs, num_bytes * 2
+
+    def decoder(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int]
+    ) -> Callable[[], Tensor]:
+        is_compressed = "weight_packed" in tensors
+        pairs = tensors["weight_packed" if is_compressed else "weight"]
+        scales = tensors["weight_scale"]
+        whole = tensors["weight_global_scale" if is_compressed else "weight_scale_2"]
+        check_pairs(pairs, scales, _GROUP)
+        if whole.numel() != 1:
+            raise ValueError(f"its global scale has the shape {tuple(whole.shape)}")
+        check_finite(scales)
+        check_finite(whole)
+        if not holds(whole, lambda value: value > 0):
+            raise ValueError("its global scale is not positive")
+
+        def decode() -> Tensor:
+            factor = whole.float().flatten()
+            wide = scales.float()
+            return scaled_floats(pairs, wide / factor if is_compressed else wide * factor)
+
+        return decode

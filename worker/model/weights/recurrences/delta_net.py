@@ -1,0 +1,95 @@
+"""Linear attention by the gated delta rule, as in Qwen3-Next and Qwen 3.5."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.native.packed import PackedWeight
+from kernels.native.recurrences import PackedConvolution, PackedDeltaNet, PackedRecurrence
+from kernels.providers import Ops
+from worker.model.spec import DeltaNet
+from worker.model.weights.recurrences.interface import LayerTensors, Recurrent
+from worker.model.weights.weight import Linear
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetLayer(Recurrent):
+    """A `DeltaNet`. Vectors are float32."""
+
+    spec: DeltaNet
+    inputs: Linear
+    """Makes queries, keys and values, then gates."""
+    rates: Linear
+    """[2 * num_heads, hidden_size]: how much of a correction is made, then how much fades."""
+    taps: Tensor
+    """[num_taps, mixed_size], the oldest token's first."""
+    decay: Tensor
+    """[num_heads]: the factor of how much fades."""
+    decay_bias: Tensor
+    """[num_heads]."""
+    norm: Tensor
+    """[value_dim]."""
+    output: Linear
+
+    def mix(
+        self, hidden: Tensor, states: Tensor, query_starts: Tensor, ops: Ops
+    ) -> tuple[Tensor, Tensor]:
+        """See `Recurrent.mix`."""
+        spec, num_tokens = self.spec, len(hidden)
+        sizes = [spec.mixed_size, spec.values_size]
+        mixed, gates = torch.split(self.inputs.product(hidden, ops), sizes, dim=1)
+        strengths, fading = self.rates.product(hidden, ops).float().chunk(2, dim=1)
+        decays = torch.exp(-self.decay * functional.softplus(fading + self.decay_bias))
+        num_kept = (spec.num_taps - 1) * spec.mixed_size
+        kept = states[:, :num_kept].view(-1, spec.num_taps - 1, spec.mixed_size)
+        matrices = states[:, num_kept:].view(-1, spec.num_heads, spec.key_dim, spec.value_dim)
+        mixed, kept = ops.short_convolution(mixed, self.taps, None, kept, query_starts)
+        sizes = [spec.keys_size, spec.keys_size, spec.values_size]
+        query, key, value = torch.split(functional.silu(mixed), sizes, dim=1)
+        found, matrices = ops.gated_delta_rule(
+            query.view(num_tokens, -1, spec.key_dim),
+            key.view(num_tokens, -1, spec.key_dim),
+            value.view(num_tokens, -1, spec.value_dim),
+            decays,
+            torch.sigmoid(strengths),
+            matrices,
+            query_starts,
+        )
+        found = functional.rms_norm(found, (spec.value_dim,), self.norm, spec.norm.eps)
+        found = found.flatten(1) * functional.silu(gates.float())
+        states = torch.cat((kept.flatten(1), matrices.flatten(1)), dim=1)
+        return self.output.product(found.to(hidden.dtype), ops), states
+
+    def packed(self, pack: Callable[[Linear], PackedWeight]) -> PackedRecurrence:
+        """See `Recurrent.packed`."""
+        return PackedDeltaNet(
+            inputs=pack(self.inputs),
+            output=pack(self.output),
+            rates=pack(self.rates),
+            convolution=PackedConvolution(taps=self.taps, bias=None),
+            decay=self.decay,
+            decay_bias=self.decay_bias,
+            norm=self.norm,
+            eps=self.spec.norm.eps,
+            num_key_heads=self.spec.num_key_heads,
+            key_dim=self.spec.key_dim,
+        )
+
+
+def read_delta_net(spec: DeltaNet, tensors: LayerTensors) -> DeltaNetLayer:
+    """Read the weights of a layer."""
+    names, hidden, heads = tensors.names.delta, tensors.hidden_size, (spec.num_heads,)
+    taps = tensors.floats(f"{names.convolution}.weight", (spec.mixed_size, 1, spec.num_taps))
+    return DeltaNetLayer(
+        spec=spec,
+        inputs=tensors.linear(names.inputs, (spec.mixed_size + spec.values_size, hidden)),
+        rates=tensors.float_linear(names.rates, (2 * spec.num_heads, hidden)),
+        taps=taps[:, 0].t().contiguous(),
+        decay=tensors.floats(names.decay, heads).exp(),
+        decay_bias=tensors.floats(names.decay_bias, heads),
+        norm=tensors.floats(f"{names.norm}.weight", (spec.value_dim,)),
+        output=tensors.linear([names.output], (hidden, spec.values_size)),
+    )

@@ -1,0 +1,81 @@
+"""Notices that this machine ends soon, as clouds give to spot instances, and operators in a file.
+
+Each cloud has a metadata server that only its machines reach. Sources: AWS, "Spot Instance
+interruption notices" and "Use IMDSv2"; Google, "Spot VMs" (``instance/preempted``); Azure,
+"Scheduled Events for Linux VMs".
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+_TIMEOUT_S = 5.0
+_LIFETIME_S = "300"
+"""AWS's tokens are valid for so many seconds; each look uses a new token."""
+
+
+@dataclass(frozen=True, slots=True)
+class MetadataServer:
+    """Where a cloud gives notice."""
+
+    url: str
+    read: Callable[[httpx.AsyncClient], Awaitable[str]]
+    """Returns the notice, or an empty string. Raises `httpx.HTTPError` and `ValueError`."""
+
+
+async def _of_aws(client: httpx.AsyncClient) -> str:
+    ttl = {"X-aws-ec2-metadata-token-ttl-seconds": _LIFETIME_S}
+    token = (await client.put("/latest/api/token", headers=ttl)).raise_for_status().text
+    found = await client.get(
+        "/latest/meta-data/spot/instance-action", headers={"X-aws-ec2-metadata-token": token}
+    )
+    return "" if found.status_code == httpx.codes.NOT_FOUND else found.raise_for_status().text
+
+
+async def _of_gcp(client: httpx.AsyncClient) -> str:
+    path, headers = "/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"}
+    found = (await client.get(path, headers=headers)).raise_for_status().text.strip()
+    return "preempted" if found.upper() == "TRUE" else ""
+
+
+async def _of_azure(client: httpx.AsyncClient) -> str:
+    path = "/metadata/scheduledevents?api-version=2020-07-01"
+    found = (await client.get(path, headers={"Metadata": "true"})).raise_for_status().json()
+    kinds = {event["EventType"] for event in found["Events"]} & {"Preempt", "Terminate"}
+    return ", ".join(sorted(kinds))
+
+
+CLOUDS: Mapping[str, MetadataServer] = {
+    "aws": MetadataServer("http://169.254.169.254", _of_aws),
+    "gcp": MetadataServer("http://metadata.google.internal", _of_gcp),
+    "azure": MetadataServer("http://169.254.169.254", _of_azure),
+}
+"""By their names in `WorkerSettings.interruption_notice`."""
+
+
+async def read_notice(place: str, clouds: Mapping[str, MetadataServer] = CLOUDS) -> str:
+    """The notice at ``place``, the name of a cloud or the path of a file, which gives notice as
+    soon as it exists; an empty string if there is none.
+
+    Raises `httpx.HTTPError`, `OSError`, and `ValueError` for an answer that is no metadata.
+    """
+    if place not in clouds:
+        return place if await asyncio.to_thread(Path(place).exists) else ""
+    server = clouds[place]
+    async with httpx.AsyncClient(
+        base_url=server.url, timeout=_TIMEOUT_S, trust_env=False
+    ) as client:
+        try:
+            return await server.read(client)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no list of events: {error!r}") from error
+
+
+async def wait_for_notice(place: str, interval_s: float) -> str:
+    """The notice at ``place``, once there is one. Raises as `read_notice`."""
+    while not (notice := await read_notice(place)):  # noqa: ASYNC110 (a file tells nobody)
+        await asyncio.sleep(interval_s)
+    return notice
