@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.support import PATIENCE_S
 from tests.support.deployment.broker import RabbitNode
 from tests.system.soak.answers import Gathering, answer_of
 from tests.system.soak.run import Plan, soak
@@ -20,7 +21,9 @@ BUSY_BYTES = 100 << 20
 async def test_rude_traffic_ends_no_process_and_leaves_nothing(
     own_broker: RabbitNode, tmp_path: Path
 ) -> None:
-    plan = Plan(duration_s=12, num_users=10, num_questions=30, detach_ttl_s=20)
+    plan = Plan(
+        duration_s=12, num_users=10, num_questions=30, detach_ttl_s=20, worker_silence_s=PATIENCE_S
+    )
 
     findings = await soak(own_broker, tmp_path, plan)
 

@@ -19,6 +19,7 @@ COUNT_CONNECTIONS = """
         || Pid <- rabbit_networking:local_connections(),
         [{client_properties, Properties}] <- [
             catch rabbit_networking:connection_info(Pid, [client_properties])],
+        is_list(Properties), % none before the client has sent them
         lists:member({<<"connection_name">>, longstr, <<"warren publish">>}, Properties)])
 """
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 
+from gateway.wiring import Tuning
 from tests.support.deployment import processes
 from tests.support.deployment.broker import RabbitNode
 from tests.support.deployment.processes import WarrenProcess
@@ -51,6 +52,9 @@ class Plan:
     detach_ttl_s: int = 40
     """How long the logs of detached streams are kept: they expire within the minute after the
     end."""
+    worker_silence_s: float = Tuning().worker_silence_s
+    """How long gateways wait for a worker's heartbeat. Where other programs starve the workers,
+    this must be longer, because each silence counts as a fault."""
     is_provoked: bool = False
     """Whether what the broker says is disturbed while traffic is sent."""
 
@@ -93,6 +97,7 @@ async def soak(node: RabbitNode, folder: Path, plan: Plan) -> Findings:
             num_workers=2,
             num_gateways=2,
             gateway_options=[f"--detach-ttl-s={plan.detach_ttl_s}"],
+            gateway_tuning={"worker_silence_s": plan.worker_silence_s},
         ) as deployment,
     ):
         async with patient_client(PATIENCE_S) as http:
