@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import httpx
@@ -15,6 +15,7 @@ from shared.bus.base import Binding, Exchange, Message, Queue, QueueState
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import PublishUnconfirmed, Unanswered
 from shared.messages import Restored, decode_event
+from tests.support.engines.brake import Brake
 from tests.support.gateway.http import (
     SECRET,
     LiveGateway,
@@ -28,6 +29,8 @@ from tests.support.workers.synthetic import echo_worker
 from worker.jobs import delivery
 
 NUM_TOKENS = 60
+NUM_FIRST_STEPS = 11
+"""A worker's engine then stands still in the middle of an answer until the test has acted."""
 STEP_S = 0.005
 HAS_IDS = {"accept": "text/event-stream"}
 
@@ -52,8 +55,10 @@ def words_of(body: str, choice: int = 0) -> str:
     return "".join(one["text"] for one in choices if one["index"] == choice)
 
 
-async def undisturbed(gateway: LiveGateway, **more: Any) -> str:
-    return (await gateway.post("/v1/completions", **question(**more))).text
+async def undisturbed(broker: MemoryBroker, gateway: LiveGateway, **more: Any) -> str:
+    """The answer of a worker that is there for this request only."""
+    async with echo_worker(broker):
+        return (await gateway.post("/v1/completions", **question(**more))).text
 
 
 @asynccontextmanager
@@ -74,6 +79,16 @@ async def resume(gateway: LiveGateway, response: httpx.Response, body: str) -> h
     return await gateway.http.get(url, headers={"last-event-id": last_id})
 
 
+async def wait_recreated(broker: MemoryBroker, log: str) -> None:
+    """Wait until the log that follows a lost log is there."""
+
+    async def is_there() -> bool:
+        return await bus.inspect(topology.later_log(log) or "") is not None
+
+    async with MemoryBus(broker) as bus:
+        await eventually(is_there)
+
+
 async def wait_unread(broker: MemoryBroker, log: str) -> None:
     """Wait until the gateway has noticed that the log's client has left."""
     async with MemoryBus(broker) as bus:
@@ -86,17 +101,17 @@ def log_of(response: httpx.Response) -> str:
 
 @pytest.mark.parametrize("num_choices", [1, 2])
 async def test_a_stream_goes_on_in_another_log(num_choices: int) -> None:
-    broker = MemoryBroker()
-    async with (
-        MemoryBus(broker) as bus,
-        live_gateway(bus) as gateway,
-        echo_worker(broker, step_s=STEP_S),
-    ):
-        expected = await undisturbed(gateway, n=num_choices)
-        async with asking(gateway, n=num_choices) as response:
+    broker, brake = MemoryBroker(), Brake(NUM_FIRST_STEPS)
+    async with MemoryBus(broker) as bus, live_gateway(bus) as gateway:
+        expected = await undisturbed(broker, gateway, n=num_choices)
+        async with (
+            echo_worker(broker, step_s=STEP_S, brake=brake),
+            asking(gateway, n=num_choices) as response,
+        ):
             pieces = response.aiter_text()
             body = await anext(pieces)
             broker.take_down(log_of(response))
+            brake.release()
             body += "".join([piece async for piece in pieces])
         later = topology.later_log(log_of(response))
         assert later is not None
@@ -112,13 +127,9 @@ async def test_a_stream_goes_on_in_another_log(num_choices: int) -> None:
 
 async def test_nodes_die_one_after_the_other_and_return() -> None:
     broker = MemoryBroker()
-    async with (
-        MemoryBus(broker) as bus,
-        live_gateway(bus) as gateway,
-        echo_worker(broker, step_s=STEP_S),
-    ):
-        expected = await undisturbed(gateway)
-        async with asking(gateway) as response:
+    async with MemoryBus(broker) as bus, live_gateway(bus) as gateway:
+        expected = await undisturbed(broker, gateway)
+        async with echo_worker(broker, step_s=STEP_S), asking(gateway) as response:
             log, body, num_deaths = log_of(response), "", 0
             async for piece in response.aiter_text():
                 body += piece
@@ -134,8 +145,7 @@ async def test_nodes_die_one_after_the_other_and_return() -> None:
 async def test_a_job_that_no_worker_has_started_is_answered_in_the_other_log() -> None:
     broker = MemoryBroker()
     async with live_gateway(broker, first_event_timeout_s=0.05) as gateway:
-        async with echo_worker(broker):
-            expected = await undisturbed(gateway)
+        expected = await undisturbed(broker, gateway)
         async with asking(gateway) as response:
             broker.take_down(log_of(response))
             async with echo_worker(broker):
@@ -145,43 +155,49 @@ async def test_a_job_that_no_worker_has_started_is_answered_in_the_other_log() -
 
 
 async def test_the_end_of_an_answer_that_is_lost_with_its_log_is_generated_again() -> None:
-    broker = MemoryBroker()
+    broker, brake = MemoryBroker(), Brake(NUM_FIRST_STEPS)
     async with (
         MemoryBus(broker) as bus,
         MemoryBus(broker) as theirs,
         live_gateway(bus) as gateway,
-        echo_worker(theirs, step_s=STEP_S),
     ):
-        expected = await undisturbed(gateway)
-        async with asking(gateway) as response:
+        expected = await undisturbed(broker, gateway)
+        async with (
+            echo_worker(theirs, step_s=STEP_S, brake=brake),
+            asking(gateway) as response,
+        ):
             pieces = response.aiter_text()
             body = await anext(pieces)
-            await lose_with_its_end_unread(broker, bus, theirs, log_of(response))
+            await lose_with_its_end_unread(broker, bus, theirs, log_of(response), brake)
             body += "".join([piece async for piece in pieces])
 
     assert words_of(body) == words_of(expected)
 
 
 async def lose_with_its_end_unread(
-    broker: MemoryBroker, bus: MemoryBus, theirs: MemoryBus, log: str
+    broker: MemoryBroker, bus: MemoryBus, theirs: MemoryBus, log: str, brake: Brake
 ) -> None:
-    """Disconnect a gateway until the worker has answered its second job and the log of this job is
+    """Disconnect a gateway until the worker has answered its job and the log of this job is
     lost."""
     bus.sever(for_s=math.inf)
-    await wait_answered(theirs, 2)
+    brake.release()
+    await wait_answered(theirs, 1)
     broker.take_down(log)
     bus.sever()
 
 
 @pytest.mark.parametrize("is_at_once", [True, False])
 async def test_a_client_that_resumes_at_that_moment_waits(is_at_once: bool) -> None:
-    broker = MemoryBroker()
-    async with two_gateways(broker) as (first, second), echo_worker(broker, step_s=STEP_S):
-        expected = await undisturbed(first)
-        async with asking(first) as response:
+    broker, brake = MemoryBroker(), Brake(NUM_FIRST_STEPS)
+    async with two_gateways(broker) as (first, second):
+        expected = await undisturbed(broker, first)
+        async with (
+            echo_worker(broker, step_s=STEP_S, brake=brake),
+            asking(first) as response,
+        ):
             body = await anext(response.aiter_text())
-            log = log_of(response)
-            broker.take_down(log)
+            broker.take_down(log_of(response))
+            brake.release()
             if not is_at_once:
                 await asyncio.sleep(0.1)
             rest = await resume(second, response, body)
@@ -191,14 +207,16 @@ async def test_a_client_that_resumes_at_that_moment_waits(is_at_once: bool) -> N
 
 
 async def test_a_log_without_a_reader_is_there_again_with_its_node() -> None:
-    broker = MemoryBroker()
-    async with two_gateways(broker) as (first, second), echo_worker(broker, step_s=STEP_S):
-        expected = await undisturbed(first)
+    broker, brake = MemoryBroker(), Brake(NUM_FIRST_STEPS)
+    async with two_gateways(broker) as (first, second), AsyncExitStack() as stack:
+        expected = await undisturbed(broker, first)
+        await stack.enter_async_context(echo_worker(broker, step_s=STEP_S, brake=brake))
         async with asking(first) as response:
             body = await anext(response.aiter_text())
             log = log_of(response)
         await wait_unread(broker, log)
         broker.take_down(log)
+        brake.release()
         resuming = asyncio.create_task(resume(second, response, body))
         await asyncio.sleep(0.1)
         was_waiting = not resuming.done()
@@ -210,16 +228,16 @@ async def test_a_log_without_a_reader_is_there_again_with_its_node() -> None:
 
 
 async def test_a_job_is_not_cancelled_while_its_client_waits_for_a_node() -> None:
-    broker = MemoryBroker()
-    async with (
-        two_gateways(broker) as (first, second),
-        echo_worker(broker, step_s=STEP_S, reader_grace_s=0.1),
-    ):
-        expected = await undisturbed(first)
+    broker, brake = MemoryBroker(), Brake(NUM_FIRST_STEPS)
+    async with two_gateways(broker) as (first, second), AsyncExitStack() as stack:
+        expected = await undisturbed(broker, first)
+        worker = echo_worker(broker, step_s=STEP_S, brake=brake, reader_grace_s=0.1)
+        await stack.enter_async_context(worker)
         async with asking(first) as response:
             body = await anext(response.aiter_text())
             log = log_of(response)
             broker.take_down(log)
+            brake.release()
         resuming = asyncio.create_task(resume(second, response, body))
         await asyncio.sleep(3)
         broker.bring_back(log)
@@ -232,14 +250,16 @@ async def test_a_job_waits_for_the_node_of_its_log_as_long_as_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(delivery, "_DOWN_PATIENCE_S", 0.3)
-    broker = MemoryBroker()
-    async with two_gateways(broker) as (first, second), echo_worker(broker, step_s=STEP_S):
-        expected = await undisturbed(first)
+    broker, brake = MemoryBroker(), Brake(NUM_FIRST_STEPS)
+    async with two_gateways(broker) as (first, second), AsyncExitStack() as stack:
+        expected = await undisturbed(broker, first)
+        await stack.enter_async_context(echo_worker(broker, step_s=STEP_S, brake=brake))
         async with asking(first, detach=True) as response:
             body = await anext(response.aiter_text())
             log = log_of(response)
         await wait_unread(broker, log)
         broker.take_down(log)
+        brake.release()
         await asyncio.sleep(2)
         broker.bring_back(log)
         rest = await resume(second, response, body)
@@ -251,15 +271,16 @@ async def test_a_resumed_stream_waits_for_its_node_if_nobody_can_write_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stalls, "STRANDED_S", 0.5)
-    broker = MemoryBroker()
+    broker, brake = MemoryBroker(), Brake(NUM_FIRST_STEPS)
     async with (
         MemoryBus(broker) as bus,
         MemoryBus(broker) as theirs,
         live_gateway(broker) as first,
         live_gateway(bus) as second,
-        echo_worker(theirs, step_s=4 * STEP_S),
+        AsyncExitStack() as stack,
     ):
-        expected = await undisturbed(first)
+        expected = await undisturbed(broker, first)
+        await stack.enter_async_context(echo_worker(theirs, step_s=STEP_S, brake=brake))
         async with asking(first, detach=True) as response:
             body = await anext(response.aiter_text())
             log = log_of(response)
@@ -267,7 +288,7 @@ async def test_a_resumed_stream_waits_for_its_node_if_nobody_can_write_the_rest(
         async with second.http.stream("GET", url) as resumed:
             pieces = resumed.aiter_text()
             await anext(pieces)
-            await lose_with_its_end_unread(broker, bus, theirs, log)
+            await lose_with_its_end_unread(broker, bus, theirs, log, brake)
             cut = "".join([piece async for piece in pieces])
         await theirs.delete_queue(topology.later_log(log) or "")  # as it expires
         broker.bring_back(log)
@@ -299,8 +320,7 @@ async def test_a_job_that_waits_is_published_once_more_when_its_log_is_lost(
         return await num_ready(bus, queue.name) >= 2
 
     async with BusyBus(broker) as bus, live_gateway(bus, first_event_timeout_s=0.05) as gateway:
-        async with echo_worker(broker):
-            await undisturbed(gateway)
+        await undisturbed(broker, gateway)
         async with asking(gateway) as response:
             broker.take_down(log_of(response))
             await eventually(is_published_again)
@@ -320,18 +340,21 @@ class SlowBus(MemoryBus):
 
 
 async def test_a_reader_keeps_what_it_has_read_until_the_log_is_there_again() -> None:
-    broker = MemoryBroker()
-    options = {"secret": SECRET, "disconnect_grace_s": 5}
+    broker, brake = MemoryBroker(), Brake(NUM_FIRST_STEPS)
+    options = {"secret": SECRET, "disconnect_grace_s": 60}
     async with (
         SlowBus(broker) as slow,
         live_gateway(slow, **options) as first,
         live_gateway(broker, **options) as second,
-        echo_worker(broker, step_s=STEP_S),
     ):
-        expected = await undisturbed(first)
-        async with asking(first) as response:
+        expected = await undisturbed(broker, first)
+        async with (
+            echo_worker(broker, step_s=STEP_S, brake=brake),
+            asking(first) as response,
+        ):
             body = await anext(response.aiter_text())
             broker.take_down(log_of(response))
+            brake.release()
             rest = await resume(second, response, body)
 
     assert words_of(body + rest.text) == words_of(expected)
@@ -367,17 +390,20 @@ class LossyBus(MemoryBus):
 async def test_a_client_that_returns_to_its_gateway_does_not_end_the_only_copy(
     has_left: bool,
 ) -> None:
-    broker = MemoryBroker()
+    broker, brake = MemoryBroker(), Brake(NUM_FIRST_STEPS)
     async with (
         LossyBus(broker) as lossy,
-        live_gateway(lossy, secret=SECRET, disconnect_grace_s=5) as gateway,
-        echo_worker(broker, step_s=STEP_S),
+        live_gateway(lossy, secret=SECRET, disconnect_grace_s=60) as gateway,
     ):
-        expected = await undisturbed(gateway)
-        async with asking(gateway) as response:
+        expected = await undisturbed(broker, gateway)
+        async with (
+            echo_worker(broker, step_s=STEP_S, brake=brake),
+            asking(gateway) as response,
+        ):
             pieces = response.aiter_text()
             body = await anext(pieces)
             broker.take_down(log_of(response))
+            brake.release()
             await lossy.is_declaring.wait()
             if has_left:
                 await response.aclose()
@@ -396,17 +422,17 @@ async def test_a_client_that_returns_to_its_gateway_does_not_end_the_only_copy(
 
 
 async def test_a_stream_whose_log_was_lost_can_be_cancelled() -> None:
-    broker = MemoryBroker()
+    broker, brake = MemoryBroker(), Brake(NUM_FIRST_STEPS)
     async with (
         two_gateways(broker) as (first, second),
-        echo_worker(broker, step_s=STEP_S),
-        asking(first, max_tokens=1000) as response,
+        echo_worker(broker, step_s=STEP_S, brake=brake),
+        asking(first) as response,
     ):
-        pieces = response.aiter_text()
-        await anext(pieces)
-        broker.take_down(log_of(response))
-        for _ in range(20):
-            await anext(pieces)
+        log = log_of(response)
+        await anext(response.aiter_text())
+        broker.take_down(log)
+        brake.allow(1)
+        await wait_recreated(broker, log)
         url = f"/v1/streams/{response.headers['x-request-id']}"
         cancelled = await second.http.delete(url)
 
@@ -417,18 +443,17 @@ async def test_a_job_finds_its_log_although_the_first_one_has_returned_and_expir
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(stalls, "_DESERTED_S", 60.0)  # the gateway must not have to help
-    broker = MemoryBroker()
+    broker, brake = MemoryBroker(), Brake(NUM_FIRST_STEPS)
     async with MemoryBus(broker) as bus, live_gateway(bus) as gateway:
-        async with echo_worker(broker):
-            expected = await undisturbed(gateway)
+        expected = await undisturbed(broker, gateway)
         async with asking(gateway) as response:
             pieces = response.aiter_text()
-            async with echo_worker(broker, step_s=0.05, drain_grace_s=0.1):
+            async with echo_worker(broker, brake=brake, drain_grace_s=0.1):
                 body = await anext(pieces)
                 log = log_of(response)
                 broker.take_down(log)
-                for _ in range(5):
-                    body += await anext(pieces)
+                brake.allow(1)
+                await wait_recreated(broker, log)
                 broker.bring_back(log)
                 await bus.delete_queue(log)
             async with echo_worker(broker, step_s=STEP_S):
@@ -439,18 +464,17 @@ async def test_a_job_finds_its_log_although_the_first_one_has_returned_and_expir
 
 
 async def test_a_request_that_is_repeated_with_its_key_finds_the_recreated_log() -> None:
-    broker = MemoryBroker()
-    async with (
-        two_gateways(broker) as (first, second),
-        echo_worker(broker, step_s=STEP_S),
-    ):
-        expected = await undisturbed(first)
+    broker, brake = MemoryBroker(), Brake(NUM_FIRST_STEPS)
+    async with two_gateways(broker) as (first, second), AsyncExitStack() as stack:
+        expected = await undisturbed(broker, first)
+        await stack.enter_async_context(echo_worker(broker, step_s=STEP_S, brake=brake))
         async with asking(first, key="key") as response:
-            pieces = response.aiter_text()
-            await anext(pieces)
-            broker.take_down(log_of(response))
-            for _ in range(5):
-                await anext(pieces)
+            log = log_of(response)
+            await anext(response.aiter_text())
+            broker.take_down(log)
+            brake.allow(1)
+            await wait_recreated(broker, log)
+        brake.release()
         async with asking(second, key="key") as response:
             body = (await response.aread()).decode()
 
