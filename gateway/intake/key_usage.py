@@ -185,20 +185,21 @@ class RequestWindows:
     def __init__(self) -> None:
         self._tallies: dict[str, _Tally] = {}
 
-    def count(self, account: Account, limit: int, now: float) -> None:
-        """Raises `RateLimited` if there are ``limit`` already."""
+    def count(self, account: Account, limit: int, now: float, num: int = 1) -> None:
+        """Count a request ``num`` times. Raises `RateLimited` if more than ``limit``
+        would be counted."""
         tally = self._tallies.setdefault(account.account_id, _Tally())
         tally.forget(now)
         seconds = {second: requests for second, (requests, _) in tally.seconds.items()}
         used = sum(seconds.values())
-        if used >= limit:
+        if used + num > limit:
             raise _refusal(
                 account,
                 "requests_per_minute",
-                _says("requests of any kind per minute", account, limit, used, 1),
-                retry_after_s=_until_free(seconds, used + 1 - limit, now),
+                _says("requests of any kind per minute", account, limit, used, num),
+                retry_after_s=_until_free(seconds, used + num - limit, now),
             )
-        tally.add(math.floor(now), 1, 0)
+        tally.add(math.floor(now), num, 0)
 
 
 class UsageLedger:

@@ -19,6 +19,7 @@ is detached.
 
 import asyncio
 import logging
+import math
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -69,9 +70,11 @@ _MIN_ANY = 60
 _ANY_PER_REQUEST = 10
 """Requests of any kind that a key may send to a gateway for each of its requests per minute:
 requests that read or store something take less than generations."""
-_MAX_DEFERRED = 60
-"""Bodies that a gateway reads in a minute for a key that is at its limits, to learn whether their
-requests would wait. Each costs time, and the key has none left."""
+_MAX_DEFERRED = 960
+_DEFERRED_BYTES = 64 << 10
+"""A gateway reads so many bodies of at most this size in a minute for a key that is at its limits,
+to learn whether their requests would wait. Larger bodies count several times. Each costs time, and
+the key has none left; but those that wait must not be refused because others do not."""
 _DROPPED_S = 5.0
 """Seconds for which a job still counts that was cancelled before its worker was heard of. A worker
 that has begun reports its end earlier; otherwise the job never runs."""
@@ -228,14 +231,14 @@ class Limits:
 
     @contextmanager
     def attempt(
-        self, key: ApiKey, request_id: str = "", *, might_wait: bool = False
+        self, key: ApiKey, request_id: str = "", *, waiting_bytes: int = 0
     ) -> Iterator[RequestAttempt]:
         """Count a request that is refused as its client's fault before it is admitted. The id may
         be the id of a job that its client has sent before.
 
         Raises `RateLimited`, before anything is read, if the key's limits admit no request now,
-        however small. If the request ``might_wait``, the error is `RequestAttempt.refusal`, because
-        only the body says whether it does.
+        however small. If the request might wait, the error is `RequestAttempt.refusal`, because
+        only its body of ``waiting_bytes`` says whether it does.
         """
         self._require_budget(key.tenant)
         attempt = RequestAttempt()
@@ -244,7 +247,7 @@ class Limits:
             try:
                 self._ledger.check(claim, *self._waiting)
             except RateLimited as refusal:
-                if not (might_wait and self._may_defer(key)):
+                if not (waiting_bytes and self._may_defer(key, waiting_bytes)):
                     raise
                 attempt.refusal = refusal
         try:
@@ -266,11 +269,12 @@ class Limits:
                 limit = max(_MIN_ANY, _ANY_PER_REQUEST * account.requests_per_minute)
                 self._any.count(account, limit, self._clock())
 
-    def _may_defer(self, key: ApiKey) -> bool:
+    def _may_defer(self, key: ApiKey, num_bytes: int) -> bool:
         """Whether one more body may be read for a key that is at its limits."""
+        num = math.ceil(num_bytes / _DEFERRED_BYTES)
         try:
             for account in key.accounts:
-                self._deferred.count(account, _MAX_DEFERRED, self._clock())
+                self._deferred.count(account, _MAX_DEFERRED, self._clock(), num)
         except RateLimited:
             return False
         return True

@@ -182,7 +182,7 @@ async def generate(
     repeated = "" if key is None else _repeated_id(gateway, prefix, tenant, key)
     with (
         gateway.admission.admit_with_body(tenant) as entry,
-        gateway.limits.attempt(caller, repeated, might_wait=_is_small(request)) as attempt,
+        gateway.limits.attempt(caller, repeated, waiting_bytes=_waiting_bytes(request)) as attempt,
         suppress(ClientGone),
     ):
         parsed, body_hash = await _read(gateway, request, entry, read)
@@ -232,10 +232,10 @@ async def generate(
                             await responder.answer()
 
 
-def _is_small(request: Request) -> bool:
-    """Whether the body may be read although the key is at its limits."""
+def _waiting_bytes(request: Request) -> int:
+    """The length of a body that may be read although the key is at its limits, otherwise 0."""
     length = request.headers.get("content-length", "")
-    return length.isdecimal() and int(length) <= _MAX_WAITING_BYTES
+    return int(length) if length.isdecimal() and int(length) <= _MAX_WAITING_BYTES else 0
 
 
 @asynccontextmanager

@@ -144,8 +144,9 @@ async def test_the_request_of_a_revoked_key_waits_no_longer(
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
+@pytest.mark.parametrize(("num_bytes", "num_admitted"), [(100, 960), (1 << 20, 60)])
 async def test_bodies_are_read_for_a_key_at_its_limits_only_so_often(
-    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile, limits: Limits
+    num_bytes: int, num_admitted: int, file: KeyFile, limits: Limits
 ) -> None:
     file.add("alice", requests_per_minute=1)
     (key,) = read_keys(file.path).values()
@@ -155,10 +156,29 @@ async def test_bodies_are_read_for_a_key_at_its_limits_only_so_often(
 
     with suppress(RateLimited):
         while True:
-            with limits.attempt(key, might_wait=True) as attempt:
+            with limits.attempt(key, waiting_bytes=num_bytes) as attempt:
                 num_read += attempt.refusal is not None
 
-    assert num_read == 60
+    assert num_read == num_admitted
+
+
+async def test_a_request_waits_although_many_of_its_key_are_refused(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    key = file.add("alice", max_concurrent=1)
+    headers = {"authorization": f"Bearer {key}"}
+    async with live_gateway(bus, keys_file=file.path) as gateway:
+        with busy(gateway, worker, key) as running:
+            await worker.wait_until(lambda: bool(worker.jobs))
+            worker.script = repeat_the_prompt
+            for _ in range(100):
+                await ask(gateway, headers, "refuse")
+            waiting = asyncio.create_task(ask(gateway, headers))
+            await waits(gateway, 1)
+            running.cancel()
+            answer = await waiting
+
+    assert answer.status_code == 200
 
 
 async def test_a_request_behind_another_says_so_at_its_deadline(
