@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from prometheus_client import Gauge, Histogram
@@ -85,6 +86,16 @@ class Turnstile:
         )
 
 
+class _Owner(NamedTuple):
+    """The requests that share a turnstile."""
+
+    tenant: str
+    key_id: str
+    is_detached: bool
+    """Detached requests have a limit of their own, which may be reached for an hour, while the
+    limits admit other requests."""
+
+
 class Turnstiles:
     """The turnstiles of the keys whose requests wait at this gateway."""
 
@@ -92,7 +103,7 @@ class Turnstiles:
         self._limits = limits
         self._keys = keys
         self._admission = admission
-        self._by_key: WeakValueDictionary[tuple[str, str], Turnstile] = WeakValueDictionary()
+        self._by_key: WeakValueDictionary[_Owner, Turnstile] = WeakValueDictionary()
         self._num_waiting: Gauge = catalog.gauge(
             "warren_gateway_limit_waiting",
             'Requests with "on_limit": "wait" that wait for the limits of their keys.',
@@ -109,7 +120,8 @@ class Turnstiles:
         """`Limits.admit`, but wait for the limits until the job's deadline. Raises `ShuttingDown`
         once the gateway shuts down, and `InvalidApiKey` once the key is revoked."""
         assert job.deadline is not None
-        turnstile = self._by_key.setdefault((key.tenant, key.key_id), Turnstile(self._limits))
+        owner = _Owner(key.tenant, key.key_id, job.is_detached)
+        turnstile = self._by_key.setdefault(owner, Turnstile(self._limits))
         async with AsyncExitStack() as stack:
             with self._waiting():
                 grant = await turnstile.admit(

@@ -87,6 +87,26 @@ async def test_a_request_waits_until_another_of_its_key_has_ended(
     assert (refused.status_code, answer.status_code) == (429, 200)
 
 
+async def test_a_detached_request_that_waits_holds_up_no_other_request(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    headers = {"authorization": f"Bearer {file.add('alice', max_detached=1)}"}
+    worker.script = start_only
+    async with live_gateway(bus, keys_file=file.path) as gateway, asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(ask(gateway, headers, detach=True))
+        await worker.wait_until(lambda: bool(worker.jobs))
+        worker.script = repeat_the_prompt
+        waiting = tasks.create_task(ask(gateway, headers, detach=True))
+        await waits(gateway, 1)
+
+        answer = await ask(gateway, headers)
+
+        waiting.cancel()
+        running.cancel()
+
+    assert answer.status_code == 200
+
+
 async def test_a_request_waits_until_its_deadline(
     bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
 ) -> None:
