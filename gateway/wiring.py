@@ -404,6 +404,7 @@ class Gateway:
                 self.relays.obey(command)
         elif isinstance(command, StopWork):
             self.batches_changed.set()
+            self.turnstiles.stop(command)
             self.stopper.obey(command)
             if not command.key_id:
                 self.metrics.tenant_usage.forget(command.tenant)

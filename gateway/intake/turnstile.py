@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 from weakref import WeakValueDictionary
 
@@ -15,8 +16,8 @@ from gateway.intake.keys.accepted import Keys
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Grant, Limits
 from shared.backoff import drawn
-from shared.errors import InvalidApiKey, QuotaExceeded, RateLimited, Unavailable
-from shared.messages import GenerationJob
+from shared.errors import Cancelled, InvalidApiKey, QuotaExceeded, RateLimited, Unavailable
+from shared.messages import GenerationJob, StopWork
 from shared.telemetry.metrics import REQUEST_S, Catalog
 
 _MAX_PAUSE_S = 0.1
@@ -96,6 +97,14 @@ class _Owner(NamedTuple):
     limits admit other requests."""
 
 
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request that waits."""
+
+    key: ApiKey
+    is_stopped: bool = False
+
+
 class Turnstiles:
     """The turnstiles of the keys whose requests wait at this gateway."""
 
@@ -104,6 +113,7 @@ class Turnstiles:
         self._keys = keys
         self._admission = admission
         self._by_key: WeakValueDictionary[_Owner, Turnstile] = WeakValueDictionary()
+        self._all_waiting: set[_Waiting] = set()
         self._num_waiting: Gauge = catalog.gauge(
             "warren_gateway_limit_waiting",
             'Requests with "on_limit": "wait" that wait for the limits of their keys.',
@@ -118,15 +128,16 @@ class Turnstiles:
     @asynccontextmanager
     async def admit(self, key: ApiKey, num_tokens: int, job: GenerationJob) -> AsyncIterator[Grant]:
         """`Limits.admit`, but wait for the limits until the job's deadline. Raises `ShuttingDown`
-        once the gateway shuts down, and `InvalidApiKey` once the key is revoked."""
+        once the gateway shuts down, `InvalidApiKey` once the key is revoked, and `Cancelled` once
+        its work is stopped."""
         assert job.deadline is not None
         owner = _Owner(key.tenant, key.key_id, job.is_detached)
         turnstile = self._by_key.setdefault(owner, Turnstile(self._limits))
         async with AsyncExitStack() as stack:
-            with self._waiting():
+            with self._waiting(key) as waiting:
                 grant = await turnstile.admit(
                     stack,
-                    lambda: self._present(key),
+                    lambda: self._present(waiting),
                     num_tokens,
                     job,
                     until=job.deadline,
@@ -134,8 +145,16 @@ class Turnstiles:
                 )
             yield grant
 
-    def _present(self, key: ApiKey) -> ApiKey:
+    def stop(self, work: StopWork) -> None:
+        """Cancel the requests that wait, as a gateway has asked all gateways."""
+        for waiting in self._all_waiting:
+            waiting.is_stopped |= work.covers(waiting.key.tenant, waiting.key.key_id)
+
+    def _present(self, waiting: _Waiting) -> ApiKey:
         """The key with its limits of now; the same for a person who has signed in."""
+        key = waiting.key
+        if waiting.is_stopped:
+            raise Cancelled("The request was cancelled while it waited.")
         if key.person or not key.key_id:
             return key
         known = self._keys.with_id(key.key_id)
@@ -144,11 +163,13 @@ class Turnstiles:
         return known
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        began = time.monotonic()
+    def _waiting(self, key: ApiKey) -> Iterator[_Waiting]:
+        waiting, began = _Waiting(key), time.monotonic()
+        self._all_waiting.add(waiting)
         self._num_waiting.inc()
         try:
-            yield
+            yield waiting
         finally:
+            self._all_waiting.remove(waiting)
             self._num_waiting.dec()
             self._waited_s.observe(time.monotonic() - began)

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.intake.keys.api_key import id_of
 from gateway.intake.keys.key_file import KeyFile, read_keys
 from gateway.intake.limits import Limits
 from gateway.intake.turnstile import Turnstile
@@ -162,6 +163,21 @@ async def test_the_request_of_a_revoked_key_waits_no_longer(
         answer = await waiting
 
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
+
+
+async def test_a_request_of_a_key_whose_work_is_stopped_waits_no_longer(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    key, operator = file.add("alice", requests_per_minute=1), file.add("ops", scopes=("operator",))
+    headers, of_operator = ({"authorization": f"Bearer {one}"} for one in (key, operator))
+    async with live_gateway(bus, keys_file=file.path, settled_s=0.0) as gateway:
+        await ask(gateway, headers)
+        waiting = asyncio.create_task(ask(gateway, headers))
+        await waits(gateway, 1)
+        await gateway.http.post(f"/admin/v1/keys/{id_of(key)}/stop-work", headers=of_operator)
+        answer = await waiting
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "cancelled")
 
 
 async def test_bodies_are_read_for_a_key_at_its_limits_only_so_often(
