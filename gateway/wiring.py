@@ -257,7 +257,9 @@ class Gateway:
             keys=keys,
             refusals=Refusals(),
             limits=limits,
-            turnstiles=Turnstiles(limits, keys, admission, metrics.catalog),
+            turnstiles=Turnstiles(
+                limits, keys, admission, metrics.catalog, max_requests=settings.max_requests
+            ),
             signer=signer,
             sign_in=None if access is None else SignIn(access, signer, keys, metrics, endings),
             receipts=ReceiptKeys.of(settings.receipt_keys_file),

@@ -15,6 +15,7 @@ from gateway.intake.admission import Admission
 from gateway.intake.keys.accepted import Keys
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Grant, Limits
+from gateway.intake.shared_amount import SharedAmount
 from shared.backoff import drawn
 from shared.errors import Cancelled, InvalidApiKey, QuotaExceeded, RateLimited, Unavailable
 from shared.messages import GenerationJob, StopWork
@@ -22,6 +23,9 @@ from shared.telemetry.metrics import REQUEST_S, Catalog
 
 _MAX_PAUSE_S = 0.1
 """A slot may become free at any time: answers have fewer tokens than estimated, and end."""
+_WAITING_SHARE = 4
+"""A divisor: at most a quarter of the requests of a gateway wait. Otherwise the limits of a key
+would not keep its tenant from taking most of the gateway's slots."""
 
 
 class Turnstile:
@@ -108,10 +112,22 @@ class _Waiting:
 class Turnstiles:
     """The turnstiles of the keys whose requests wait at this gateway."""
 
-    def __init__(self, limits: Limits, keys: Keys, admission: Admission, catalog: Catalog) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        keys: Keys,
+        admission: Admission,
+        catalog: Catalog,
+        *,
+        max_requests: int,
+    ) -> None:
+        """``max_requests``: how many requests the gateway handles at once."""
         self._limits = limits
         self._keys = keys
         self._admission = admission
+        self._places = SharedAmount(
+            max(1, max_requests // _WAITING_SHARE), has_owners=keys.are_needed
+        )
         self._by_key: WeakValueDictionary[_Owner, Turnstile] = WeakValueDictionary()
         self._all_waiting: set[_Waiting] = set()
         self._num_waiting: Gauge = catalog.gauge(
@@ -127,10 +143,14 @@ class Turnstiles:
 
     @asynccontextmanager
     async def admit(self, key: ApiKey, num_tokens: int, job: GenerationJob) -> AsyncIterator[Grant]:
-        """`Limits.admit`, but wait for the limits until the job's deadline. Raises `ShuttingDown`
-        once the gateway shuts down, `InvalidApiKey` once the key is revoked, and `Cancelled` once
-        its work is stopped."""
+        """`Limits.admit`, but wait for the limits until the job's deadline, unless too many
+        requests wait. Raises `ShuttingDown` once the gateway shuts down, `InvalidApiKey` once the
+        key is revoked, and `Cancelled` once its work is stopped."""
         assert job.deadline is not None
+        if not self._places.take(key.tenant, 1):
+            async with self._limits.admit(key, num_tokens, job) as grant:
+                yield grant
+            return
         owner = _Owner(key.tenant, key.key_id, job.is_detached)
         turnstile = self._by_key.setdefault(owner, Turnstile(self._limits))
         async with AsyncExitStack() as stack:
@@ -164,6 +184,7 @@ class Turnstiles:
 
     @contextmanager
     def _waiting(self, key: ApiKey) -> Iterator[_Waiting]:
+        """Note that a request waits, which has taken a place."""
         waiting, began = _Waiting(key), time.monotonic()
         self._all_waiting.add(waiting)
         self._num_waiting.inc()
@@ -171,5 +192,6 @@ class Turnstiles:
             yield waiting
         finally:
             self._all_waiting.remove(waiting)
+            self._places.give_back(key.tenant, 1)
             self._num_waiting.dec()
             self._waited_s.observe(time.monotonic() - began)

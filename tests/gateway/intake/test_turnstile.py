@@ -215,6 +215,22 @@ async def test_a_request_behind_another_says_so_at_its_deadline(
         first.cancel()
 
 
+async def test_only_a_quarter_of_the_requests_of_a_gateway_wait(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    headers = {"authorization": f"Bearer {file.add('alice', requests_per_minute=1)}"}
+    async with live_gateway(bus, keys_file=file.path, max_requests=8) as gateway:
+        await ask(gateway, headers)
+        waiting = [asyncio.create_task(ask(gateway, headers)) for _ in range(2)]
+        await waits(gateway, 2)
+        answer = await ask(gateway, headers)
+        for one in waiting:
+            one.cancel()
+
+    assert answer.status_code == 429
+    assert "Limit 1, Used 1, Requested 1" in answer.json()["error"]["message"]
+
+
 async def test_nobody_waits_for_a_budget(bus: MemoryBus, file: KeyFile) -> None:
     def require_budget(tenant: str) -> None:
         raise QuotaExceeded("The budget is spent.", retry_after_s=1e6)
