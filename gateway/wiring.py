@@ -257,7 +257,9 @@ class Gateway:
             keys=keys,
             refusals=Refusals(),
             limits=limits,
-            turnstiles=Turnstiles(limits, keys, admission, metrics.catalog),
+            turnstiles=Turnstiles(
+                limits, keys, admission, metrics.catalog, max_requests=settings.max_requests
+            ),
             signer=signer,
             sign_in=None if access is None else SignIn(access, signer, keys, metrics, endings),
             receipts=ReceiptKeys.of(settings.receipt_keys_file),
@@ -404,6 +406,7 @@ class Gateway:
                 self.relays.obey(command)
         elif isinstance(command, StopWork):
             self.batches_changed.set()
+            self.turnstiles.stop(command)
             self.stopper.obey(command)
             if not command.key_id:
                 self.metrics.tenant_usage.forget(command.tenant)

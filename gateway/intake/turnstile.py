@@ -5,6 +5,8 @@ import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
 from weakref import WeakValueDictionary
 
 from prometheus_client import Gauge, Histogram
@@ -13,13 +15,17 @@ from gateway.intake.admission import Admission
 from gateway.intake.keys.accepted import Keys
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.limits import Grant, Limits
+from gateway.intake.shared_amount import SharedAmount
 from shared.backoff import drawn
-from shared.errors import InvalidApiKey, QuotaExceeded, RateLimited, Unavailable
-from shared.messages import GenerationJob
+from shared.errors import Cancelled, InvalidApiKey, QuotaExceeded, RateLimited, Unavailable
+from shared.messages import GenerationJob, StopWork
 from shared.telemetry.metrics import REQUEST_S, Catalog
 
 _MAX_PAUSE_S = 0.1
 """A slot may become free at any time: answers have fewer tokens than estimated, and end."""
+_WAITING_SHARE = 4
+"""A divisor: at most a quarter of the requests of a gateway wait. Otherwise the limits of a key
+would not keep its tenant from taking most of the gateway's slots."""
 
 
 class Turnstile:
@@ -85,14 +91,45 @@ class Turnstile:
         )
 
 
+class _Owner(NamedTuple):
+    """The requests that share a turnstile."""
+
+    tenant: str
+    key_id: str
+    is_detached: bool
+    """Detached requests have a limit of their own, which may be reached for an hour, while the
+    limits admit other requests."""
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A request that waits."""
+
+    key: ApiKey
+    is_stopped: bool = False
+
+
 class Turnstiles:
     """The turnstiles of the keys whose requests wait at this gateway."""
 
-    def __init__(self, limits: Limits, keys: Keys, admission: Admission, catalog: Catalog) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        keys: Keys,
+        admission: Admission,
+        catalog: Catalog,
+        *,
+        max_requests: int,
+    ) -> None:
+        """``max_requests``: how many requests the gateway handles at once."""
         self._limits = limits
         self._keys = keys
         self._admission = admission
-        self._by_key: WeakValueDictionary[tuple[str, str], Turnstile] = WeakValueDictionary()
+        self._places = SharedAmount(
+            max(1, max_requests // _WAITING_SHARE), has_owners=keys.are_needed
+        )
+        self._by_key: WeakValueDictionary[_Owner, Turnstile] = WeakValueDictionary()
+        self._all_waiting: set[_Waiting] = set()
         self._num_waiting: Gauge = catalog.gauge(
             "warren_gateway_limit_waiting",
             'Requests with "on_limit": "wait" that wait for the limits of their keys.',
@@ -106,15 +143,21 @@ class Turnstiles:
 
     @asynccontextmanager
     async def admit(self, key: ApiKey, num_tokens: int, job: GenerationJob) -> AsyncIterator[Grant]:
-        """`Limits.admit`, but wait for the limits until the job's deadline. Raises `ShuttingDown`
-        once the gateway shuts down, and `InvalidApiKey` once the key is revoked."""
+        """`Limits.admit`, but wait for the limits until the job's deadline, unless too many
+        requests wait. Raises `ShuttingDown` once the gateway shuts down, `InvalidApiKey` once the
+        key is revoked, and `Cancelled` once its work is stopped."""
         assert job.deadline is not None
-        turnstile = self._by_key.setdefault((key.tenant, key.key_id), Turnstile(self._limits))
+        if not self._places.take(key.tenant, 1):
+            async with self._limits.admit(key, num_tokens, job) as grant:
+                yield grant
+            return
+        owner = _Owner(key.tenant, key.key_id, job.is_detached)
+        turnstile = self._by_key.setdefault(owner, Turnstile(self._limits))
         async with AsyncExitStack() as stack:
-            with self._waiting():
+            with self._waiting(key) as waiting:
                 grant = await turnstile.admit(
                     stack,
-                    lambda: self._present(key),
+                    lambda: self._present(waiting),
                     num_tokens,
                     job,
                     until=job.deadline,
@@ -122,8 +165,16 @@ class Turnstiles:
                 )
             yield grant
 
-    def _present(self, key: ApiKey) -> ApiKey:
+    def stop(self, work: StopWork) -> None:
+        """Cancel the requests that wait, as a gateway has asked all gateways."""
+        for waiting in self._all_waiting:
+            waiting.is_stopped |= work.covers(waiting.key.tenant, waiting.key.key_id)
+
+    def _present(self, waiting: _Waiting) -> ApiKey:
         """The key with its limits of now; the same for a person who has signed in."""
+        key = waiting.key
+        if waiting.is_stopped:
+            raise Cancelled("The request was cancelled while it waited.")
         if key.person or not key.key_id:
             return key
         known = self._keys.with_id(key.key_id)
@@ -132,11 +183,15 @@ class Turnstiles:
         return known
 
     @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        began = time.monotonic()
+    def _waiting(self, key: ApiKey) -> Iterator[_Waiting]:
+        """Note that a request waits, which has taken a place."""
+        waiting, began = _Waiting(key), time.monotonic()
+        self._all_waiting.add(waiting)
         self._num_waiting.inc()
         try:
-            yield
+            yield waiting
         finally:
+            self._all_waiting.remove(waiting)
+            self._places.give_back(key.tenant, 1)
             self._num_waiting.dec()
             self._waited_s.observe(time.monotonic() - began)

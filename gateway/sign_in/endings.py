@@ -2,8 +2,8 @@
 operator ends the sessions of a person or of everyone.
 
 A session is a cookie that any gateway accepts, so the database lists the ended sessions, and each
-gateway reads the list again whenever another gateway has changed it. No request waits for the
-database.
+gateway reads the list again whenever another gateway has changed it. Only requests that end
+sessions wait for the database.
 """
 
 import asyncio

@@ -6,6 +6,7 @@ code, for which the gateway gets an id_token. The session is a second signed coo
 gateway with the same secret accepts it, until it has ended.
 """
 
+import hashlib
 import hmac
 import secrets
 import time
@@ -141,8 +142,9 @@ class SignIn:
         if facts is None or facts["role"] not in self.access.roles:
             return None
         person = Person(facts["sub"], facts["name"], facts["role"])
-        # The sessions of older gateways have no id, and count as old.
-        return Session(facts.get("id", ""), person, facts.get("began_at", 0.0))
+        # The sessions of older gateways count as old, and have no id of their own.
+        session_id = facts.get("id") or hashlib.sha256(session.encode()).hexdigest()
+        return Session(session_id, person, facts.get("began_at", 0.0))
 
     def has_session(self, cookies: str) -> bool:
         """Whether there is a session, which may have ended."""

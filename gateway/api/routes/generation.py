@@ -243,7 +243,7 @@ async def _admitted(
     gateway: Gateway, request: Request, body: GenerationBody, num_tokens: int, job: GenerationJob
 ) -> AsyncIterator[Grant]:
     """The slot of a request within the limits of its key, for which it may wait as long as its
-    client does. Raises as `Limits.admit`, and `ClientGone` and `ShuttingDown`."""
+    client does. Raises as `Limits.admit` and `Turnstiles.admit`, and `ClientGone`."""
     caller: ApiKey = request.state.caller
     async with AsyncExitStack() as stack:
         if body.on_limit == "wait":

@@ -14,6 +14,7 @@ from shared.errors import Conflict
 from shared.telemetry import audit
 
 _PERSON = Path(
+    min_length=1,
     max_length=128,
     description="The name or the id of a person, as the audit log has them in `person` and "
     "`key_id`.",
@@ -36,7 +37,7 @@ def router(gateway: Gateway) -> APIRouter:
         seconds. People can sign in again."""
         return await _end(gateway, request, None)
 
-    @routes.delete("/{person}", openapi_extra={"responses": {"200": answered(EndedSessions)}})
+    @routes.delete("/{person:path}", openapi_extra={"responses": {"200": answered(EndedSessions)}})
     async def end_sessions(request: Request, person: str = _PERSON) -> Response:
         """End the sessions of one person, like all sessions."""
         return await _end(gateway, request, person)

@@ -81,9 +81,7 @@ def _install_sign_in(app: FastAPI, gateway: Gateway, sign_in: SignIn) -> None:
         session = sign_in.session_of(request.headers.get("cookie", ""))
         if session is not None:
             _record("signed out", request, sign_in, session.person)
-            with suppress(
-                Unavailable
-            ):  # it has ended here, and elsewhere when the database is back
+            with suppress(Unavailable):  # the other gateways hear of it when the database is back
                 await sign_in.endings.end(session.subject)
         response = Response(status_code=204, headers=_NOT_STORED)
         _keep(response, sign_in, sign_in.session_cookie, "", 0, is_strict=True)

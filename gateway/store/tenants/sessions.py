@@ -27,11 +27,14 @@ class StoredEndings:
 
     @uncancelled
     async def end(self, subject: str, ended_at: float) -> None:
-        """The sessions of ``subject`` that began until ``ended_at`` have ended."""
+        """The sessions of ``subject`` that began until ``ended_at`` have ended. A later ending
+        that is stored stays, because a gateway may write an ending long after it has happened."""
         insert = sqlite.insert if self._database.is_sqlite else postgresql.insert
         values = {"ended_at": ended_at, "revision": new_revision()}
         statement = insert(ENDED_SESSIONS).values(subject=subject, **values)
-        statement = statement.on_conflict_do_update(index_elements=("subject",), set_=values)
+        statement = statement.on_conflict_do_update(
+            index_elements=("subject",), set_=values, where=ENDED_SESSIONS.c.ended_at < ended_at
+        )
         async with self._database.begin() as connection:
             await connection.execute(statement)
 

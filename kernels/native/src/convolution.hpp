@@ -49,7 +49,7 @@ class Kept {
             step.states.write(step.blocks_to_write(sequence), step.first_piece, offset(k), count_, row(k));
     }
 
-        // Adds a token: `input(d, count)` are its inputs of the channels from d on, and `output(d, count, sums)` takes the
+    // Adds a token: `input(d, count)` are its inputs of the channels from d on, and `output(d, count, sums)` takes the
     // results. Products are added from the oldest token on.
     template <class Input, class Output>
     void add(const Input& input, const Output& output) {

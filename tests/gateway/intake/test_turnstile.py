@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gateway.intake.keys.api_key import id_of
 from gateway.intake.keys.key_file import KeyFile, read_keys
 from gateway.intake.limits import Limits
 from gateway.intake.turnstile import Turnstile
@@ -87,6 +88,26 @@ async def test_a_request_waits_until_another_of_its_key_has_ended(
     assert (refused.status_code, answer.status_code) == (429, 200)
 
 
+async def test_a_detached_request_that_waits_holds_up_no_other_request(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    headers = {"authorization": f"Bearer {file.add('alice', max_detached=1)}"}
+    worker.script = start_only
+    async with live_gateway(bus, keys_file=file.path) as gateway, asyncio.TaskGroup() as tasks:
+        running = tasks.create_task(ask(gateway, headers, detach=True))
+        await worker.wait_until(lambda: bool(worker.jobs))
+        worker.script = repeat_the_prompt
+        waiting = tasks.create_task(ask(gateway, headers, detach=True))
+        await waits(gateway, 1)
+
+        answer = await ask(gateway, headers)
+
+        waiting.cancel()
+        running.cancel()
+
+    assert answer.status_code == 200
+
+
 async def test_a_request_waits_until_its_deadline(
     bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
 ) -> None:
@@ -144,6 +165,21 @@ async def test_the_request_of_a_revoked_key_waits_no_longer(
     assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_api_key")
 
 
+async def test_a_request_of_a_key_whose_work_is_stopped_waits_no_longer(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    key, operator = file.add("alice", requests_per_minute=1), file.add("ops", scopes=("operator",))
+    headers, of_operator = ({"authorization": f"Bearer {one}"} for one in (key, operator))
+    async with live_gateway(bus, keys_file=file.path, settled_s=0.0) as gateway:
+        await ask(gateway, headers)
+        waiting = asyncio.create_task(ask(gateway, headers))
+        await waits(gateway, 1)
+        await gateway.http.post(f"/admin/v1/keys/{id_of(key)}/stop-work", headers=of_operator)
+        answer = await waiting
+
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "cancelled")
+
+
 @pytest.mark.parametrize(("num_bytes", "num_admitted"), [(100, 960), (1 << 20, 60)])
 async def test_bodies_are_read_for_a_key_at_its_limits_only_so_often(
     num_bytes: int, num_admitted: int, file: KeyFile, limits: Limits
@@ -197,6 +233,22 @@ async def test_a_request_behind_another_says_so_at_its_deadline(
         with pytest.raises(RateLimited, match="Other requests of this API key waited"):
             await turnstile.admit(stack, lambda: key, 1, None, until=100.0 + SOON_S)
         first.cancel()
+
+
+async def test_only_a_quarter_of_the_requests_of_a_gateway_wait(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    headers = {"authorization": f"Bearer {file.add('alice', requests_per_minute=1)}"}
+    async with live_gateway(bus, keys_file=file.path, max_requests=8) as gateway:
+        await ask(gateway, headers)
+        waiting = [asyncio.create_task(ask(gateway, headers)) for _ in range(2)]
+        await waits(gateway, 2)
+        answer = await ask(gateway, headers)
+        for one in waiting:
+            one.cancel()
+
+    assert answer.status_code == 429
+    assert "Limit 1, Used 1, Requested 1" in answer.json()["error"]["message"]
 
 
 async def test_nobody_waits_for_a_budget(bus: MemoryBus, file: KeyFile) -> None:

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -93,6 +94,22 @@ async def test_a_restarted_gateway_knows_what_has_ended(
         assert [await is_over(gateway, one) for one in (olga, rene)] == [True, False]
 
 
+async def test_a_name_may_have_a_slash_but_an_empty_name_is_not_everyone(
+    broker: MemoryBroker, sign_in_options: Mapping[str, Any], tmp_path: Path
+) -> None:
+    async with live_gateway(broker, **sign_in_options, data_dir=tmp_path / "data") as gateway:
+        olga = await session_of(gateway, "olga")
+
+        ended, nobody = [
+            await gateway.http.delete(f"{SESSIONS}/{quote(name, safe='')}", headers=olga)
+            for name in ("LAB/rene", "")
+        ]
+
+        assert (ended.status_code, ended.json()["person"]) == (200, "LAB/rene")
+        assert nobody.status_code == 400
+        assert not await is_over(gateway, olga)
+
+
 async def test_without_a_provider_no_session_can_be_ended(broker: MemoryBroker) -> None:
     async with live_gateway(broker) as gateway:
         refused = await gateway.http.delete(SESSIONS)
@@ -149,6 +166,19 @@ async def test_what_ends_while_the_database_is_away_is_told_when_it_is_back(tmp_
             of_another_gateway.has_ended(ended)
         await of_another_gateway.refresh()
         assert of_another_gateway.has_ended(ended)
+
+
+async def test_an_ending_that_is_written_late_does_not_replace_a_later_ending(
+    tmp_path: Path,
+) -> None:
+    async with store_in(tmp_path) as store:
+        stored = (await store.open()).sessions
+
+        for subject, times in (("late", (200.0, 100.0)), ("again", (100.0, 200.0))):
+            for ended_at in times:
+                await stored.end(subject, ended_at)
+
+        assert await stored.all() == {"late": 200.0, "again": 200.0}
 
 
 async def test_an_ending_is_forgotten_when_no_session_can_be_older(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from urllib.parse import parse_qs, parse_qsl, urlsplit
 import httpx
 import msgspec
 import pytest
+from joserfc import jwt
+from joserfc.jwk import OctKey
 
 from gateway.intake.keys.accepted import Keys
 from gateway.intake.signer import Signer
@@ -294,6 +296,28 @@ async def test_any_gateway_of_the_deployment_accepts_a_session(
             statuses.append((await other.http.get(STATUS, headers=headers)).status_code)
 
     assert statuses == [200, 401]
+
+
+async def test_sessions_of_older_gateways_are_told_apart(
+    described: dict[str, Any], tmp_path: Path
+) -> None:
+    signer, access = Signer(b"secret"), msgspec.convert(described, Access)
+    endings = SessionEndings(Store(GatewaySettings(data_dir=tmp_path)))
+    sign_in = SignIn(access, signer, Keys(None), Metrics(), endings)
+    key, expires_at = OctKey.import_key(signer.session_key), int(time.time() + PATIENCE_S)
+
+    def cookie_of(person: str) -> str:
+        claims = {"sub": person, "name": person, "role": "llm-operators", "exp": expires_at}
+        return jwt.encode({"alg": "HS256"}, claims, key)
+
+    def id_of(cookie: str) -> str:
+        session = sign_in.session_of(f"{sign_in.session_cookie}={cookie}")
+        assert session is not None
+        return session.id
+
+    olgas, renes = cookie_of("olga"), cookie_of("rene")
+
+    assert id_of(olgas) == id_of(olgas) != id_of(renes)
 
 
 async def test_a_gateway_works_without_its_provider(
