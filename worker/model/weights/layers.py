@@ -3,7 +3,7 @@
 import logging
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -38,8 +38,6 @@ from worker.model.weights.derived import (
     values_from_keys,
     with_stored_experts,
 )
-from worker.model.weights.formats.blocks import Quantized
-from worker.model.weights.formats.dense import Dense
 from worker.model.weights.formats.interface import Format, Target
 from worker.model.weights.recurrences import recurrence_of
 from worker.model.weights.recurrences.interface import LayerTensors, Recurrent
@@ -48,13 +46,12 @@ from worker.model.weights.weight import DenseWeight, Linear, Weight
 
 logger = logging.getLogger(__name__)
 
-_OF_FLOATS = (Dense.name, Quantized.name)
-"""The formats that read a checkpoint of floats."""
 _WITHOUT_EFFECT = re.compile(
-    r"model\.layers\.\d+\.self_attn\.(?:rotary_emb\.inv_freq|(?:[kv]_proj\.)?[kv]_scale)"
+    r"(?:\w+\.)+layers\.\d+\.(?:self_attn\.(?:rotary_emb\.inv_freq|(?:[kv]_proj\.)?[kv]_scale)"
+    r"|mlp\.experts\.\w+_activation_scale)"
 )
 """The frequencies are stored by old versions of transformers and redundant with the configuration.
-The scales are for engines that keep the KV cache in float8."""
+The scales are for engines that keep the KV cache, or the inputs of experts, in float8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,13 +212,6 @@ class WeightReader:
         for index in with_experts:
             self._names = with_stored_experts(self._names, source, self._layer_prefix(index))
         self._source = derived(source, self._made(source, stored_as.stacked_parts))
-        can_be_divided = stored_as.name in _OF_FLOATS or stored_as.stacked_parts
-        if self._source.is_changed and not can_be_divided:
-            # Their scales would have to be taken apart like the weights.
-            raise StartupError(
-                f"the checkpoint is packed as {stored_as.name}, which is not supported for a model "
-                "whose heads or experts are stored in another form: use the original precision"
-            )
         self._format = stored_as
         self._target = target
         self._vector_dtype = vector_dtype or target.dtype
@@ -271,7 +261,7 @@ class WeightReader:
         """A matrix in the format of the checkpoint. Several names are the parts of one matrix."""
         stored = [f"{name}.weight" for name in names]
         return Linear(
-            self._usable(self._format.read(self._source, stored, shape, self._target)),
+            self._usable(self._source.matrix(self._format, stored, shape, self._target)),
             self._vector([f"{name}.bias" for name in names], shape[0]) if has_bias else None,
         )
 
@@ -381,7 +371,7 @@ class WeightReader:
     def _layer_prefix(self, index: int) -> str:
         return f"{self._prefix}layers.{index}."
 
-    def _made(self, source: TensorSource, stacked_parts: Sequence[str]) -> Iterator[Made]:
+    def _made(self, source: TensorSource, stacked_parts: Mapping[str, str]) -> Iterator[Made]:
         """The tensors that are not stored as they are used."""
         names = self._names.layers
         for index, layer in enumerate(self._spec.layers):
@@ -396,7 +386,7 @@ class WeightReader:
                 if layer.attention.has_gate:
                     yield gated_heads(layer.attention, names, prefix)
                 if layer.attention.values_are_keys:
-                    yield values_from_keys(names, prefix)
+                    yield values_from_keys(layer.attention, names, prefix)
             if isinstance(layer.recurrence, DeltaNet):
                 yield delta_heads(layer.recurrence, names.delta, prefix)
             part = layer.feed_forward

@@ -42,6 +42,10 @@ class Weight(Protocol):
         """The outputs ``ids``, [any] int64, as floats: [any, inputs]."""
         ...
 
+    def selected(self, ids: Tensor) -> "Weight":
+        """The outputs ``ids``, [any] int64, in the same format: [any, inputs]."""
+        ...
+
     def dense(self, dtype: torch.dtype) -> Tensor:
         """The whole matrix as floats; the same memory if it is stored like this."""
         ...
@@ -85,6 +89,9 @@ class DenseWeight:
     def rows(self, ids: Tensor) -> Tensor:
         return functional.embedding(ids, self.tensor)
 
+    def selected(self, ids: Tensor) -> "DenseWeight":
+        return DenseWeight(self.tensor[ids])
+
     def dense(self, dtype: torch.dtype) -> Tensor:
         return self.tensor.to(dtype)
 
@@ -119,6 +126,10 @@ class StackedWeight:
 
     def rows(self, ids: Tensor) -> Tensor:
         return self.dense(torch.float32)[ids]
+
+    def selected(self, ids: Tensor) -> DenseWeight:
+        """Expanded, because outputs of several parts may alternate."""
+        return DenseWeight(self.rows(ids))
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         return torch.cat([part.dense(dtype) for part in self.parts])

@@ -42,6 +42,10 @@ class CodedWeight:
     def rows(self, ids: Tensor) -> Tensor:
         return self.decode()[ids]
 
+    def selected(self, ids: Tensor) -> "CodedWeight":
+        _, inputs = self.shape
+        return CodedWeight((len(ids), inputs), self.num_bytes, lambda: self.rows(ids))
+
     def dense(self, dtype: torch.dtype) -> Tensor:
         return self.decode().to(dtype)
 

@@ -27,6 +27,7 @@ class Fp8(Coded):
     suffixes: ClassVar[frozenset[str]] = frozenset(
         {"weight", "weight_scale_inv", "weight_scale", "input_scale", "activation_scale"}
     )
+    stacked_parts: ClassVar[Mapping[str, str]] = {"": "weight", "_scale_inv": "weight_scale_inv"}
 
     def __init__(self, block: tuple[int, int] | None) -> None:
         self._block = block

@@ -35,9 +35,10 @@ class Format(ABC):
     numerics: ClassVar[str] = "fused"
     """The name of the native decoder's arithmetic with such weights. A format whose matrices an
     older version expanded has another name."""
-    stacked_parts: ClassVar[tuple[str, ...]] = ()
+    stacked_parts: ClassVar[Mapping[str, str]] = {}
     """The endings of the names of tensors that together hold the matrices of all experts, the
-    experts first, then their outputs. Empty if a matrix has to be stored by itself."""
+    experts first, then their outputs, and what each is called for a matrix stored by itself. Empty
+    if a matrix has to be stored by itself."""
 
     @classmethod
     @abstractmethod

@@ -33,7 +33,7 @@ class Mxfp4(Coded):
     suffixes: ClassVar[frozenset[str]] = frozenset(
         {"blocks", "scales", "weight_packed", "weight_scale"}
     )
-    stacked_parts: ClassVar[tuple[str, ...]] = ("_blocks", "_scales")
+    stacked_parts: ClassVar[Mapping[str, str]] = {"_blocks": "blocks", "_scales": "scales"}
 
     @classmethod
     def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self | None:
