@@ -79,6 +79,10 @@ class JobMetrics:
             "warren_worker_interruptions_total",
             "Notices that the machine ends, after which the worker handed its jobs over.",
         )
+        self.interruption_looks_failed = catalog.counter(
+            "warren_worker_interruption_looks_failed_total",
+            "Looks for a notice that the machine ends, which failed: the worker may miss it.",
+        )
         self.set_aside = catalog.counter(
             "warren_worker_jobs_set_aside_total",
             "Jobs moved to the model's overflow queue, because their tenant had many waiting.",

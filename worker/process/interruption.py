@@ -2,7 +2,7 @@
 
 Each cloud has a metadata server that only its machines reach. Sources: AWS, "Spot Instance
 interruption notices" and "Use IMDSv2"; Google, "Spot VMs" (``instance/preempted``); Azure,
-"Scheduled Events for Linux VMs".
+"Scheduled Events for Linux VMs" and "Instance Metadata Service".
 """
 
 import asyncio
@@ -15,6 +15,9 @@ import httpx
 _TIMEOUT_S = 5.0
 _LIFETIME_S = "300"
 """AWS's tokens are valid for so many seconds; each look uses a new token."""
+UNREADABLE = (httpx.HTTPError, OSError, ValueError)
+"""What `read_notice` raises if there may be a notice that it cannot read."""
+_ENDINGS_OF_AZURE = frozenset({"Preempt", "Terminate"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +45,15 @@ async def _of_gcp(client: httpx.AsyncClient) -> str:
 
 
 async def _of_azure(client: httpx.AsyncClient) -> str:
-    path = "/metadata/scheduledevents?api-version=2020-07-01"
-    found = (await client.get(path, headers={"Metadata": "true"})).raise_for_status().json()
-    kinds = {event["EventType"] for event in found["Events"]} & {"Preempt", "Terminate"}
+    path, headers = "/metadata/scheduledevents?api-version=2020-07-01", {"Metadata": "true"}
+    found = (await client.get(path, headers=headers)).raise_for_status().json()
+    ending = [event for event in found["Events"] if event["EventType"] in _ENDINGS_OF_AZURE]
+    if not ending:
+        return ""
+    # The machines of a scale set or an availability set hear of one another's events.
+    path = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+    name = (await client.get(path, headers=headers)).raise_for_status().text.strip()
+    kinds = {event["EventType"] for event in ending if name in event["Resources"]}
     return ", ".join(sorted(kinds))
 
 
@@ -60,7 +69,7 @@ async def read_notice(place: str, clouds: Mapping[str, MetadataServer] = CLOUDS)
     """The notice at ``place``, the name of a cloud or the path of a file, which gives notice as
     soon as it exists; an empty string if there is none.
 
-    Raises `httpx.HTTPError`, `OSError`, and `ValueError` for an answer that is no metadata.
+    Raises the errors of `UNREADABLE`: `ValueError` for an answer that is no metadata.
     """
     if place not in clouds:
         return place if await asyncio.to_thread(Path(place).exists) else ""
@@ -74,8 +83,21 @@ async def read_notice(place: str, clouds: Mapping[str, MetadataServer] = CLOUDS)
             raise ValueError(f"no list of events: {error!r}") from error
 
 
-async def wait_for_notice(place: str, interval_s: float) -> str:
-    """The notice at ``place``, once there is one. Raises as `read_notice`."""
-    while not (notice := await read_notice(place)):  # noqa: ASYNC110 (a file tells nobody)
+async def wait_for_notice(
+    place: str,
+    interval_s: float,
+    failed: Callable[[Exception, int], object],
+    clouds: Mapping[str, MetadataServer] = CLOUDS,
+) -> str:
+    """The notice at ``place``, once there is one. A look that fails is repeated like any other, and
+    ``failed`` is called with its error and the number of looks that have failed in a row."""
+    num_failed = 0
+    while True:
+        try:
+            if notice := await read_notice(place, clouds):
+                return notice
+            num_failed = 0
+        except UNREADABLE as error:
+            num_failed += 1
+            failed(error, num_failed)
         await asyncio.sleep(interval_s)
-    return notice

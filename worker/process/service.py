@@ -10,8 +10,6 @@ from contextlib import suppress
 from functools import partial
 from itertools import islice
 
-import httpx
-
 from shared import topology
 from shared.bus.base import MAX_PREFETCH, Bus, Message, Queue
 from shared.bus.subscribe import receive
@@ -135,7 +133,7 @@ async def _check_machine(place: str) -> None:
         return
     try:
         notice = await interruption.read_notice(place)
-    except (httpx.HTTPError, OSError, ValueError):
+    except interruption.UNREADABLE:
         return
     if notice:
         raise StartupError(f"This machine ends soon: {notice}. The worker does not start on it.")
@@ -414,7 +412,15 @@ class Worker:
         place = self._settings.interruption_notice
         if not place:
             return
-        notice = await interruption.wait_for_notice(place, self._tuning.notice_interval_s)
+
+        def failed(error: Exception, num_failed: int) -> None:
+            self._metrics.interruption_looks_failed.inc()
+            if num_failed == 1:
+                facts = {"place": place, "reason": repr(error)}
+                logger.warning("notices of the machine's end cannot be read", extra=facts)
+
+        interval_s = self._tuning.notice_interval_s
+        notice = await interruption.wait_for_notice(place, interval_s, failed)
         logger.warning("machine ends soon, jobs are handed over", extra={"notice": notice})
         self._metrics.interruptions.inc()
         self._stop.set()

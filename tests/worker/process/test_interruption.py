@@ -1,7 +1,7 @@
 """A worker whose machine is about to end."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,11 @@ from tests.support.engines.brake import Brake
 from tests.support.workers.jobs import ask, new_job, publish, read, reading
 from tests.support.workers.synthetic import echo_worker
 from worker.process import interruption
-from worker.process.interruption import CLOUDS, MetadataServer, read_notice
+from worker.process.interruption import CLOUDS, MetadataServer, read_notice, wait_for_notice
 
 NOTICE = {"action": "terminate", "time": "2026-11-29T08:22:00Z"}
 TOKEN = "secret-of-the-session"
+NAME, OTHER_NAME = "workers_1", "workers_11"
 
 
 class Machine:
@@ -35,6 +36,8 @@ class Machine:
 
     def __init__(self) -> None:
         self.is_ending = False
+        self.is_other_ending = False
+        """Whether another machine of the same scale set is ending."""
 
     async def token(self, request: Request) -> Response:
         assert request.headers["x-aws-ec2-metadata-token-ttl-seconds"]
@@ -53,8 +56,17 @@ class Machine:
     async def events(self, request: Request) -> Response:
         if request.headers.get("metadata") != "true":
             return PlainTextResponse("", status_code=400)
-        kinds = ["Reboot", *(["Preempt"] if self.is_ending else [])]
-        return JSONResponse({"Events": [{"EventType": kind} for kind in kinds]})
+        events = [
+            {"EventType": "Reboot", "Resources": [NAME]},
+            *([{"EventType": "Preempt", "Resources": [OTHER_NAME]}] * self.is_other_ending),
+            *([{"EventType": "Preempt", "Resources": [OTHER_NAME, NAME]}] * self.is_ending),
+        ]
+        return JSONResponse({"Events": events})
+
+    async def name(self, request: Request) -> Response:
+        if request.headers.get("metadata") != "true" or request.query_params["format"] != "text":
+            return PlainTextResponse("", status_code=400)
+        return PlainTextResponse(NAME)
 
     @property
     def app(self) -> Starlette:
@@ -64,6 +76,7 @@ class Machine:
                 Route("/latest/meta-data/spot/instance-action", self.action),
                 Route("/computeMetadata/v1/instance/preempted", self.preempted),
                 Route("/metadata/scheduledevents", self.events),
+                Route("/metadata/instance/compute/name", self.name),
             ]
         )
 
@@ -99,12 +112,44 @@ async def test_a_cloud_gives_notice(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert ("terminate" in after) or (after.lower() in ("preempted", "preempt"))
 
 
+async def test_the_end_of_another_machine_of_a_scale_set_is_no_notice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(interruption, "_TIMEOUT_S", 120.0)
+    machine = Machine()
+    machine.is_other_ending = True
+    async with metadata_of(machine) as clouds:
+        assert await read_notice("azure", clouds) == ""
+
+
 @pytest.mark.parametrize("name", CLOUDS)
 async def test_a_machine_without_metadata_is_an_error(name: str) -> None:
     gone = {name: MetadataServer(f"http://127.0.0.1:{free_port()}", CLOUDS[name].read)}
 
     with pytest.raises(httpx.HTTPError):
         await read_notice(name, gone)
+
+
+async def test_a_notice_is_read_although_looks_before_have_failed() -> None:
+    looks: Iterator[Exception | str] = iter(
+        [httpx.ConnectTimeout(""), ValueError(), "", httpx.ConnectError(""), "terminate"]
+    )
+
+    async def look(client: httpx.AsyncClient) -> str:
+        found = next(looks)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    failed = list[tuple[type[Exception], int]]()
+    clouds = {"aws": MetadataServer("http://127.0.0.1", look)}
+
+    notice = await wait_for_notice(
+        "aws", 0.0, lambda error, num: failed.append((type(error), num)), clouds
+    )
+
+    assert notice == "terminate"
+    assert failed == [(httpx.ConnectTimeout, 1), (ValueError, 2), (httpx.ConnectError, 1)]
 
 
 async def test_a_worker_with_notice_hands_its_jobs_over_at_once(tmp_path: Path) -> None:
