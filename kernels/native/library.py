@@ -124,6 +124,7 @@ class DeltaView(Structure):
         ("num_key_heads", c_int32),
         ("key_dim", c_int32),
         ("value_dim", c_int32),
+        ("greatest_strength", c_float),
     )
 
 

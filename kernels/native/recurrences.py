@@ -95,6 +95,7 @@ class PackedDeltaNet:
     eps: float
     num_key_heads: int
     key_dim: int
+    greatest_strength: float
 
     def views(self) -> Mapping[str, Any]:
         view = DeltaView(
@@ -107,6 +108,7 @@ class PackedDeltaNet:
             num_key_heads=self.num_key_heads,
             key_dim=self.key_dim,
             value_dim=len(self.norm),
+            greatest_strength=self.greatest_strength,
         )
         return {"delta": ctypes.pointer(view)}
 

@@ -33,7 +33,8 @@ def test_every_division_into_steps_gives_the_recurrence_of_the_whole() -> None:
         (
             *(torch.randn(count, KEY_HEADS, KEY_DIM) for _ in range(2)),
             torch.randn(count, HEADS, VALUE_DIM),
-            *(torch.rand(count, HEADS) for _ in range(2)),
+            torch.rand(count, HEADS),
+            2 * torch.rand(count, HEADS),  # above 1, a state takes the other sign
         )
         for count in lens
     ]

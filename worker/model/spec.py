@@ -179,6 +179,9 @@ class DeltaNet:
     """The number of tokens of the convolution."""
     norm: Norm
     """Of each head's result."""
+    greatest_strength: float = 1.0
+    """The greatest part of a correction that is made. Above 1, a state can take the other sign
+    (Grazzi et al., arXiv:2411.12537)."""
 
     @property
     def keys_size(self) -> int:
@@ -404,7 +407,8 @@ class DeltaNames:
     """Queries, keys, values and gates; a single matrix has the parts of each key head together."""
     rates: tuple[str, ...] = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
     """How much a token corrects, and how much fades; a single matrix is divided like ``inputs``."""
-    convolution: str = "linear_attn.conv1d"
+    convolution: tuple[str, ...] = ("linear_attn.conv1d",)
+    """Of queries, keys and values, together or each alone."""
     decay: str = "linear_attn.A_log"
     decay_bias: str = "linear_attn.dt_bias"
     norm: str = "linear_attn.norm"
@@ -435,6 +439,8 @@ class LayerNames:
     after_attention: str = "post_attention_layernorm"
     before_feed_forward: str = "post_attention_layernorm"
     after_feed_forward: str = "post_feedforward_layernorm"
+    other_norms: Mapping[str, str] = field(default_factory=dict)
+    """Other names of norms, under which some checkpoints have them."""
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     activation: str = "mlp.act_fn"

@@ -22,6 +22,7 @@ struct Delta {
     int32_t num_key_heads;
     int32_t key_dim;
     int32_t value_dim;
+    float greatest_strength;  // the greatest part of a correction that is made
 
     int keys_size() const { return num_key_heads * key_dim; }
     int values_size() const { return num_heads * value_dim; }
@@ -38,7 +39,7 @@ inline void finish_rates(const Delta& delta, float* rates) {
     for (int h = 0; h < num_heads; h += kLanes) {
         const int left = num_heads - h;
         const Floats fading = softplus(load_first(decays + h, left) + load_first(delta.decay_bias + h, left));
-        store_first(rates + h, sigmoid(load_first(rates + h, left)), left);
+        store_first(rates + h, sigmoid(load_first(rates + h, left)) * delta.greatest_strength, left);
         store_first(decays + h, exponential(-maximum(load_first(delta.decay + h, left) * fading, Floats{})), left);
     }
 }

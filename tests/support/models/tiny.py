@@ -157,6 +157,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": _DELTA
     | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
     | {"shared_expert_intermediate_size": 56},
+    "olmo_hybrid": _DELTA
+    # The epsilon of linear attention is not that of the configuration. With long keys, heads have
+    # less for a query: see _DELTA.
+    | {"linear_key_head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": None}},
     "bamba": _MAMBA | {"attn_layer_indices": [1], "mamba_proj_bias": True},
     "granitemoehybrid": _MAMBA
     | {"layer_types": ["mamba", "attention", "mamba"], "shared_intermediate_size": 40}

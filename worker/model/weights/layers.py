@@ -286,7 +286,11 @@ class WeightReader:
 
     def floats(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor as float32."""
-        return self._source.read([name], shape, torch.float32, self._target.device)
+        return self.stacked_floats([name], shape)
+
+    def stacked_floats(self, names: Sequence[str], shape: tuple[int, ...]) -> Tensor:
+        """A tensor whose parts have these names, as float32."""
+        return self._source.read(list(names), shape, torch.float32, self._target.device)
 
     def embedding(self) -> Weight:
         """[vocab_size, hidden_size]."""
@@ -413,8 +417,12 @@ class WeightReader:
         names, part = self._names.layers, layer.feed_forward
 
         def norm(name: str, spec: Norm | None) -> NormWeights | None:
-            size = self._spec.hidden_size
-            return None if spec is None else self._norm(f"{prefix}{name}", spec, size)
+            if spec is None:
+                return None
+            other = names.other_norms.get(name)
+            if other is not None and self._source.has(f"{prefix}{other}.weight"):
+                name = other
+            return self._norm(f"{prefix}{name}", spec, self._spec.hidden_size)
 
         return LayerWeights(
             before_attention=norm(names.before_attention, layer.before_attention),
@@ -654,6 +662,9 @@ class _LayerTensors(LayerTensors):
 
     def floats(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self.reader.floats(f"{self.prefix}{name}", shape)
+
+    def stacked_floats(self, names: Sequence[str], shape: tuple[int, ...]) -> Tensor:
+        return self.reader.stacked_floats([f"{self.prefix}{name}" for name in names], shape)
 
 
 def _softplus(number: float) -> float:
