@@ -128,6 +128,16 @@ class DeltaView(Structure):
     )
 
 
+class KimiDeltaView(Structure):
+    """`KimiDelta` of src/kimi_delta.hpp."""
+
+    _fields_ = (
+        ("delta", DeltaView),
+        ("fading", WeightView),
+        ("gates", WeightView),
+    )
+
+
 class StateSpaceView(Structure):
     """`StateSpace` of src/state_space.hpp."""
 
@@ -223,6 +233,7 @@ LayerView._fields_ = (
     ("experts", POINTER(ExpertsView)),
     ("convolution", POINTER(ConvolutionView)),
     ("delta", POINTER(DeltaView)),
+    ("kimi_delta", POINTER(KimiDeltaView)),
     ("state_space", POINTER(StateSpaceView)),
     ("selective_scan", POINTER(SelectiveScanView)),
     ("latent", POINTER(LatentView)),
@@ -328,6 +339,7 @@ STRUCTURES: tuple[type[Structure], ...] = (
     ExpertsView,
     ConvolutionView,
     DeltaView,
+    KimiDeltaView,
     StateSpaceView,
     SelectiveScanView,
     LatentView,

@@ -30,7 +30,7 @@ _NAMES = Names(
         before_attention="attention_layer_norm",
         before_feed_forward="feedforward_layer_norm",
         # transformers saves it under the name that the other layers have for another norm.
-        other_norms={"post_attention_layernorm": "feedforward_layer_norm"},
+        others={"post_attention_layernorm": "feedforward_layer_norm"},
     )
 )
 _LINEAR = "linear_attention"

@@ -234,6 +234,10 @@ def test_sinks_are_not_forgotten(tmp_path: Path) -> None:
             ("jamba", "mamba", part)
             for part in ("A_log", "D", "dt_proj.bias", "b_layernorm.weight")
         ],
+        *[
+            ("kimi_linear", "self_attn", part)
+            for part in ("forget_gate.A_log", "forget_gate.dt_bias", "o_norm.weight")
+        ],
     ],
 )
 def test_no_part_of_a_recurrence_is_forgotten(
@@ -295,6 +299,31 @@ def test_olmo_hybrid_is_read_as_published_and_as_transformers_saves_it(tmp_path:
         parts = [part.clone() for part in torch.split(taps, [32, 32, 128])]
         assert [len(part) for part in parts] != [len(tensors[name]) for name in names]
         tensors |= dict(zip(names, parts, strict=True))
+    save_file(tensors, tmp_path / "model.safetensors")
+
+    assert_same_logits(tmp_path, model)
+
+
+def test_kimi_linear_is_read_as_published_and_as_transformers_saves_it(tmp_path: Path) -> None:
+    """transformers saves layers without experts under another name, and names the kinds of
+    layers."""
+    model = write_tiny_model(tmp_path, "kimi_linear")
+    config = json.loads((tmp_path / "config.json").read_text())
+    linear = {
+        "full_attn_layers": [2],
+        "kda_layers": [1, 3],
+        "num_heads": config.pop("linear_num_heads"),
+        "head_dim": config.pop("linear_head_dim"),
+        "short_conv_kernel_size": config.pop("linear_conv_kernel_dim"),
+    }
+    del config["layer_types"], config["mlp_layer_types"]
+    config |= {"linear_attn_config": linear, "first_k_dense_replace": 1, "mla_use_nope": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(tmp_path / "model.safetensors")
+    dense = "model.layers.0.{}.{}_proj.weight"
+    for part in ("gate", "up", "down"):
+        saved = tensors.pop(dense.format("block_sparse_moe", part))
+        tensors[dense.format("mlp", part)] = saved
     save_file(tensors, tmp_path / "model.safetensors")
 
     assert_same_logits(tmp_path, model)
