@@ -124,6 +124,17 @@ class DeltaView(Structure):
         ("num_key_heads", c_int32),
         ("key_dim", c_int32),
         ("value_dim", c_int32),
+        ("greatest_strength", c_float),
+    )
+
+
+class KimiDeltaView(Structure):
+    """`KimiDelta` of src/kimi_delta.hpp."""
+
+    _fields_ = (
+        ("delta", DeltaView),
+        ("fading", WeightView),
+        ("gates", WeightView),
     )
 
 
@@ -222,6 +233,7 @@ LayerView._fields_ = (
     ("experts", POINTER(ExpertsView)),
     ("convolution", POINTER(ConvolutionView)),
     ("delta", POINTER(DeltaView)),
+    ("kimi_delta", POINTER(KimiDeltaView)),
     ("state_space", POINTER(StateSpaceView)),
     ("selective_scan", POINTER(SelectiveScanView)),
     ("latent", POINTER(LatentView)),
@@ -327,6 +339,7 @@ STRUCTURES: tuple[type[Structure], ...] = (
     ExpertsView,
     ConvolutionView,
     DeltaView,
+    KimiDeltaView,
     StateSpaceView,
     SelectiveScanView,
     LatentView,

@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.native.library import (
     ConvolutionView,
     DeltaView,
+    KimiDeltaView,
     NormView,
     SelectiveScanView,
     StateSpaceView,
@@ -95,9 +96,10 @@ class PackedDeltaNet:
     eps: float
     num_key_heads: int
     key_dim: int
+    greatest_strength: float
 
-    def views(self) -> Mapping[str, Any]:
-        view = DeltaView(
+    def view(self) -> DeltaView:
+        return DeltaView(
             rates=self.rates.view(),
             convolution=self.convolution.view(),
             decay=pointer(self.decay),
@@ -107,8 +109,37 @@ class PackedDeltaNet:
             num_key_heads=self.num_key_heads,
             key_dim=self.key_dim,
             value_dim=len(self.norm),
+            greatest_strength=self.greatest_strength,
         )
-        return {"delta": ctypes.pointer(view)}
+
+    def views(self) -> Mapping[str, Any]:
+        return {"delta": ctypes.pointer(self.view())}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedKimiDelta:
+    """See `worker.model.spec.KimiDelta`. Heads are at most `MAX_KEY_DIM` long and of a multiple of
+    16."""
+
+    rule: PackedDeltaNet
+    """The rates are the vector that tells how much fades, the vector of gates, and how much of a
+    correction is made."""
+    fading: PackedWeight
+    gates: PackedWeight
+
+    @property
+    def inputs(self) -> PackedWeight:
+        return self.rule.inputs
+
+    @property
+    def output(self) -> PackedWeight:
+        return self.rule.output
+
+    def views(self) -> Mapping[str, Any]:
+        view = KimiDeltaView(
+            delta=self.rule.view(), fading=self.fading.view(), gates=self.gates.view()
+        )
+        return {"kimi_delta": ctypes.pointer(view)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """The gated delta rule computes each token from the state before it, wherever a step ends."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -15,25 +16,30 @@ def recurred(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, strength: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The results of one head and its last state, in float64: what the paper writes as a product
-    of the state with the matrix 1 - strength * k k^T."""
+    of the state with the matrix 1 - strength * k k^T. ``decay`` is [num_tokens], or with a factor
+    for each element of keys [num_tokens, KEY_DIM]."""
     query, key = (x.double() / x.double().norm(dim=-1, keepdim=True) for x in (query, key))
     state = torch.zeros(VALUE_DIM, KEY_DIM, dtype=torch.float64)
     results = []
     for q, k, v, fades, part in zip(query, key, value.double(), decay, strength, strict=True):
         erased = torch.eye(KEY_DIM, dtype=torch.float64) - part * torch.outer(k, k)
-        state = fades * state @ erased + part * torch.outer(v, k)
+        state = (fades * state) @ erased + part * torch.outer(v, k)
         results.append(state @ q / KEY_DIM**0.5)
     return torch.stack(results), state.t()
 
 
-def test_every_division_into_steps_gives_the_recurrence_of_the_whole() -> None:
+@pytest.mark.parametrize("factors", [(), (KEY_DIM,)], ids=["of a head", "of an element"])
+def test_every_division_into_steps_gives_the_recurrence_of_the_whole(
+    factors: tuple[int, ...],
+) -> None:
     torch.manual_seed(0)
     lens = [sum(step) for step in zip(*STEPS, strict=True)]
     sequences = [
         (
             *(torch.randn(count, KEY_HEADS, KEY_DIM) for _ in range(2)),
             torch.randn(count, HEADS, VALUE_DIM),
-            *(torch.rand(count, HEADS) for _ in range(2)),
+            torch.rand(count, HEADS, *factors),
+            2 * torch.rand(count, HEADS),  # above 1, a state takes the other sign
         )
         for count in lens
     ]

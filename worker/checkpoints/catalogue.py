@@ -164,6 +164,9 @@ MODELS = {
         "tiiuae/falcon-mamba-7b-instruct", "falcon_mamba", "7B", "Falcon Mamba 7B"
     ),
     "olmo3-7b": KnownModel("allenai/Olmo-3-7B-Instruct", "olmo3", "7B", "Apache-2.0"),
+    "olmo-hybrid-7b": KnownModel(
+        "allenai/Olmo-Hybrid-Instruct-DPO-7B", "olmo_hybrid", "7B", "Apache-2.0"
+    ),
     "olmoe-7b": KnownModel("allenai/OLMoE-1B-7B-0924-Instruct", "olmoe", "7B", "Apache-2.0"),
     "glm4-9b": KnownModel("zai-org/GLM-4-9B-0414", "glm4", "9B", "MIT"),
     "glm4.5-air": KnownModel("zai-org/GLM-4.5-Air", "glm4_moe", "106B", "MIT"),

@@ -179,6 +179,9 @@ class DeltaNet:
     """The number of tokens of the convolution."""
     norm: Norm
     """Of each head's result."""
+    greatest_strength: float = 1.0
+    """The greatest part of a correction that is made. Above 1, a state can take the other sign
+    (Grazzi et al., arXiv:2411.12537)."""
 
     @property
     def keys_size(self) -> int:
@@ -200,6 +203,38 @@ class DeltaNet:
         """The number of floats of a state: the inputs of the convolution, [num_taps - 1,
         mixed_size], then the matrices of all heads."""
         return (self.num_taps - 1) * self.mixed_size + self.values_size * self.key_dim
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KimiDelta:
+    """Linear attention by a gated delta rule that lets each element of a key fade at a rate of its
+    own (Kimi Team, arXiv:2510.26692). Queries, keys and values have heads of the same number and
+    length, which go through a convolution and SiLU. Two short vectors of each token make these
+    rates, and the gates, whose sigmoid multiplies the normalized results."""
+
+    num_heads: int
+    head_dim: int
+    rank: int
+    """The length of the short vectors."""
+    num_taps: int
+    """The number of tokens of the convolution."""
+    norm: Norm
+    """Of each head's result."""
+
+    @property
+    def size(self) -> int:
+        """The length of all heads' queries, keys, or values."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kept_size(self) -> int:
+        """The number of floats of the convolution's state, with which a state begins."""
+        return (self.num_taps - 1) * 3 * self.size
+
+    @property
+    def state_size(self) -> int:
+        """The number of floats of a state: after the convolution's, the matrices of all heads."""
+        return self.kept_size + self.size * self.head_dim
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +332,7 @@ so that several pieces of a block hold a state, with little room left, whatever 
 _HEAD_STEP = 16
 """The native kernels' heads are of a multiple of this length."""
 
-Recurrence: TypeAlias = ShortConv | DeltaNet | Mamba2 | Mamba
+Recurrence: TypeAlias = ShortConv | DeltaNet | KimiDelta | Mamba2 | Mamba
 """A mixer whose state replaces all tokens before it."""
 
 
@@ -398,13 +433,16 @@ class LatentNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNames:
-    """The names of the tensors of a `DeltaNet`, after the name of the layer."""
+    """The names of the tensors of a `DeltaNet` or a `KimiDelta`, after the name of the layer."""
 
     inputs: tuple[str, ...] = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z")
     """Queries, keys, values and gates; a single matrix has the parts of each key head together."""
     rates: tuple[str, ...] = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
     """How much a token corrects, and how much fades; a single matrix is divided like ``inputs``."""
-    convolution: str = "linear_attn.conv1d"
+    fading: str = "linear_attn.f_b_proj"
+    gates: str = "linear_attn.g_b_proj"
+    convolution: tuple[str, ...] = ("linear_attn.conv1d",)
+    """Of queries, keys and values, together or each alone."""
     decay: str = "linear_attn.A_log"
     decay_bias: str = "linear_attn.dt_bias"
     norm: str = "linear_attn.norm"
@@ -435,6 +473,9 @@ class LayerNames:
     after_attention: str = "post_attention_layernorm"
     before_feed_forward: str = "post_attention_layernorm"
     after_feed_forward: str = "post_feedforward_layernorm"
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Other names of norms and of parts of feed-forward parts, under which some checkpoints have
+    them."""
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     activation: str = "mlp.act_fn"

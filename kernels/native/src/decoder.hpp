@@ -6,6 +6,7 @@
 
 #include "delta.hpp"
 #include "experts.hpp"
+#include "kimi_delta.hpp"
 #include "selective_scan.hpp"
 #include "state_space.hpp"
 
@@ -51,6 +52,7 @@ struct Layer {
     const Experts* experts;          // instead of `mlp`; or null
     const Convolution* convolution;  // a recurrence instead of attention, whose sizes are 0; or null
     const Delta* delta;              // the same
+    const KimiDelta* kimi_delta;     // the same
     const StateSpace* state_space;   // the same
     const SelectiveScan* selective_scan;  // the same
     const Latent* latent;            // or null; `qkv` then makes the query, the vector and the rotary key
@@ -72,7 +74,8 @@ struct Layer {
     int qkv_size() const { return qkv.outputs; }
     int attended_size() const { return num_heads * head_dim; }
     bool is_recurrent() const {
-        return convolution != nullptr || delta != nullptr || state_space != nullptr || selective_scan != nullptr;
+        return convolution != nullptr || delta != nullptr || kimi_delta != nullptr || state_space != nullptr ||
+               selective_scan != nullptr;
     }
     bool has_mixer() const { return qkv.panels != nullptr; }  // attention or a recurrence
     bool has_feed_forward() const { return experts != nullptr || mlp.down.panels != nullptr; }
@@ -157,7 +160,7 @@ class Workspace {
 // The longest rows of all layers.
 struct Widths {
     int qkv = 0, attended = 0, gate_up = 0, widest = 0;
-    int rates = 0;   // of the delta rule, or the parts of a selective scan
+    int rates = 0;   // of the delta rules, or the parts of a selective scan
     int latent = 0;  // queries before they are multiplied, and results after it
     int inputs = 0;  // of all layers
     int top_k = 0, num_experts = 0, expert_inputs = 0, expert_gate_up = 0;
@@ -196,6 +199,7 @@ struct Widths {
         qkv = std::max(qkv, layer.qkv_size());
         attended = std::max(attended, layer.attention_output.inputs);
         if (layer.delta != nullptr) rates = std::max(rates, layer.delta->rates.outputs);
+        if (layer.kimi_delta != nullptr) rates = std::max(rates, layer.kimi_delta->row_size());
         if (layer.selective_scan != nullptr) rates = std::max(rates, layer.selective_scan->parts.outputs);
     }
 };
@@ -412,6 +416,8 @@ class Forward {
             const Weight& rates = layer.delta->rates;
             linear(team_, {normed, hidden_size_, step_.num_tokens}, codes_, rates, {rates_, rates.outputs, false});
             gated_delta_rule(step, *layer.delta, rates_, step_.num_tokens);
+        } else if (layer.kimi_delta != nullptr) {
+            kimi_delta(step, *layer.kimi_delta, {normed, hidden_size_, step_.num_tokens}, rates_, codes_);
         } else if (layer.state_space != nullptr) {
             state_space(step, *layer.state_space);
         } else if (layer.selective_scan != nullptr) {

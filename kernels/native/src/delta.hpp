@@ -22,6 +22,7 @@ struct Delta {
     int32_t num_key_heads;
     int32_t key_dim;
     int32_t value_dim;
+    float greatest_strength;  // the greatest part of a correction that is made
 
     int keys_size() const { return num_key_heads * key_dim; }
     int values_size() const { return num_heads * value_dim; }
@@ -38,7 +39,7 @@ inline void finish_rates(const Delta& delta, float* rates) {
     for (int h = 0; h < num_heads; h += kLanes) {
         const int left = num_heads - h;
         const Floats fading = softplus(load_first(decays + h, left) + load_first(delta.decay_bias + h, left));
-        store_first(rates + h, sigmoid(load_first(rates + h, left)), left);
+        store_first(rates + h, sigmoid(load_first(rates + h, left)) * delta.greatest_strength, left);
         store_first(decays + h, exponential(-maximum(load_first(delta.decay + h, left) * fading, Floats{})), left);
     }
 }
@@ -51,9 +52,23 @@ inline void normalize_heads(float* heads, int num_heads, int head_dim, float len
     }
 }
 
+// The queries of a token, and the keys after them.
+inline void unit_heads(const Delta& delta, float* queries) {
+    normalize_heads(queries, delta.num_key_heads, delta.key_dim, 1.0f / std::sqrt(float(delta.key_dim)));
+    normalize_heads(queries + delta.keys_size(), delta.num_key_heads, delta.key_dim, 1.0f);
+}
+
+// The parts of corrections that are made, one of each head, and the factors of the state: one of each head, or of each
+// row of each head. `stride` is the number of floats from one token to the next.
+struct Rates {
+    const float* strengths;
+    const float* decays;
+    int64_t stride;
+};
+
 // The tokens of a sequence in some columns of a head's matrix. Sums go through the rows from the first to the last.
-template <int kColumns>
-inline void delta_rule(const Recurring& step, const Delta& delta, const float* rates, int sequence, int head, int column) {
+template <int kColumns, bool kByRow>
+inline void delta_rule(const Recurring& step, const Delta& delta, const Rates& rates, int sequence, int head, int column) {
     constexpr int kCount = kColumns / kLanes;
     const int key_dim = delta.key_dim, num_heads = delta.num_heads, num_floats = key_dim * kColumns;
     const int64_t offset = delta.matrices() + (int64_t(head) * delta.value_dim + column) * key_dim;
@@ -66,16 +81,19 @@ inline void delta_rule(const Recurring& step, const Delta& delta, const float* r
     for (int64_t t = step.first_token(sequence); t < step.last_token(sequence); t++) {
         const float *query = step.from + t * step.from_stride + key_head * key_dim, *key = query + delta.keys_size();
         const float* value = step.from + t * step.from_stride + 2 * delta.keys_size() + place;
-        const float strength = rates[t * 2 * num_heads + head], decay = rates[(t * 2 + 1) * num_heads + head];
+        const float strength = rates.strengths[t * rates.stride + head];
+        const float* decays = rates.decays + t * rates.stride + head * (kByRow ? key_dim : 1);
         Floats known[kCount] = {}, correction[kCount], found[kCount] = {};
-        for (int k = 0; k < key_dim; k++)
-            for (int v = 0; v < kCount; v++)
-                known[v] = multiply_add(load(matrix + k * kColumns + v * kLanes), broadcast(key[k]), known[v]);
-        for (int v = 0; v < kCount; v++) correction[v] = (load(value + v * kLanes) - known[v] * decay) * strength;
+        for (int k = 0; k < key_dim; k++) {
+            const Floats weight = broadcast(kByRow ? key[k] * decays[k] : key[k]);
+            for (int v = 0; v < kCount; v++) known[v] = multiply_add(load(matrix + k * kColumns + v * kLanes), weight, known[v]);
+        }
+        for (int v = 0; v < kCount; v++)
+            correction[v] = (load(value + v * kLanes) - (kByRow ? known[v] : known[v] * decays[0])) * strength;
         for (int k = 0; k < key_dim; k++)
             for (int v = 0; v < kCount; v++) {
                 float* at = matrix + k * kColumns + v * kLanes;
-                const Floats now = multiply_add(broadcast(key[k]), correction[v], load(at) * decay);
+                const Floats now = multiply_add(broadcast(key[k]), correction[v], load(at) * decays[kByRow ? k : 0]);
                 store(at, now);
                 found[v] = multiply_add(now, broadcast(query[k]), found[v]);
             }
@@ -84,38 +102,53 @@ inline void delta_rule(const Recurring& step, const Delta& delta, const float* r
     step.states.write(step.blocks_to_write(sequence), step.first_piece, offset, num_floats, matrix);
 }
 
-// A head's result is normalized, and multiplied with the SiLU of its gate.
-inline void finish_head(const Delta& delta, const float* gate, float* head) {
-    normalize(delta.norm, head, delta.value_dim, head);
-    for (int v = 0; v < delta.value_dim; v += kLanes) store(head + v, load(head + v) * silu(load(gate + v)));
+// The tokens of all sequences. With `kByRow`, the factors are those of the rows of each head.
+template <bool kByRow>
+inline void delta_rule_of_heads(const Recurring& step, const Delta& delta, const Rates& rates) {
+    const int num_heads = delta.num_heads, columns = delta.columns(), num_parts = delta.value_dim / columns;
+    step.team.share(step.batch.num_seqs * num_heads * num_parts, [&](int task) {
+        const int sequence = task / (num_heads * num_parts), head = task / num_parts % num_heads;
+        const int column = task % num_parts * columns;
+        if (columns == kWide)
+            delta_rule<kWide, kByRow>(step, delta, rates, sequence, head, column);
+        else
+            delta_rule<kPanel, kByRow>(step, delta, rates, sequence, head, column);
+    });
 }
 
-// `rates` are the products with `Delta::rates`, which are overwritten.
-inline void gated_delta_rule(const Recurring& step, const Delta& delta, float* rates, int num_tokens) {
-    const int num_heads = delta.num_heads, columns = delta.columns(), num_parts = delta.value_dim / columns;
+// Queries, keys and values are convolved, and a SiLU follows.
+inline void convolve_heads(const Recurring& step, const Delta& delta) {
     convolve(step, delta.convolution, [&](Kept& kept, int64_t t, int first, int) {
         float* channels = step.from + t * step.from_stride + first;
         kept.add([&](int d, int left) { return load_first(channels + d, left); },
                  [&](int d, int left, Floats sums) { store_first(channels + d, silu(sums), left); });
     });
+}
+
+// Each head's result of a token is normalized, and multiplied with the activation of its gate.
+template <class Activation>
+inline void finish_heads(const Delta& delta, const float* gates, float* heads, const Activation& activation) {
+    for (int h = 0; h < delta.num_heads; h++) {
+        const float* gate = gates + h * delta.value_dim;
+        float* head = heads + h * delta.value_dim;
+        normalize(delta.norm, head, delta.value_dim, head);
+        for (int v = 0; v < delta.value_dim; v += kLanes) store(head + v, load(head + v) * activation(load(gate + v)));
+    }
+}
+
+// `rates` are the products with `Delta::rates`, which are overwritten.
+inline void gated_delta_rule(const Recurring& step, const Delta& delta, float* rates, int num_tokens) {
+    const int64_t stride = 2 * delta.num_heads;
+    convolve_heads(step, delta);
     step.team.share(num_tokens, [&](int t) {
-        float* queries = step.from + t * step.from_stride;
-        normalize_heads(queries, delta.num_key_heads, delta.key_dim, 1.0f / std::sqrt(float(delta.key_dim)));
-        normalize_heads(queries + delta.keys_size(), delta.num_key_heads, delta.key_dim, 1.0f);
-        finish_rates(delta, rates + int64_t(t) * 2 * num_heads);
+        unit_heads(delta, step.from + t * step.from_stride);
+        finish_rates(delta, rates + t * stride);
     });
-    step.team.share(step.batch.num_seqs * num_heads * num_parts, [&](int task) {
-        const int sequence = task / (num_heads * num_parts), head = task / num_parts % num_heads;
-        const int column = task % num_parts * columns;
-        if (columns == kWide)
-            delta_rule<kWide>(step, delta, rates, sequence, head, column);
-        else
-            delta_rule<kPanel>(step, delta, rates, sequence, head, column);
-    });
+    delta_rule_of_heads<false>(step, delta, {rates, rates + delta.num_heads, stride});
     step.team.share(num_tokens, [&](int t) {
         const float* gates = step.from + t * step.from_stride + delta.convolution.size;
         float* heads = step.to + t * step.to_stride;
-        for (int h = 0; h < num_heads; h++) finish_head(delta, gates + h * delta.value_dim, heads + h * delta.value_dim);
+        finish_heads(delta, gates, heads, [](Floats gate) { return silu(gate); });
         round_inputs(heads, delta.values_size(), step.format);
     });
 }

@@ -15,9 +15,9 @@ extern "C" {
 // The sizes of the structures, in the order of `STRUCTURES` in library.py.
 void warren_sizes(int32_t* sizes) {
     const size_t all[] = {sizeof(Weight), sizeof(Rule), sizeof(Norm), sizeof(Mlp), sizeof(ExpertNorms), sizeof(Experts),
-                          sizeof(Convolution), sizeof(Delta), sizeof(StateSpace), sizeof(SelectiveScan), sizeof(Latent),
-                          sizeof(LayerInput), sizeof(LayerInputs), sizeof(Layer), sizeof(Model), sizeof(Cache), sizeof(Batch),
-                          sizeof(Heads), sizeof(Step)};
+                          sizeof(Convolution), sizeof(Delta), sizeof(KimiDelta), sizeof(StateSpace), sizeof(SelectiveScan),
+                          sizeof(Latent), sizeof(LayerInput), sizeof(LayerInputs), sizeof(Layer), sizeof(Model), sizeof(Cache),
+                          sizeof(Batch), sizeof(Heads), sizeof(Step)};
     for (size_t size : all) *sizes++ = static_cast<int32_t>(size);
 }
 

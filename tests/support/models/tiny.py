@@ -157,6 +157,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": _DELTA
     | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
     | {"shared_expert_intermediate_size": 56},
+    "olmo_hybrid": _DELTA
+    # The epsilon of linear attention is not that of the configuration. With long keys, heads have
+    # less for a query: see _DELTA.
+    | {"linear_key_head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": None}},
+    "kimi_linear": _LATENT
+    | {"q_lora_rank": None, "num_local_experts": 8, "num_experts_per_tok": 3, "n_group": 4}
+    | {"topk_group": 2, "routed_scaling_factor": 1.5, "mlp_layer_types": ["dense", *["sparse"] * 2]}
+    | {"linear_num_heads": 4, "linear_head_dim": 32, "linear_conv_kernel_dim": 3}
+    | {"layer_types": _DELTA["layer_types"], "rms_norm_eps": _DELTA["rms_norm_eps"]},
     "bamba": _MAMBA | {"attn_layer_indices": [1], "mamba_proj_bias": True},
     "granitemoehybrid": _MAMBA
     | {"layer_types": ["mamba", "attention", "mamba"], "shared_intermediate_size": 40}

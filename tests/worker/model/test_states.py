@@ -212,7 +212,10 @@ def chunked_logits(decoder: Decoder, prompt: list[int], size: int) -> Tensor:
 
 @pytest.mark.parametrize(
     "family",
-    ["lfm2", "lfm2_moe", "qwen3_next", "nemotron_h", "mamba2", "falcon_mamba", "jamba"],
+    [
+        *("lfm2", "lfm2_moe", "qwen3_next", "olmo_hybrid", "nemotron_h"),
+        *("kimi_linear", "mamba2", "falcon_mamba", "jamba"),
+    ],
 )
 def test_a_prompt_in_chunks_of_any_length_gives_the_same_bits(tmp_path: Path, family: str) -> None:
     write_tiny_model(tmp_path, family)

@@ -34,6 +34,7 @@ from worker.model.spec import (
     Attention,
     DeltaNet,
     Experts,
+    KimiDelta,
     Layer,
     LayerInputs,
     Mamba,
@@ -194,6 +195,8 @@ def _why_not_recurrence(spec: Recurrence) -> str | None:
     match spec:
         case DeltaNet() if spec.key_dim > MAX_KEY_DIM or spec.value_dim % _PANEL:
             return f"delta rule for keys of {spec.key_dim} and values of {spec.value_dim}"
+        case KimiDelta() if spec.head_dim > MAX_KEY_DIM or spec.head_dim % _PANEL or spec.rank % 2:
+            return f"delta rule for heads of {spec.head_dim} and vectors of {spec.rank}"
         case Mamba() if spec.state_dim > MAX_STATE_DIM or spec.size % _PANEL or spec.rank % 2:
             return (
                 f"state space of {spec.size} channels, each with {spec.state_dim} numbers, and "

@@ -40,8 +40,9 @@ def read(config: Config, names: Names = NAMES) -> ModelSpec:
     return config.mixture(attention, experts_of(config), norm, names)
 
 
-def latent_attention(config: Config, rope: Rope) -> Attention:
+def latent_attention(config: Config, rope: Rope | None) -> Attention:
     """The attention of all families with latent vectors."""
+    rotated_dim = config.size("qk_rope_head_dim")
     rank, has_bias = config.size("kv_lora_rank"), config.flag("attention_bias")
     latent = Latent(
         rank=rank,
@@ -54,8 +55,8 @@ def latent_attention(config: Config, rope: Rope) -> Attention:
         raise NotNative("latent vectors have a bias, and queries have none")
     return config.attention(
         num_kv_heads=1,
-        head_dim=rank + rope.dim,
-        scale=_scale(latent.key_dim + rope.dim, rope),
+        head_dim=rank + rotated_dim,
+        scale=_scale(latent.key_dim + rotated_dim, rope),
         rope=rope,
         has_qkv_bias=has_bias,
         has_output_bias=has_bias,
@@ -63,10 +64,12 @@ def latent_attention(config: Config, rope: Rope) -> Attention:
     )
 
 
-def _scale(key_size: int, rope: Rope) -> float:
+def _scale(key_size: int, rope: Rope | None) -> float:
     """Scores grow with the factor that extends the context, if the configuration says so."""
-    factor, growth = rope.parameters.get("factor", 1.0), rope.parameters.get("mscale_all_dim")
     scale = 1 / math.sqrt(key_size)
+    if rope is None:
+        return scale
+    factor, growth = rope.parameters.get("factor", 1.0), rope.parameters.get("mscale_all_dim")
     if rope.parameters["rope_type"] == "default" or not growth or factor <= 1:
         return scale
     amplitude: float = 0.1 * growth * math.log(factor) + 1

@@ -39,12 +39,12 @@ def read(config: Config) -> ModelSpec:
             before_attention=norm,
             before_feed_forward=norm,
         )
-        for is_mixture in _mixtures(config)
+        for is_mixture in mixtures(config)
     ]
     return config.model(layers, norm, NAMES)
 
 
-def _mixtures(config: Config) -> list[bool]:
+def mixtures(config: Config) -> list[bool]:
     """Whether each layer has experts."""
     num_layers, num_dense = config.num_layers, config.get("first_k_dense_replace", 0)
     kinds = config.get("mlp_layer_types")

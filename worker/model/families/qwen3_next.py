@@ -71,7 +71,7 @@ def hybrid(config: Config, feed_forwards: Sequence[Mlp | Experts], names: Names)
         has_qkv_bias=has_bias,
         has_output_bias=has_bias,
     )
-    recurrence = _delta_net(config)
+    recurrence = delta_net(config)
     layers = [
         Layer(
             attention=None if kind == _LINEAR else attention,
@@ -95,7 +95,8 @@ def _kinds(config: Config) -> Sequence[str]:
     return config.kinds(default, [_LINEAR])
 
 
-def _delta_net(config: Config) -> DeltaNet:
+def delta_net(config: Config) -> DeltaNet:
+    """The linear attention of a layer."""
     num_heads = config.size("linear_num_value_heads")
     num_key_heads = config.size("linear_num_key_heads")
     if num_heads % num_key_heads:

@@ -276,7 +276,11 @@ class WeightReader:
 
     def floats(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor as float32."""
-        return self._source.read([name], shape, torch.float32, self._target.device)
+        return self.stacked_floats([name], shape)
+
+    def stacked_floats(self, names: Sequence[str], shape: tuple[int, ...]) -> Tensor:
+        """A tensor whose parts have these names, as float32."""
+        return self._source.read(list(names), shape, torch.float32, self._target.device)
 
     def embedding(self) -> Weight:
         """[vocab_size, hidden_size]."""
@@ -404,7 +408,7 @@ class WeightReader:
 
         def norm(name: str, spec: Norm | None) -> NormWeights | None:
             size = self._spec.hidden_size
-            return None if spec is None else self._norm(f"{prefix}{name}", spec, size)
+            return None if spec is None else self._norm(self._stored(prefix, name), spec, size)
 
         return LayerWeights(
             before_attention=norm(names.before_attention, layer.before_attention),
@@ -419,6 +423,12 @@ class WeightReader:
             input=self._layer_input(prefix),
             scalar=float(self._source.get(f"{prefix}{names.scalar}")) if layer.has_scalar else 1.0,
         )
+
+    def _stored(self, prefix: str, name: str) -> str:
+        """The name of a tensor in the checkpoint, where it may have another name."""
+        other = self._names.layers.others.get(name)
+        is_other = other is not None and self._source.has(f"{prefix}{other}.weight")
+        return f"{prefix}{other}" if is_other else f"{prefix}{name}"
 
     def _layer_input(self, prefix: str) -> LayerInputWeights | None:
         spec, names, hidden = self._spec.layer_inputs, self._names.layers, self._spec.hidden_size
@@ -505,11 +515,13 @@ class WeightReader:
         hidden = self._spec.hidden_size
         return MlpWeights(
             gate_up=self.linear(
-                [f"{prefix}{name}" for name in gate_up],
+                [self._stored(prefix, name) for name in gate_up],
                 (spec.size * (2 if spec.is_gated else 1), hidden),
                 has_bias=spec.has_bias,
             ),
-            down=self.linear([f"{prefix}{down}"], (hidden, spec.size), has_bias=spec.has_bias),
+            down=self.linear(
+                [self._stored(prefix, down)], (hidden, spec.size), has_bias=spec.has_bias
+            ),
             constants=self._xielu(prefix) if spec.activation == "xielu" else (),
         )
 
@@ -644,6 +656,9 @@ class _LayerTensors(LayerTensors):
 
     def floats(self, name: str, shape: tuple[int, ...]) -> Tensor:
         return self.reader.floats(f"{self.prefix}{name}", shape)
+
+    def stacked_floats(self, names: Sequence[str], shape: tuple[int, ...]) -> Tensor:
+        return self.reader.stacked_floats([f"{self.prefix}{name}" for name in names], shape)
 
 
 def _softplus(number: float) -> float:

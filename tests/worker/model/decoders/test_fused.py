@@ -55,6 +55,8 @@ def test_every_variant_computes_the_same_logits(
         ("lfm2_moe", "float32", "auto"),
         ("qwen3_next", "float32", "auto"),
         ("qwen3_5_text", "bfloat16", "q8_0"),
+        ("olmo_hybrid", "bfloat16", "q8_0"),
+        ("kimi_linear", "float32", "auto"),
         ("granitemoehybrid", "bfloat16", "auto"),
         ("mamba2", "bfloat16", "q8_0"),
         ("falcon_mamba", "bfloat16", "q8_0"),

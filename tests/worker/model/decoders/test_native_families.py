@@ -156,6 +156,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "full_attention"],
         },
     ),
+    "olmo hybrid with positions, and states of one sign": (
+        "olmo_hybrid",
+        {"rope_parameters": None, "linear_allow_neg_eigval": False},
+    ),
     "qwen without windows": ("qwen2", {"use_sliding_window": False}),
     "windows by layer": (
         "qwen3",
@@ -189,6 +193,7 @@ FAULTS = {
     "another factor of residuals": ("granite", 'multiplier": 0.4', 'multiplier": 0.5'),
     "rotary keys in the other order": ("deepseek_v3", 'interleave": true', 'interleave": false'),
     "scores that grow more slowly": ("deepseek_v3", 'mscale_all_dim": 1.0', 'mscale_all_dim": 0.5'),
+    "states of one sign": ("olmo_hybrid", 'neg_eigval": true', 'neg_eigval": false'),
     "heads rotated further": ("qwen3_5_text", 'rotary_factor": 0.25', 'rotary_factor": 0.5'),
     "one expert too few": ("gemma4_text", 'top_k_experts": 2', 'top_k_experts": 1'),
     "steps with another limit": ("granitemoehybrid", "    1.5", "    2.5"),
@@ -228,6 +233,10 @@ def test_sinks_are_not_forgotten(tmp_path: Path) -> None:
         *[
             ("jamba", "mamba", part)
             for part in ("A_log", "D", "dt_proj.bias", "b_layernorm.weight")
+        ],
+        *[
+            ("kimi_linear", "self_attn", part)
+            for part in ("forget_gate.A_log", "forget_gate.dt_bias", "o_norm.weight")
         ],
     ],
 )
@@ -274,6 +283,68 @@ def test_kimi_k2_has_the_layers_of_deepseek_v3(tmp_path: Path) -> None:
     rewrite_config(tmp_path, '"model_type": "deepseek_v3"', '"model_type": "kimi_k2"')
 
     assert_same_logits(tmp_path, model)
+
+
+def test_olmo_hybrid_is_read_as_published_and_as_transformers_saves_it(tmp_path: Path) -> None:
+    """transformers divides the taps of the convolution into equal parts."""
+    model = write_tiny_model(tmp_path, "olmo_hybrid")
+    tensors = load_file(tmp_path / "model.safetensors")
+    norm = "model.layers.1.{}.weight"
+    tensors[norm.format("post_attention_layernorm")] = tensors.pop(
+        norm.format("feedforward_layer_norm")
+    )
+    for layer in (0, 2):
+        names = [f"model.layers.{layer}.linear_attn.{part}_conv1d.weight" for part in "qkv"]
+        taps = torch.cat([tensors[name] for name in names])
+        parts = [part.clone() for part in torch.split(taps, [32, 32, 128])]
+        assert [len(part) for part in parts] != [len(tensors[name]) for name in names]
+        tensors |= dict(zip(names, parts, strict=True))
+    save_file(tensors, tmp_path / "model.safetensors")
+
+    assert_same_logits(tmp_path, model)
+
+
+def test_kimi_linear_is_read_as_published_and_as_transformers_saves_it(tmp_path: Path) -> None:
+    """transformers saves layers without experts under another name, and names the kinds of
+    layers."""
+    model = write_tiny_model(tmp_path, "kimi_linear")
+    config = json.loads((tmp_path / "config.json").read_text())
+    linear = {
+        "full_attn_layers": [2],
+        "kda_layers": [1, 3],
+        "num_heads": config.pop("linear_num_heads"),
+        "head_dim": config.pop("linear_head_dim"),
+        "short_conv_kernel_size": config.pop("linear_conv_kernel_dim"),
+    }
+    del config["layer_types"], config["mlp_layer_types"]
+    config |= {"linear_attn_config": linear, "first_k_dense_replace": 1, "mla_use_nope": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(tmp_path / "model.safetensors")
+    dense = "model.layers.0.{}.{}_proj.weight"
+    for part in ("gate", "up", "down"):
+        saved = tensors.pop(dense.format("block_sparse_moe", part))
+        tensors[dense.format("mlp", part)] = saved
+    save_file(tensors, tmp_path / "model.safetensors")
+
+    assert_same_logits(tmp_path, model)
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        {"rope_parameters": None, "rope_theta": None},
+        {"rope_parameters": {"rope_type": None}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
+    ],
+)
+def test_a_released_olmo_hybrid_has_no_positions(positions: dict[str, Any]) -> None:
+    sizes = {"hidden_size": 3840, "num_attention_heads": 30, "max_position_embeddings": 65_536}
+    spec = spec_of({"model_type": "olmo_hybrid", **sizes, **positions})
+    assert spec is not None
+    assert [one.attention is None for one in spec.layers[:4]] == [True, True, True, False]
+    assert {one.rope for one in spec.attentions} == {None}
+    states = {one.recurrence.state_size for one in spec.layers if one.recurrence}
+    assert states == {3 * 30 * (96 + 96 + 192) + 30 * 96 * 192}
 
 
 def test_parts_that_predict_several_tokens_at_once_are_not_read(tmp_path: Path) -> None:

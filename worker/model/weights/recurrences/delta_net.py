@@ -1,4 +1,4 @@
-"""Linear attention by the gated delta rule, as in Qwen3-Next and Qwen 3.5."""
+"""Linear attention by the gated delta rule, as in Qwen3-Next, Qwen 3.5 and OLMo Hybrid."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,7 +54,7 @@ class DeltaNetLayer(Recurrent):
             key.view(num_tokens, -1, spec.key_dim),
             value.view(num_tokens, -1, spec.value_dim),
             decays,
-            torch.sigmoid(strengths),
+            torch.sigmoid(strengths) * spec.greatest_strength,
             matrices,
             query_starts,
         )
@@ -76,13 +76,16 @@ class DeltaNetLayer(Recurrent):
             eps=self.spec.norm.eps,
             num_key_heads=self.spec.num_key_heads,
             key_dim=self.spec.key_dim,
+            greatest_strength=self.spec.greatest_strength,
         )
 
 
 def read_delta_net(spec: DeltaNet, tensors: LayerTensors) -> DeltaNetLayer:
     """Read the weights of a layer."""
     names, hidden, heads = tensors.names.delta, tensors.hidden_size, (spec.num_heads,)
-    taps = tensors.floats(f"{names.convolution}.weight", (spec.mixed_size, 1, spec.num_taps))
+    taps = tensors.stacked_floats(
+        [f"{name}.weight" for name in names.convolution], (spec.mixed_size, 1, spec.num_taps)
+    )
     return DeltaNetLayer(
         spec=spec,
         inputs=tensors.linear(names.inputs, (spec.mixed_size + spec.values_size, hidden)),

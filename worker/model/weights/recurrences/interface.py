@@ -41,6 +41,10 @@ class LayerTensors(Protocol):
         """A float32 tensor of this name in the checkpoint, with its ending."""
         ...
 
+    def stacked_floats(self, names: Sequence[str], shape: tuple[int, ...]) -> Tensor:
+        """A float32 tensor whose parts have these names, of this shape in total."""
+        ...
+
 
 class Recurrent(ABC):
     """A recurrence with its weights."""
