@@ -1,8 +1,8 @@
 """Tensors that are parts of a checkpoint's tensors, or have their rows in another order."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -22,7 +22,35 @@ from worker.model.spec import (
 from worker.model.weights.rotation import rotated_order
 from worker.model.weights.sources import TensorSource
 
-_KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
+_KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"} | {
+    torch.uint8: "U8",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+}
+_MATRIX_ENDINGS = ("weight", "qweight", "weight_packed")
+"""The endings of the names of tensors that hold a matrix, as floats or as codes."""
+
+
+@dataclass(frozen=True, slots=True)
+class MovedRows:
+    """Makes a tensor of rows of a stored tensor. A matrix of codes has such rows, too: see
+    `worker.model.weights.weight.Weight.selected`."""
+
+    name: str
+    """The name of the stored tensor."""
+    rows: Tensor
+    """[any] int64."""
+    num_rows: int
+    """The number of rows of the stored tensor."""
+
+    def __call__(self, source: TensorSource) -> Tensor:
+        """Raises `StartupError` if the tensor is missing or has another number of rows."""
+        stored = source.get(self.name)
+        if len(stored) != self.num_rows:
+            raise StartupError(
+                f"{self.name} has {len(stored)} rows, config.json says {self.num_rows}"
+            )
+        return stored[self.rows]
 
 
 class DerivedSource:
@@ -56,6 +84,8 @@ class DerivedSource:
         return self._source.unread
 
     def has(self, name: str) -> bool:
+        if (moved := self.moved(name)) is not None:
+            return self._source.has(moved.name)
         return name in self._made or self._source.has(name)
 
     @property
@@ -63,7 +93,19 @@ class DerivedSource:
         """Whether there are tensors that the checkpoint does not store like this."""
         return bool(self._made)
 
+    @property
+    def stored(self) -> TensorSource:
+        """The tensors that the checkpoint stores."""
+        return self._source
+
+    def moved(self, name: str) -> MovedRows | None:
+        """What a tensor is made with, if it consists of rows of a stored tensor."""
+        made = self._made.get(name)
+        return made if isinstance(made, MovedRows) else None
+
     def kind(self, name: str) -> str:
+        if (moved := self.moved(name)) is not None:
+            return self._source.kind(moved.name)
         return _KINDS[self.get(name).dtype] if name in self._made else self._source.kind(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -210,29 +252,19 @@ def delta_heads(spec: DeltaNet, names: DeltaNames, prefix: str) -> Made:
     return made
 
 
-def _reordered(
-    name: str, rows: Tensor, num_rows: int | None = None
-) -> Callable[[TensorSource], Tensor]:
+def _reordered(name: str, rows: Tensor, num_rows: int | None = None) -> MovedRows:
     """These rows of a tensor, which has as many rows, or ``num_rows``."""
-    expected = len(rows) if num_rows is None else num_rows
-
-    def made(source: TensorSource) -> Tensor:
-        stored = source.get(name)
-        if len(stored) != expected:
-            raise StartupError(f"{name} has {len(stored)} rows, config.json says {expected}")
-        return stored[rows]
-
-    return made
+    return MovedRows(name, rows, len(rows) if num_rows is None else num_rows)
 
 
-def values_from_keys(names: LayerNames, prefix: str) -> Made:
+def values_from_keys(spec: Attention, names: LayerNames, prefix: str) -> Made:
     """The matrix of values where it is that of keys."""
     _, keys, values = names.qkv
-
-    def same(kind: str) -> Callable[[TensorSource], Tensor]:
-        return lambda source: source.get(f"{prefix}{keys}.{kind}")
-
-    return {f"{prefix}{values}.{kind}": same(kind) for kind in ("weight", "bias")}
+    rows = torch.arange(spec.num_kv_heads * spec.head_dim)
+    return {
+        f"{prefix}{values}.{kind}": _reordered(f"{prefix}{keys}.{kind}", rows)
+        for kind in ("weight", "bias")
+    }
 
 
 def router_norm(names: LayerNames, prefix: str, hidden_size: int) -> Made:
@@ -248,13 +280,12 @@ def router_norm(names: LayerNames, prefix: str, hidden_size: int) -> Made:
 
 
 def single_experts(
-    spec: Experts, names: LayerNames, prefix: str, source: TensorSource, coded: Sequence[str]
+    spec: Experts, names: LayerNames, prefix: str, source: TensorSource, coded: Mapping[str, str]
 ) -> Made:
     """Each expert's weights and biases, from tensors that hold all experts together.
 
-    If a layer has tensors with the endings ``coded`` in place of its weights, each expert has its
-    part of them, without the underscore: ``experts.down_proj_scales`` makes
-    ``experts.down_proj.0.scales``.
+    If a layer has the tensors ``coded`` of `Format.stacked_parts`, each expert has its part of
+    them: ``experts.down_proj_scales`` makes ``experts.down_proj.0.scales``.
     """
     made: Made = {}
     stems = [*names.expert_gate_up, names.expert_down]
@@ -263,9 +294,8 @@ def single_experts(
         is_alternating = names.are_gates_interleaved and is_gate_up and spec.expert.is_gated
         has_both = is_gate_up and spec.expert.is_gated and len(names.expert_gate_up) == 1
         size = spec.expert.size * (2 if has_both else 1)
-        is_coded = any(source.has(f"{prefix}{stem}{ending}") for ending in coded)
-        endings = {ending.removeprefix("_"): ending for ending in coded} if is_coded else {}
-        endings = (endings or {"weight": ""}) | {"bias": "_bias"}
+        is_coded = any(source.has(f"{prefix}{stem}{ending}") for ending in coded.values() if ending)
+        endings = {**(coded if is_coded else {"weight": ""}), "bias": "_bias"}
         for index in range(spec.count):
             for kind, ending in endings.items():
                 made[f"{prefix}{expert_name(stem, index)}.{kind}"] = _sliced(
@@ -284,7 +314,8 @@ def with_stored_experts(names: Names, source: TensorSource, prefix: str) -> Name
     """The names, except that experts have the names of this layer's tensors: some checkpoints of a
     family hold all experts together, and others each expert in tensors of its own."""
     apart = LayerNames()
-    is_apart = source.has(f"{prefix}{expert_name(apart.expert_down, 0)}.weight")
+    down = f"{prefix}{expert_name(apart.expert_down, 0)}"
+    is_apart = any(source.has(f"{down}.{ending}") for ending in _MATRIX_ENDINGS)
     if "{}" in names.layers.expert_down or not is_apart:
         return names
     layers = replace(

@@ -44,6 +44,9 @@ class BlockWeight:
     def rows(self, ids: Tensor) -> Tensor:
         return dequantize(self.packed.rows(ids))
 
+    def selected(self, ids: Tensor) -> "BlockWeight":
+        return BlockWeight(self.packed.rows(ids.to(self.packed.blocks.device)))
+
     def dense(self, dtype: torch.dtype) -> Tensor:
         return dequantize(self.packed).to(dtype)
 

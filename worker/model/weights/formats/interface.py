@@ -35,9 +35,10 @@ class Format(ABC):
     numerics: ClassVar[str] = "fused"
     """The name of the native decoder's arithmetic with such weights. A format whose matrices an
     older version expanded has another name."""
-    stacked_parts: ClassVar[tuple[str, ...]] = ()
-    """The endings of the names of tensors that together hold the matrices of all experts, the
-    experts first, then their outputs. Empty if a matrix has to be stored by itself."""
+    stacked_parts: ClassVar[Mapping[str, str]] = {}
+    """The tensors that together hold the matrices of all experts, the experts first, then their
+    outputs: what follows their common name, by the endings of a single matrix's tensors. Empty if a
+    matrix has to be stored by itself."""
 
     @classmethod
     @abstractmethod
