@@ -150,6 +150,66 @@ PACKINGS = {
 }
 
 
+def fp8_channels(weight: Tensor) -> Stored:
+    """A scale for each output."""
+    scales = weight.abs().amax(1, keepdim=True) / 448
+    codes = (weight / scales).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale": scales}, codes.float() * scales
+
+
+def in_groups(name: str, weight: Tensor) -> Stored:
+    """The formats of `GROUPS`."""
+    if name.endswith(".q_proj."):
+        return nvfp4(weight, is_model_opt=False)
+    bits = 8 if name.endswith(".down_proj.") else 4
+    return packed_integers(weight, bits) if ".mlp." in name else fp8_channels(weight)
+
+
+GROUPS = {
+    "group_0": {
+        "format": "pack-quantized",
+        "targets": ["re:.*mlp.*(gate|up)_proj$"],
+        "weights": {"num_bits": 4},
+    },
+    "group_1": {
+        "format": "pack-quantized",
+        "targets": [r"re:.*\.down_proj"],
+        "weights": {"num_bits": 8},
+    },
+    "group_2": {
+        "format": "float-quantized",
+        "targets": ["Linear"],
+        "weights": {"num_bits": 8, "type": "float"},
+    },
+    "group_3": {
+        "format": "nvfp4-pack-quantized",
+        "targets": ["model.layers.1.self_attn.q_proj"],
+        "weights": {"num_bits": 4, "type": "float"},
+    },
+    "cache": {"format": None, "targets": ["re:.*self_attn"], "weights": None},
+}
+IN_GROUPS = Packing(
+    {"quant_method": "compressed-tensors", "format": "mixed-precision", "config_groups": GROUPS},
+    in_groups,
+)
+LAYERS = {
+    "backbone.layers.3.mixer.experts": {"quant_algo": "NVFP4", "group_size": 16},
+    **{
+        f"backbone.layers.{index}.mixer.{name}_proj": {"quant_algo": "FP8"}
+        for index in (0, 4)
+        for name in ("in", "out")
+    },
+}
+"""As Nemotron 3 is published: experts of 4 bits, and state spaces of 8 bits."""
+IN_LAYERS = Packing(
+    {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": LAYERS},
+    lambda name, weight: (
+        nvfp4(weight, is_model_opt=True) if ".experts." in name else fp8_tensor(weight)
+    ),
+)
+NOT_IN_LAYERS = r"(?!.*\.(?:experts\.\d+\.|in_proj|out_proj)).*"
+
+
 def write_packed(
     directory: Path, family: str, packing: Packing, *, kept: str = SMALL, **sizes: Any
 ) -> tuple[Path, Path]:
@@ -209,6 +269,17 @@ def test_a_packed_model_with_states_computes_what_it_does_with_expanded_matrices
 @pytest.mark.parametrize("family", ["qwen3_next", "jamba"])
 def test_small_matrices_are_expanded_if_they_are_packed(tmp_path: Path, family: str) -> None:
     assert_same_results(*write_packed(tmp_path, family, PACKINGS["FP8"], kept=NONE))
+
+
+@pytest.mark.parametrize(
+    ("family", "packing", "kept"),
+    [("qwen3_next", IN_GROUPS, SMALL), ("nemotron_h", IN_LAYERS, NOT_IN_LAYERS)],
+    ids=["groups", "layers"],
+)
+def test_each_module_is_read_in_its_format(
+    tmp_path: Path, family: str, packing: Packing, kept: str
+) -> None:
+    assert_same_results(*write_packed(tmp_path, family, packing, kept=kept))
 
 
 def inputs_of(directory: Path) -> list[str]:
