@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import torch
@@ -19,38 +20,23 @@ from worker.model.spec import (
     LayerNames,
     Names,
 )
+from worker.model.weights.formats.coded import FLOATS
+from worker.model.weights.formats.interface import Format, Target
+from worker.model.weights.rearranged import HeadMatrices, Rearranged, SelectedRows
 from worker.model.weights.rotation import rotated_order
 from worker.model.weights.sources import TensorSource
+from worker.model.weights.weight import StackedWeight, Weight
 
-_KINDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"} | {
+_OF_A_MATRIX = ("weight", "weight_packed", "qweight")
+"""The last part of a name that a matrix has in every format."""
+_KINDS = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
     torch.uint8: "U8",
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }
-_MATRIX_ENDINGS = ("weight", "qweight", "weight_packed")
-"""The endings of the names of tensors that hold a matrix, as floats or as codes."""
-
-
-@dataclass(frozen=True, slots=True)
-class MovedRows:
-    """Makes a tensor of rows of a stored tensor. A matrix of codes has such rows, too: see
-    `worker.model.weights.weight.Weight.selected`."""
-
-    name: str
-    """The name of the stored tensor."""
-    rows: Tensor
-    """[any] int64."""
-    num_rows: int
-    """The number of rows of the stored tensor."""
-
-    def __call__(self, source: TensorSource) -> Tensor:
-        """Raises `StartupError` if the tensor is missing or has another number of rows."""
-        stored = source.get(self.name)
-        if len(stored) != self.num_rows:
-            raise StartupError(
-                f"{self.name} has {len(stored)} rows, config.json says {self.num_rows}"
-            )
-        return stored[self.rows]
 
 
 class DerivedSource:
@@ -84,28 +70,9 @@ class DerivedSource:
         return self._source.unread
 
     def has(self, name: str) -> bool:
-        if (moved := self.moved(name)) is not None:
-            return self._source.has(moved.name)
         return name in self._made or self._source.has(name)
 
-    @property
-    def is_changed(self) -> bool:
-        """Whether there are tensors that the checkpoint does not store like this."""
-        return bool(self._made)
-
-    @property
-    def stored(self) -> TensorSource:
-        """The tensors that the checkpoint stores."""
-        return self._source
-
-    def moved(self, name: str) -> MovedRows | None:
-        """What a tensor is made with, if it consists of rows of a stored tensor."""
-        made = self._made.get(name)
-        return made if isinstance(made, MovedRows) else None
-
     def kind(self, name: str) -> str:
-        if (moved := self.moved(name)) is not None:
-            return self._source.kind(moved.name)
         return _KINDS[self.get(name).dtype] if name in self._made else self._source.kind(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -128,6 +95,29 @@ class DerivedSource:
         self.check_shape(names, shape)
         return torch.cat([self.get(name).to(device, dtype) for name in names])
 
+    def matrix(
+        self, stored_as: Format, names: list[str], shape: tuple[int, int], target: Target
+    ) -> Weight:
+        """The named matrices stacked, [sum of outputs, inputs], read as `Format.read` does. Packed
+        matrices that are made of others are read one by one, from the checkpoint itself."""
+        made = {name: self._made[name] for name in names if name in self._made}
+        rearranged = {name: one for name, one in made.items() if isinstance(one, Rearranged)}
+        if not any(one.is_packed(self._source) for one in rearranged.values()):
+            return stored_as.read(self, names, shape, target)
+        others = shape[0] - sum(one.num_outputs() for one in rearranged.values())
+
+        def read(name: str, of_shape: tuple[int, int]) -> Weight:
+            return stored_as.read(self._source, [name], of_shape, target)
+
+        parts: list[Weight] = []
+        for is_made, run in groupby(names, rearranged.__contains__):
+            if is_made:
+                parts += [rearranged[name].weight(read, shape[1]) for name in run]
+            else:
+                size = (others, shape[1])
+                parts.append(stored_as.read(self._source, list(run), size, target))
+        return parts[0] if len(parts) == 1 else StackedWeight(tuple(parts))
+
 
 Made = dict[str, Callable[[TensorSource], Tensor]]
 
@@ -135,19 +125,15 @@ Made = dict[str, Callable[[TensorSource], Tensor]]
 def latent_heads(spec: Attention, latent: Latent, names: LatentNames, prefix: str) -> Made:
     """The matrices that absorb and expand latent vectors for each head, from the matrix that makes
     keys and values of them; and rotary elements in the order in which halves are rotated."""
-    shape = (spec.num_heads, latent.key_dim + latent.value_dim, latent.rank)
-
-    def keys(source: TensorSource) -> Tensor:
-        of_keys = _shaped(source, f"{prefix}{names.up}.weight", shape)[:, : latent.key_dim]
-        return of_keys.transpose(1, 2).reshape(-1, latent.key_dim)
-
-    def values(source: TensorSource) -> Tensor:
-        of_values = _shaped(source, f"{prefix}{names.up}.weight", shape)[:, latent.key_dim :]
-        return of_values.reshape(-1, latent.rank)
-
+    stored, size = f"{prefix}{names.up}.weight", latent.key_dim + latent.value_dim
+    keys, values = slice(latent.key_dim), slice(latent.key_dim, size)
     made: Made = {
-        f"{prefix}{absorbing(names)}.weight": keys,
-        f"{prefix}{expanding(names)}.weight": values,
+        f"{prefix}{absorbing(names)}.weight": HeadMatrices(
+            stored, spec.num_heads, size, latent.rank, keys, is_transposed=True
+        ),
+        f"{prefix}{expanding(names)}.weight": HeadMatrices(
+            stored, spec.num_heads, size, latent.rank, values
+        ),
     }
     order = None if spec.rope is None else rotated_order(spec.rope, spec.rotated_dim)
     if order is None:
@@ -171,13 +157,6 @@ def absorbing(names: LatentNames) -> str:
 def expanding(names: LatentNames) -> str:
     """The name of the matrix that latent vectors are made into values with."""
     return f"{names.up}.values"
-
-
-def _shaped(source: TensorSource, name: str, shape: tuple[int, int, int]) -> Tensor:
-    """A matrix of several heads, [heads, outputs of a head, inputs]."""
-    num_heads, size, inputs = shape
-    source.check_shape([name], (num_heads * size, inputs))
-    return source.get(name).view(shape)
 
 
 def rotated_heads(spec: Attention, names: LayerNames, prefix: str) -> Made:
@@ -224,7 +203,7 @@ def gated_heads(spec: Attention, names: LayerNames, prefix: str) -> Made:
     made: Made = {}
     for kind in ("weight", "bias"):
         for name, rows in ((stem, queries), (gate_name(stem), gates)):
-            made[f"{name}.{kind}"] = _reordered(f"{stem}.{kind}", rows, 2 * len(queries))
+            made[f"{name}.{kind}"] = SelectedRows(f"{stem}.{kind}", rows, 2 * len(queries))
     return made
 
 
@@ -252,9 +231,9 @@ def delta_heads(spec: DeltaNet, names: DeltaNames, prefix: str) -> Made:
     return made
 
 
-def _reordered(name: str, rows: Tensor, num_rows: int | None = None) -> MovedRows:
-    """These rows of a tensor, which has as many rows, or ``num_rows``."""
-    return MovedRows(name, rows, len(rows) if num_rows is None else num_rows)
+def _reordered(name: str, rows: Tensor) -> SelectedRows:
+    """All rows of a tensor in this order."""
+    return SelectedRows(name, rows, len(rows))
 
 
 def values_from_keys(spec: Attention, names: LayerNames, prefix: str) -> Made:
@@ -280,29 +259,40 @@ def router_norm(names: LayerNames, prefix: str, hidden_size: int) -> Made:
 
 
 def single_experts(
-    spec: Experts, names: LayerNames, prefix: str, source: TensorSource, coded: Mapping[str, str]
+    spec: Experts,
+    names: LayerNames,
+    prefix: str,
+    source: TensorSource,
+    stacked_parts: Mapping[str, str],
 ) -> Made:
     """Each expert's weights and biases, from tensors that hold all experts together.
 
-    If a layer has the tensors ``coded`` of `Format.stacked_parts`, each expert has its part of
-    them: ``experts.down_proj_scales`` makes ``experts.down_proj.0.scales``.
+    If a layer has the tensors of a format's ``stacked_parts`` in place of its weights, each expert
+    has its part of them: ``experts.down_proj_scales`` makes ``experts.down_proj.0.scales``. Raises
+    `StartupError` for other packed tensors.
     """
     made: Made = {}
-    stems = [*names.expert_gate_up, names.expert_down]
-    for stem in stems:
-        is_gate_up = stem != names.expert_down
+    for stem in [*names.expert_gate_up, names.expert_down]:
+        name, is_gate_up = f"{prefix}{stem}", stem != names.expert_down
         is_alternating = names.are_gates_interleaved and is_gate_up and spec.expert.is_gated
         has_both = is_gate_up and spec.expert.is_gated and len(names.expert_gate_up) == 1
         size = spec.expert.size * (2 if has_both else 1)
-        is_coded = any(source.has(f"{prefix}{stem}{ending}") for ending in coded.values() if ending)
-        endings = {**(coded if is_coded else {"weight": ""}), "bias": "_bias"}
+        is_coded = any(ending and source.has(f"{name}{ending}") for ending in stacked_parts)
+        is_packed = source.has(name) and source.kind(name) not in FLOATS
+        # A block of FP8 has a scale for several rows, which cannot alternate.
+        if is_packed and (is_alternating or not is_coded):
+            raise StartupError(
+                f"{name} holds all experts as {source.kind(name)}, which is not supported: use a "
+                "checkpoint whose experts are stored one by one, or the original precision"
+            )
+        parts = stacked_parts if is_coded else {"": "weight"}
         for index in range(spec.count):
-            for kind, ending in endings.items():
+            for ending, kind in {**parts, "_bias": "bias"}.items():
                 made[f"{prefix}{expert_name(stem, index)}.{kind}"] = _sliced(
-                    f"{prefix}{stem}{ending}",
+                    f"{name}{ending}",
                     index,
                     transposed_from=int(is_gate_up)
-                    if names.are_experts_transposed and kind == "weight"
+                    if names.are_experts_transposed and not is_coded and kind == "weight"
                     else None,
                     size=size,
                     is_alternating=is_alternating,
@@ -314,8 +304,8 @@ def with_stored_experts(names: Names, source: TensorSource, prefix: str) -> Name
     """The names, except that experts have the names of this layer's tensors: some checkpoints of a
     family hold all experts together, and others each expert in tensors of its own."""
     apart = LayerNames()
-    down = f"{prefix}{expert_name(apart.expert_down, 0)}"
-    is_apart = any(source.has(f"{down}.{ending}") for ending in _MATRIX_ENDINGS)
+    stem = f"{prefix}{expert_name(apart.expert_down, 0)}"
+    is_apart = any(source.has(f"{stem}.{kind}") for kind in _OF_A_MATRIX)
     if "{}" in names.layers.expert_down or not is_apart:
         return names
     layers = replace(
@@ -337,8 +327,9 @@ def _sliced(
 
     def made(source: TensorSource) -> Tensor:
         stored = source.get(name)
-        if index >= len(stored):
-            raise StartupError(f"{name} has {len(stored)} experts, config.json says more")
+        num_experts = len(stored) if stored.ndim else 0
+        if index >= num_experts:
+            raise StartupError(f"{name} has {num_experts} experts, config.json says more")
         matrix = stored[index]
         if transposed_from is not None and matrix.shape[transposed_from] == size:
             matrix = matrix.t()

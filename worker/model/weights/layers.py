@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -40,7 +39,6 @@ from worker.model.weights.derived import (
     with_stored_experts,
 )
 from worker.model.weights.formats.blocks import Gguf, Quantized
-from worker.model.weights.formats.coded import FLOATS
 from worker.model.weights.formats.dense import Dense
 from worker.model.weights.formats.interface import Format, Target
 from worker.model.weights.recurrences import recurrence_of
@@ -50,14 +48,14 @@ from worker.model.weights.weight import DenseWeight, Linear, Weight
 
 logger = logging.getLogger(__name__)
 
-_OF_FLOATS = (Dense.name, Quantized.name)
-"""The formats that read a checkpoint of floats."""
+_OF_FLOATS = (Dense.name, Quantized.name, Gguf.name)
+"""The formats of checkpoints whose small matrices are floats."""
 _WITHOUT_EFFECT = re.compile(
-    r".*layers\.\d+\.(?:self_attn|mixer)\."
-    r"(?:rotary_emb\.inv_freq|(?:[kv]_proj\.)?[kv]_scale)"
+    r"(?:\w+\.)+layers\.\d+\.(?:(?:self_attn|mixer)\.(?:rotary_emb\.inv_freq"
+    r"|(?:[kv]_proj\.)?[kv]_scale)|mlp\.experts\.\w+_activation_scale)"
 )
 """The frequencies are stored by old versions of transformers and redundant with the configuration.
-The scales are for engines that keep the KV cache in float8."""
+The scales are for engines that keep the KV cache, or the inputs of experts, in float8."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,27 +216,10 @@ class WeightReader:
         for index in with_experts:
             self._names = with_stored_experts(self._names, source, self._layer_prefix(index))
         self._source = derived(source, self._made(source, stored_as.stacked_parts))
-        if stored_as.name not in _OF_FLOATS and self._has_heads_apart(source, stored_as):
-            raise StartupError(
-                f"the checkpoint is packed as {stored_as.name}, which is not supported for a model "
-                "whose heads are stored in another form: use the original precision"
-            )
         self._format = stored_as
         self._target = target
         self._vector_dtype = vector_dtype or target.dtype
         self._num_expanded = 0
-
-    def _has_heads_apart(self, source: TensorSource, stored_as: Format) -> bool:
-        """Whether heads are not stored as they are used, nor as rows that can be selected."""
-        if stored_as.name == Gguf.name:  # its converters change the order of heads themselves
-            return self._source.is_changed
-        up = f"{self._names.layers.latent.up}.weight"
-        expanded = (
-            f"{self._layer_prefix(index)}{up}"
-            for index, layer in enumerate(self._spec.layers)
-            if layer.attention is not None and layer.attention.latent is not None
-        )
-        return not all(source.has(name) and source.kind(name) in FLOATS for name in expanded)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -291,7 +272,7 @@ class WeightReader:
         self, names: Sequence[str], shape: tuple[int, int], *, has_bias: bool = False
     ) -> Linear:
         """A small matrix, which is expanded if the checkpoint has it packed."""
-        stored_as = Dense() if self._format.name in (*_OF_FLOATS, Gguf.name) else self._format
+        stored_as = Dense() if self._format.name in _OF_FLOATS else self._format
         target = Target(self._vector_dtype, self._target.device)
         weight = self._matrix(names, shape, stored_as, target)
         floats = weight.dense(target.dtype) if target.device.type != "meta" else None
@@ -301,25 +282,9 @@ class WeightReader:
     def _matrix(
         self, names: Sequence[str], shape: tuple[int, int], stored_as: Format, target: Target
     ) -> Weight:
-        """A matrix of the named parts. Parts whose rows are stored in another order, or in a matrix
-        with other rows, are selected from the stored matrices, each of which is read once."""
+        """A matrix of the named parts."""
         stored = [f"{name}.weight" for name in names]
-        moved = {name: one for name in stored if (one := self._source.moved(name))}
-        if not moved:
-            return stored_as.read(self._source, stored, shape, target)
-        sizes = {one.name: one.num_rows for one in moved.values()}
-        starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
-        rows = {name: one.rows + starts[one.name] for name, one in moved.items()}
-        unmoved = [name for name in stored if name in sizes and name not in moved]
-        rows |= {name: torch.arange(sizes[name]) + starts[name] for name in unmoved}
-        others = [name for name in stored if name not in rows]
-        num_rows = sum(sizes.values())
-        if others:  # neighbours, of which only the sum of their sizes is known
-            num_others = shape[0] - sum(map(len, rows.values()))
-            rows[others[0]] = torch.arange(num_rows, num_rows + num_others)
-            num_rows += num_others
-        whole = stored_as.read(self._source.stored, [*sizes, *others], (num_rows, shape[1]), target)
-        return whole.selected(torch.cat([rows[name] for name in stored if name in rows]))
+        return self._source.matrix(stored_as, stored, shape, target)
 
     def floats(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor as float32."""

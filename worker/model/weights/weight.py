@@ -1,10 +1,7 @@
 """A matrix of weights, whatever its format."""
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import accumulate, groupby
 from typing import ClassVar, Protocol
 
 import torch
@@ -46,7 +43,7 @@ class Weight(Protocol):
         ...
 
     def selected(self, ids: Tensor) -> "Weight":
-        """The outputs ``ids``, [any] int64, in this order, stored like the weight."""
+        """The outputs ``ids``, [any] int64, in the same format: [any, inputs]."""
         ...
 
     def dense(self, dtype: torch.dtype) -> Tensor:
@@ -93,7 +90,7 @@ class DenseWeight:
         return functional.embedding(ids, self.tensor)
 
     def selected(self, ids: Tensor) -> "DenseWeight":
-        return DenseWeight(self.tensor[ids.to(self.tensor.device)])
+        return DenseWeight(self.tensor[ids])
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         return self.tensor.to(dtype)
@@ -130,16 +127,9 @@ class StackedWeight:
     def rows(self, ids: Tensor) -> Tensor:
         return self.dense(torch.float32)[ids]
 
-    def selected(self, ids: Tensor) -> Weight:
-        """Neighbouring outputs of the same part are a part of the result."""
-        sizes = [part.shape[0] for part in self.parts]
-        ends = list(accumulate(sizes))
-        chosen: list[Weight] = []
-        for owner, run in groupby(ids.tolist(), partial(bisect_right, ends)):
-            outputs = torch.tensor(list(run)) - (ends[owner] - sizes[owner])
-            is_whole = torch.equal(outputs, torch.arange(sizes[owner]))
-            chosen.append(self.parts[owner] if is_whole else self.parts[owner].selected(outputs))
-        return chosen[0] if len(chosen) == 1 else StackedWeight(tuple(chosen))
+    def selected(self, ids: Tensor) -> DenseWeight:
+        """Expanded, because outputs of several parts may alternate."""
+        return DenseWeight(self.rows(ids))
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         return torch.cat([part.dense(dtype) for part in self.parts])

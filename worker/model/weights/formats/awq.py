@@ -72,12 +72,11 @@ class AwqWeight:
         return self.dense(torch.float32)[ids]
 
     def selected(self, ids: Tensor) -> "AwqWeight":
-        ids = ids.to(self.scales.device)
         return AwqWeight(self.qweight[:, ids], self.scales[:, ids], self.zeros[:, ids])
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         transposed = dequantize_awq(self.qweight, self.scales, self.zeros)
-        return transposed.t().to(dtype).contiguous()
+        return transposed.to(dtype).t().contiguous()
 
     def native_rows(self) -> Sequence[Rows]:
         raise NotImplementedError

@@ -45,7 +45,7 @@ class BlockWeight:
         return dequantize(self.packed.rows(ids))
 
     def selected(self, ids: Tensor) -> "BlockWeight":
-        return BlockWeight(self.packed.rows(ids.to(self.packed.blocks.device)))
+        return BlockWeight(self.packed.rows(ids))
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         return dequantize(self.packed).to(dtype)

@@ -21,6 +21,7 @@ from worker.model.weights.sources import TensorSource
 from worker.model.weights.weight import DenseWeight, StackedWeight, Weight
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""The kinds of tensors that are read without their format."""
 INTEGER_BLOCKS = {(4, False): "q4_0", (4, True): "q5_0", (8, False): "q8_0"}
 """The blocks that have the integers of codes of these bits, less the middle code, or less zero
 points of any value."""
@@ -43,12 +44,8 @@ class CodedWeight:
         return self.decode()[ids]
 
     def selected(self, ids: Tensor) -> "CodedWeight":
-        def decode() -> Tensor:
-            whole = self.decode()
-            return whole[ids.to(whole.device)]
-
-        outputs, inputs = self.shape
-        return CodedWeight((len(ids), inputs), self.num_bytes * len(ids) // outputs, decode)
+        _, inputs = self.shape
+        return CodedWeight((len(ids), inputs), self.num_bytes, lambda: self.rows(ids))
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         return self.decode().to(dtype)

@@ -29,8 +29,7 @@ class Fp8(Coded):
     suffixes: ClassVar[frozenset[str]] = frozenset(
         {"weight", "weight_scale_inv", "weight_scale", "input_scale", "activation_scale"}
     )
-    # As transformers writes them.
-    stacked_parts: ClassVar[Mapping[str, str]] = {"weight": "", "weight_scale_inv": "_scale_inv"}
+    stacked_parts: ClassVar[Mapping[str, str]] = {"": "weight", "_scale_inv": "weight_scale_inv"}
 
     def __init__(self, block: tuple[int, int] | None) -> None:
         self._block = block

@@ -36,9 +36,9 @@ class Format(ABC):
     """The name of the native decoder's arithmetic with such weights. A format whose matrices an
     older version expanded has another name."""
     stacked_parts: ClassVar[Mapping[str, str]] = {}
-    """The tensors that together hold the matrices of all experts, the experts first, then their
-    outputs: what follows their common name, by the endings of a single matrix's tensors. Empty if a
-    matrix has to be stored by itself."""
+    """The endings of the names of tensors that together hold the matrices of all experts, the
+    experts first, then their outputs, and what each is called for a matrix stored by itself. Empty
+    if a matrix has to be stored by itself."""
 
     @classmethod
     @abstractmethod

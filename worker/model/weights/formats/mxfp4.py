@@ -33,7 +33,7 @@ class Mxfp4(Coded):
     suffixes: ClassVar[frozenset[str]] = frozenset(
         {"blocks", "scales", "weight_packed", "weight_scale"}
     )
-    stacked_parts: ClassVar[Mapping[str, str]] = {"blocks": "_blocks", "scales": "_scales"}
+    stacked_parts: ClassVar[Mapping[str, str]] = {"_blocks": "blocks", "_scales": "scales"}
 
     @classmethod
     def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self | None:
@@ -45,7 +45,7 @@ class Mxfp4(Coded):
 
     def stem(self, name: str) -> str | None:
         """As in any format, and also of the matrices of all experts together."""
-        stacked = (ending for ending in self.stacked_parts.values() if name.endswith(ending))
+        stacked = (ending for ending in self.stacked_parts if name.endswith(ending))
         if (ending := next(stacked, None)) is not None:
             return name.removesuffix(ending) + "_"
         return super().stem(name)
