@@ -116,6 +116,16 @@ class ExpertNorms:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertLatents:
+    """The products of `Experts.latent_size`."""
+
+    down: Linear
+    """[latent_size, hidden_size]."""
+    up: Linear
+    """[hidden_size, latent_size]."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """``router`` is [num_experts, hidden_size]."""
 
@@ -128,6 +138,7 @@ class ExpertWeights:
     """[1, hidden_size]."""
     factors: Tensor | None = None
     """[num_experts] float32."""
+    latents: ExpertLatents | None = None
     norms: ExpertNorms | None = None
 
 
@@ -513,8 +524,11 @@ class WeightReader:
         names = self._names.layers
         return self._mlp(prefix, names.gate_up, names.down, spec)
 
-    def _mlp(self, prefix: str, gate_up: Sequence[str], down: str, spec: Mlp) -> MlpWeights:
-        hidden = self._spec.hidden_size
+    def _mlp(
+        self, prefix: str, gate_up: Sequence[str], down: str, spec: Mlp, width: int | None = None
+    ) -> MlpWeights:
+        """``width`` is the length of inputs and outputs, by default that of the hidden state."""
+        hidden = width or self._spec.hidden_size
         return MlpWeights(
             gate_up=self.linear(
                 [f"{prefix}{name}" for name in gate_up],
@@ -560,6 +574,7 @@ class WeightReader:
                         [expert_name(name, index) for name in names.expert_gate_up],
                         expert_name(names.expert_down, index),
                         spec.expert,
+                        spec.latent_size,
                     )
                     for index in range(spec.count)
                 )
@@ -569,7 +584,17 @@ class WeightReader:
             else self._mlp(prefix, names.shared_gate_up, names.shared_down, spec.shared),
             shared_gate=shared_gate,
             factors=factors,
+            latents=None
+            if spec.latent_size is None
+            else self._expert_latents(prefix, spec.latent_size, has_bias=spec.has_latent_bias),
             norms=None if spec.own_norm is None else self._expert_norms(prefix, spec.own_norm),
+        )
+
+    def _expert_latents(self, prefix: str, size: int, *, has_bias: bool) -> ExpertLatents:
+        names, hidden = self._names.layers, self.hidden_size
+        return ExpertLatents(
+            down=self.linear([f"{prefix}{names.latent_down}"], (size, hidden), has_bias=has_bias),
+            up=self.linear([f"{prefix}{names.latent_up}"], (hidden, size), has_bias=has_bias),
         )
 
     def _alike(self, experts: tuple[MlpWeights, ...]) -> tuple[MlpWeights, ...]:

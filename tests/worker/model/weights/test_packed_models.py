@@ -14,13 +14,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.native.library import choose_products, library
 from tests.support.models.tiny import write_tiny_model
 from tests.worker.model.decoders.test_native_families import STEPS, load, stepwise_logits
 from tests.worker.model.weights.formats.test_coded import FLOAT4, compressed, words
 from worker.checkpoints.checkpoint import Checkpoint
 from worker.model.config import read_json_config
 from worker.model.families import spec_of
-from worker.model.loading import rehearse
+from worker.model.loading import load_decoder, rehearse
 from worker.model.weights.formats.interface import Target
 from worker.model.weights.formats.registry import format_of
 from worker.model.weights.layers import WeightReader, read_weights
@@ -282,6 +283,16 @@ def test_each_module_is_read_in_its_format(
     assert_same_results(*write_packed(tmp_path, family, packing, kept=kept))
 
 
+def test_experts_of_latent_vectors_are_packed_without_the_products_around_them(
+    tmp_path: Path,
+) -> None:
+    kept = f"{SMALL}|.*_latent_proj.*"
+    packing = PACKINGS["GPTQ"]
+    assert_same_results(
+        *write_packed(tmp_path, "nemotron_h", packing, kept=kept, moe_latent_size=64)
+    )
+
+
 def inputs_of(directory: Path) -> list[str]:
     """The formats in which the native library multiplies by the first matrix of recurrences."""
     config, source = read_json_config(directory), Checkpoint(directory)
@@ -330,3 +341,22 @@ def test_experts_in_one_tensor_are_read_with_their_blocks(tmp_path: Path) -> Non
             stored[f"{stem}down_proj{ending}"] = torch.stack(parts["down"])
     save_file(stored, file, metadata={"format": "pt"})
     assert_same_results(packed, expanded)
+
+
+def test_a_shared_expert_of_bfloat16_has_rounded_inputs_beside_packed_experts(
+    tmp_path: Path,
+) -> None:
+    """The instruction for products of bfloat16 rounds its inputs, and other processors lack it."""
+    native = library()
+    if not native.has_bf16_dot:
+        pytest.skip("the processor has no products of bfloat16")
+    packed, _ = write_packed(
+        tmp_path, "qwen3_next", PACKINGS["GPTQ"], kept=r"(?!.*mlp\.experts\.).*"
+    )
+    decoder = load_decoder(packed, dtype="bfloat16", kernels="native", device=CPU)
+    results = []
+    for is_used in (True, False):
+        native.use_bf16_dot(is_used=is_used)
+        results.append(stepwise_logits(decoder, STEPS))
+    choose_products(native)
+    assert all(map(torch.equal, *results))
