@@ -109,6 +109,10 @@ class PackedExperts:
     rule: Router
     factors: Tensor | None = None
     """[count] float32."""
+    latent_down: PackedWeight | None = None
+    """[latent_size, hidden_size]; without, the experts read the hidden state."""
+    latent_up: PackedWeight | None = None
+    """[hidden_size, latent_size]."""
     norms: PackedExpertNorms | None = None
 
     def __post_init__(self) -> None:
@@ -127,6 +131,8 @@ class PackedExperts:
             norms=_pointer(self.norms, ExpertNormsView),
             router=self.router.view(),
             shared_gate=_view(self.shared_gate),
+            latent_down=_view(self.latent_down),
+            latent_up=_view(self.latent_up),
             count=len(self.experts),
             top_k=self.rule.top_k,
             scores=SCORES[self.rule.scores],

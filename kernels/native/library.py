@@ -88,6 +88,8 @@ class ExpertsView(Structure):
         ("norms", POINTER(ExpertNormsView)),
         ("router", WeightView),
         ("shared_gate", WeightView),
+        ("latent_down", WeightView),
+        ("latent_up", WeightView),
         ("count", c_int32),
         ("top_k", c_int32),
         ("scores", c_int32),

@@ -359,6 +359,11 @@ class Experts:
     shared: Mlp | None = None
     """An expert that computes all tokens."""
     has_shared_gate: bool = False
+    latent_size: int | None = None
+    """If there is a size, experts compute vectors of this length: a product makes them of the
+    hidden state, which router and shared expert read, and another product makes the experts' sum as
+    long as the hidden state."""
+    has_latent_bias: bool = False
     own_norm: Norm | None = None
     """If there is one, router and experts do not read what the shared expert reads: each has a norm
     of its own for the layer's sum, and so have the results of the experts and of the shared
@@ -498,6 +503,8 @@ class LayerNames:
     )
     shared_down: str = "mlp.shared_expert.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
+    latent_down: str = "mlp.fc1_latent_proj"
+    latent_up: str = "mlp.fc2_latent_proj"
     scalar: str = "layer_scalar"
     input_gate: str = "per_layer_input_gate"
     input_expansion: str = "per_layer_projection"

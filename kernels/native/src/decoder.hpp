@@ -80,11 +80,14 @@ struct Layer {
     bool has_mixer() const { return qkv.panels != nullptr; }  // attention or a recurrence
     bool has_feed_forward() const { return experts != nullptr || mlp.down.panels != nullptr; }
 
-    // The first product after the norm before the feed-forward part.
+    // The first product after the norm before the feed-forward part. Of the products of experts and of the shared expert,
+    // a product with weights of bfloat16, which needs rounded inputs.
     const Weight& feed_forward_product() const {
         if (experts == nullptr) return mlp.gate_up;
-        const bool is_of_shared = experts->norms != nullptr && experts->shared != nullptr;
-        return is_of_shared ? experts->shared->gate_up : experts->experts[0].gate_up;
+        const Weight& first = experts->latent_down.panels ? experts->latent_down : experts->experts[0].gate_up;
+        if (experts->shared == nullptr) return first;
+        const Weight& shared = experts->shared->gate_up;
+        return experts->norms != nullptr || shared.format == kBfloat16 ? shared : first;
     }
 };
 
@@ -164,6 +167,7 @@ struct Widths {
     int latent = 0;  // queries before they are multiplied, and results after it
     int inputs = 0;  // of all layers
     int top_k = 0, num_experts = 0, expert_inputs = 0, expert_gate_up = 0;
+    int expert_latent = 0, expert_outputs = 0;
 
     explicit Widths(const Model& model) : widest(model.embedding.inputs) {
         if (model.inputs != nullptr) {
@@ -190,9 +194,11 @@ struct Widths {
             top_k = std::max(top_k, layer.experts->top_k);
             num_experts = std::max(num_experts, layer.experts->count);
             expert_gate_up = std::max(expert_gate_up, expert.gate_up.outputs);
-            expert_inputs = std::max({expert_inputs, model.embedding.inputs, expert.down.inputs});
+            expert_inputs = std::max({expert_inputs, expert.gate_up.inputs, expert.down.inputs});
+            expert_outputs = std::max(expert_outputs, expert.gate_up.inputs);
+            if (layer.experts->latent_down.panels) expert_latent = std::max(expert_latent, expert.gate_up.inputs);
         }
-        widest = std::max({widest, attended});
+        widest = std::max({widest, attended, expert_latent});
     }
 
     void add_mixer(const Layer& layer) {
@@ -216,8 +222,8 @@ class Forward {
         const size_t num_norms = has_own_norms_ ? team.size() : 1;
         const size_t row_bytes = 4 * ((2 + num_norms) * hidden_size_ + widths.qkv + widths.attended + widths.gate_up) +
                                  4 * (widths.latent ? widths.latent + widths.attended : 0) + 4 * widths.inputs +
-                                 encoded_bytes(widths.widest) + 4 * (widths.num_experts + widths.rates) + 4;
-        const size_t pair_bytes = 4 * (2 * hidden_size_ + widths.expert_gate_up) + encoded_bytes(widths.expert_inputs) + 12;
+                                 encoded_bytes(widths.widest) + 4 * (widths.num_experts + widths.rates + widths.expert_latent) + 4;
+        const size_t pair_bytes = 4 * (2 * widths.expert_outputs + widths.expert_gate_up) + encoded_bytes(widths.expert_inputs) + 12;
         workspace.reserve(rows * row_bytes + pairs * pair_bytes + 2048);
         hidden_ = workspace.take<float>(rows * hidden_size_);
         branch_ = workspace.take<float>(rows * hidden_size_);
@@ -234,12 +240,13 @@ class Forward {
         codes_ = take_codes(workspace, rows, widths.widest);
         mixture_.scores = workspace.take<float>(rows * widths.num_experts);
         mixture_.shared_gates = workspace.take<float>(rows);
+        mixture_.latents = workspace.take<float>(rows * widths.expert_latent);
         mixture_.chosen = workspace.take<int32_t>(pairs);
         mixture_.weights = workspace.take<float>(pairs);
         mixture_.order = workspace.take<int32_t>(pairs);
-        mixture_.inputs = workspace.take<float>(pairs * hidden_size_);
+        mixture_.inputs = workspace.take<float>(pairs * widths.expert_outputs);
         mixture_.gate_up = workspace.take<float>(pairs * widths.expert_gate_up);
-        mixture_.outputs = workspace.take<float>(pairs * hidden_size_);
+        mixture_.outputs = workspace.take<float>(pairs * widths.expert_outputs);
         mixture_.codes = take_codes(workspace, pairs, widths.expert_inputs);
     }
 
@@ -592,12 +599,31 @@ class Forward {
             norm(experts.norms->before, experts.experts[0].gate_up, normed);
         }
         team_.share(num_tokens, [&](int t) { choose(experts, mixture_, t); });
+        if (experts.latent_down.panels) {
+            latent_experts(experts, normed);
+            team_.share(num_tokens, [&](int t) { add_branch(layer.after_feed_forward, layer.feed_forward_multiplier, t); });
+            return lap(kDown);
+        }
         compute_experts(team_, experts, mixture_, normed, hidden_size_, num_tokens);
         team_.share(num_tokens, [&](int t) {
             combine(experts, mixture_, t, hidden_size_, row(branch_, t));
             add_branch(layer.after_feed_forward, layer.feed_forward_multiplier, t);
         });
         lap(kDown);
+    }
+
+    // Experts of latent vectors, whose result is added to the shared expert's in `branch_`.
+    void latent_experts(const Experts& experts, const float* normed) {
+        const int size = experts.latent_down.outputs;
+        const auto latent = [&](int t) { return mixture_.latents + int64_t(t) * size; };
+        product(kGateUp, normed, hidden_size_, experts.latent_down, mixture_.latents, false);
+        team_.share(step_.num_tokens, [&](int t) { round_inputs(latent(t), size, experts.experts[0].gate_up.format); });
+        compute_experts(team_, experts, mixture_, mixture_.latents, size, step_.num_tokens);
+        team_.share(step_.num_tokens, [&](int t) {
+            for (int d = 0; d < size; d++) latent(t)[d] = sum_of_experts(experts, mixture_, t, size, d);
+            round_inputs(latent(t), size, experts.latent_up.format);
+        });
+        product(kDown, mixture_.latents, size, experts.latent_up, branch_, experts.shared != nullptr);
     }
 
     void score(const Experts& experts, const float* normed) {

@@ -38,6 +38,8 @@ struct Experts {
     const ExpertNorms* norms;  // or null
     Weight router;
     Weight shared_gate;  // without panels: there is none
+    Weight latent_down;  // of the experts' inputs; without panels: they read the hidden state
+    Weight latent_up;    // of the experts' sum
     int32_t count;
     int32_t top_k;
     int32_t scores;
@@ -56,9 +58,10 @@ struct Mixture {
     int32_t* chosen;      // [num_tokens, top_k], in the order of the choice
     float* weights;       // [num_tokens, top_k]
     int32_t* order;       // [pairs]: the row of each pair in the arrays below, where experts follow one another
-    float* inputs;        // [pairs, hidden_size]
+    float* latents;       // [num_tokens, latent_size]: the experts' inputs, then their sum
+    float* inputs;        // [pairs, hidden_size or latent_size]
     float* gate_up;       // [pairs, outputs of gate_up]
-    float* outputs;       // [pairs, hidden_size]
+    float* outputs;       // [pairs, hidden_size or latent_size]
     Codes codes;          // of inputs, or of the rows of gate_up
 };
 
@@ -236,6 +239,17 @@ inline void compute_experts(Team& team, const Experts& experts, const Mixture& m
     });
 }
 
+// The sum of a token's experts in the order of their choice, at one place of their outputs.
+inline float sum_of_experts(const Experts& experts, const Mixture& mixture, int t, int size, int at) {
+    float total = 0;
+    for (int k = 0; k < experts.top_k; k++) {
+        const int64_t pair = int64_t(t) * experts.top_k + k;
+        const float output = mixture.outputs[int64_t(mixture.order[pair]) * size + at];
+        total += experts.weighs_inputs ? output : output * mixture.weights[pair];
+    }
+    return total;
+}
+
 // The result of a token: its experts in the order of their choice, then the shared expert, whose output `to` holds.
 inline void combine(const Experts& experts, const Mixture& mixture, int t, int hidden_size, float* to) {
     const bool is_gated = experts.shared != nullptr && experts.shared_gate.panels != nullptr;
@@ -244,12 +258,7 @@ inline void combine(const Experts& experts, const Mixture& mixture, int t, int h
     const bool is_normed = experts.norms != nullptr;
     float* sum = is_normed ? mixture.outputs + int64_t(mixture.order[int64_t(t) * experts.top_k]) * hidden_size : to;
     for (int d = 0; d < hidden_size; d++) {
-        float total = 0;
-        for (int k = 0; k < experts.top_k; k++) {
-            const int64_t pair = int64_t(t) * experts.top_k + k;
-            const float output = mixture.outputs[int64_t(mixture.order[pair]) * hidden_size + d];
-            total += experts.weighs_inputs ? output : output * mixture.weights[pair];
-        }
+        const float total = sum_of_experts(experts, mixture, t, hidden_size, d);
         sum[d] = experts.shared != nullptr && !is_normed ? total + to[d] * factor : total;
     }
     if (!is_normed) return;

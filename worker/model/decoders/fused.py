@@ -174,6 +174,8 @@ def why_not(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> str | 
         part = layer.feed_forward
         mlps = [part.expert, part.shared] if isinstance(part, Experts) else [part]
         sizes |= {mlp.size for mlp in mlps if mlp is not None}
+        if isinstance(part, Experts) and part.latent_size is not None:
+            sizes.add(part.latent_size)
     if spec.layer_inputs is not None:
         sizes.add(spec.layer_inputs.size)
     latents = [attention.latent for attention in spec.attentions if attention.latent]
@@ -351,6 +353,8 @@ class _Packing:
             shared_gate=None if weights.shared_gate is None else self._linear(weights.shared_gate),
             rule=spec.router,
             factors=weights.factors,
+            latent_down=None if weights.latents is None else self._linear(weights.latents.down),
+            latent_up=None if weights.latents is None else self._linear(weights.latents.up),
             norms=None
             if spec.own_norm is None or weights.norms is None
             else PackedExpertNorms(

@@ -406,9 +406,14 @@ class StackDecoder(SpecDecoder):
     def _experts(
         self, spec: Experts, weights: ExpertWeights, hidden: Tensor, residual: Tensor
     ) -> Tensor:
-        """The sum of the chosen experts and of the shared expert."""
+        """The sum of the chosen experts and of the shared expert. Experts of latent vectors have no
+        norms of their own."""
         norm, norms = spec.own_norm, weights.norms
-        if norm is None or norms is None:
+        if weights.latents is not None:
+            total = self._linear(hidden, weights.latents.down)
+            total = self._chosen_experts(spec, weights, hidden, total)
+            total = self._linear(total, weights.latents.up)
+        elif norm is None or norms is None:
             total = self._chosen_experts(spec, weights, hidden, hidden)
         else:
             scored = self._norm(residual, norm, norms.router)

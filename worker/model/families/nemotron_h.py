@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from shared.errors import StartupError
-from worker.model.config import Config, NotNative
+from worker.model.config import Config
 from worker.model.families import glm4_moe
 from worker.model.families.mamba2 import require_silu
 from worker.model.spec import Experts, Layer, LayerNames, Mamba2, Mlp, ModelSpec, Names, Norm
@@ -47,6 +47,8 @@ _NAMES = Names(
         expert_down="mixer.experts.{}.down_proj",
         shared_gate_up=("mixer.shared_experts.up_proj",),
         shared_down="mixer.shared_experts.down_proj",
+        latent_down="mixer.fc1_latent_proj",
+        latent_up="mixer.fc2_latent_proj",
     ),
     prefixes=("backbone.", "model."),
     embedding="embeddings",
@@ -110,10 +112,11 @@ def _mlp(config: Config, size: str) -> Mlp:
 
 
 def _experts(config: Config) -> Experts:
-    if config.get("moe_latent_size") is not None:
-        raise NotNative("its experts compute shorter vectors than the hidden state")
+    is_latent = config.get("moe_latent_size") is not None
     return replace(
         glm4_moe.experts_of(config),
         expert=replace(_mlp(config, "moe_intermediate_size"), has_bias=False),
         shared=_mlp(config, "moe_shared_expert_intermediate_size"),
+        latent_size=config.size("moe_latent_size") if is_latent else None,
+        has_latent_bias=config.flag("mlp_bias"),
     )

@@ -20,8 +20,9 @@ from worker.model.spec import (
     LayerNames,
     Names,
 )
+from worker.model.weights.formats.coded import FLOATS
 from worker.model.weights.formats.interface import Format, Target
-from worker.model.weights.rearranged import FLOATS, HeadMatrices, Rearranged, SelectedRows
+from worker.model.weights.rearranged import HeadMatrices, Rearranged, SelectedRows
 from worker.model.weights.rotation import rotated_order
 from worker.model.weights.sources import TensorSource
 from worker.model.weights.weight import StackedWeight, Weight

@@ -38,6 +38,8 @@ from worker.model.weights.derived import (
     values_from_keys,
     with_stored_experts,
 )
+from worker.model.weights.formats.blocks import Gguf, Quantized
+from worker.model.weights.formats.dense import Dense
 from worker.model.weights.formats.interface import Format, Target
 from worker.model.weights.recurrences import recurrence_of
 from worker.model.weights.recurrences.interface import LayerTensors, Recurrent
@@ -46,9 +48,11 @@ from worker.model.weights.weight import DenseWeight, Linear, Weight
 
 logger = logging.getLogger(__name__)
 
+_OF_FLOATS = (Dense.name, Quantized.name, Gguf.name)
+"""The formats of checkpoints whose small matrices are floats."""
 _WITHOUT_EFFECT = re.compile(
-    r"(?:\w+\.)+layers\.\d+\.(?:self_attn\.(?:rotary_emb\.inv_freq|(?:[kv]_proj\.)?[kv]_scale)"
-    r"|mlp\.experts\.\w+_activation_scale)"
+    r"(?:\w+\.)+layers\.\d+\.(?:(?:self_attn|mixer)\.(?:rotary_emb\.inv_freq"
+    r"|(?:[kv]_proj\.)?[kv]_scale)|mlp\.experts\.\w+_activation_scale)"
 )
 """The frequencies are stored by old versions of transformers and redundant with the configuration.
 The scales are for engines that keep the KV cache, or the inputs of experts, in float8."""
@@ -112,6 +116,16 @@ class ExpertNorms:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertLatents:
+    """The products of `Experts.latent_size`."""
+
+    down: Linear
+    """[latent_size, hidden_size]."""
+    up: Linear
+    """[hidden_size, latent_size]."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """``router`` is [num_experts, hidden_size]."""
 
@@ -124,6 +138,7 @@ class ExpertWeights:
     """[1, hidden_size]."""
     factors: Tensor | None = None
     """[num_experts] float32."""
+    latents: ExpertLatents | None = None
     norms: ExpertNorms | None = None
 
 
@@ -259,20 +274,28 @@ class WeightReader:
         self, names: Sequence[str], shape: tuple[int, int], *, has_bias: bool = False
     ) -> Linear:
         """A matrix in the format of the checkpoint. Several names are the parts of one matrix."""
-        stored = [f"{name}.weight" for name in names]
         return Linear(
-            self._usable(self._source.matrix(self._format, stored, shape, self._target)),
+            self._usable(self._matrix(names, shape, self._format, self._target)),
             self._vector([f"{name}.bias" for name in names], shape[0]) if has_bias else None,
         )
 
     def float_linear(
         self, names: Sequence[str], shape: tuple[int, int], *, has_bias: bool = False
     ) -> Linear:
-        """A small matrix, which is never packed."""
-        stored = [f"{name}.weight" for name in names]
-        weight = self._source.read(stored, shape, self._vector_dtype, self._target.device)
+        """A small matrix, which is expanded if the checkpoint has it packed."""
+        stored_as = Dense() if self._format.name in _OF_FLOATS else self._format
+        target = Target(self._vector_dtype, self._target.device)
+        weight = self._matrix(names, shape, stored_as, target)
+        floats = weight.dense(target.dtype) if target.device.type != "meta" else None
         bias = self._vector([f"{name}.bias" for name in names], shape[0]) if has_bias else None
-        return Linear(DenseWeight(weight), bias)
+        return Linear(weight if floats is None else DenseWeight(floats), bias)
+
+    def _matrix(
+        self, names: Sequence[str], shape: tuple[int, int], stored_as: Format, target: Target
+    ) -> Weight:
+        """A matrix of the named parts."""
+        stored = [f"{name}.weight" for name in names]
+        return self._source.matrix(stored_as, stored, shape, target)
 
     def floats(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """A tensor as float32."""
@@ -511,8 +534,11 @@ class WeightReader:
         names = self._names.layers
         return self._mlp(prefix, names.gate_up, names.down, spec)
 
-    def _mlp(self, prefix: str, gate_up: Sequence[str], down: str, spec: Mlp) -> MlpWeights:
-        hidden = self._spec.hidden_size
+    def _mlp(
+        self, prefix: str, gate_up: Sequence[str], down: str, spec: Mlp, width: int | None = None
+    ) -> MlpWeights:
+        """``width`` is the length of inputs and outputs, by default that of the hidden state."""
+        hidden = width or self._spec.hidden_size
         return MlpWeights(
             gate_up=self.linear(
                 [self._stored(prefix, name) for name in gate_up],
@@ -560,6 +586,7 @@ class WeightReader:
                         [expert_name(name, index) for name in names.expert_gate_up],
                         expert_name(names.expert_down, index),
                         spec.expert,
+                        spec.latent_size,
                     )
                     for index in range(spec.count)
                 )
@@ -569,7 +596,17 @@ class WeightReader:
             else self._mlp(prefix, names.shared_gate_up, names.shared_down, spec.shared),
             shared_gate=shared_gate,
             factors=factors,
+            latents=None
+            if spec.latent_size is None
+            else self._expert_latents(prefix, spec.latent_size, has_bias=spec.has_latent_bias),
             norms=None if spec.own_norm is None else self._expert_norms(prefix, spec.own_norm),
+        )
+
+    def _expert_latents(self, prefix: str, size: int, *, has_bias: bool) -> ExpertLatents:
+        names, hidden = self._names.layers, self.hidden_size
+        return ExpertLatents(
+            down=self.linear([f"{prefix}{names.latent_down}"], (size, hidden), has_bias=has_bias),
+            up=self.linear([f"{prefix}{names.latent_up}"], (hidden, size), has_bias=has_bias),
         )
 
     def _alike(self, experts: tuple[MlpWeights, ...]) -> tuple[MlpWeights, ...]:

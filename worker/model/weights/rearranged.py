@@ -9,12 +9,9 @@ import torch
 from torch import Tensor
 
 from shared.errors import StartupError
-from worker.model.weights.formats.coded import CodedWeight
+from worker.model.weights.formats.coded import FLOATS, CodedWeight
 from worker.model.weights.sources import TensorSource
 from worker.model.weights.weight import Weight
-
-FLOATS = frozenset({"F32", "F16", "BF16"})
-"""The kinds of tensors that are read without their format."""
 
 ReadMatrix = Callable[[str, tuple[int, int]], Weight]
 """Reads a stored matrix of this shape in the format of the checkpoint."""

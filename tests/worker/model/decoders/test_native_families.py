@@ -146,6 +146,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "qk_rope_head_dim": 64,
         },
     ),
+    "experts of shorter vectors": ("nemotron_h", {"moe_latent_size": 56}),
+    "experts of longer vectors": ("nemotron_h", {"moe_latent_size": 104, "mlp_bias": False}),
     "gemma 4 whose layers share nothing": (
         "gemma4_text",
         {

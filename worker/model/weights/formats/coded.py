@@ -20,7 +20,8 @@ from worker.model.weights.formats.interface import Format, Target
 from worker.model.weights.sources import TensorSource
 from worker.model.weights.weight import DenseWeight, StackedWeight, Weight
 
-_FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+"""The kinds of tensors that are read without their format."""
 INTEGER_BLOCKS = {(4, False): "q4_0", (4, True): "q5_0", (8, False): "q8_0"}
 """The blocks that have the integers of codes of these bits, less the middle code, or less zero
 points of any value."""
@@ -53,57 +54,37 @@ class CodedWeight:
         raise NotImplementedError
 
 
-class Coded(Format):
+class CodedMatrices(Format):
     """A format whose matrices are codes with scales, several tensors for one matrix. Matrices that
     are stored as floats, such as the matrices of ignored modules, stay as they are."""
-
-    suffixes: ClassVar[frozenset[str]]
-    """The endings of the names of a matrix's tensors, in place of ``weight``."""
-    descriptions: ClassVar[frozenset[str]] = frozenset()
-    """The suffixes of short tensors that say how a matrix is coded. They stay in the host's
-    memory."""
 
     @abstractmethod
     def is_coded(self, source: TensorSource, stem: str) -> bool:
         """Whether the matrix with this name, without ``weight``, is stored as codes."""
 
     @abstractmethod
-    def decoder(
-        self, tensors: Mapping[str, Tensor], shape: tuple[int, int]
-    ) -> Callable[[], Tensor]:
-        """What computes a matrix [outputs, inputs] from its tensors, by their suffixes.
-
-        Raises `ValueError` if these do not fit together.
-        """
-
-    @abstractmethod
     def shape(self, source: TensorSource, stem: str) -> tuple[int, int]:
         """(outputs, inputs) of a coded matrix."""
 
+    @abstractmethod
     def block_format(self, source: TensorSource, stem: str) -> str | None:
         """The format of the blocks that have the values of a coded matrix, as far as names and
         shapes tell; None if there are none."""
-        return None
 
-    def blocks(
-        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], block_format: str
-    ) -> QuantizedWeight | None:
-        """The matrix in these blocks; None if its values do not fit into them."""
-        return None
-
+    @abstractmethod
     def stem(self, name: str) -> str | None:
         """The name of the matrix that a tensor belongs to, without ``weight``."""
-        for suffix in self.suffixes:
-            if name.endswith(f".{suffix}"):
-                return name.removesuffix(suffix)
-        return None
+
+    @abstractmethod
+    def coded(self, source: TensorSource, stem: str, target: Target) -> Weight:
+        """A coded matrix. Raises `StartupError`."""
 
     def dtype(self, source: TensorSource, device: torch.device) -> torch.dtype:
         """The type of the largest tensor of floats, beside which there are codes."""
-        floats = [name for name in source.names if source.kind(name) in _FLOATS]
+        floats = [name for name in source.names if source.kind(name) in FLOATS]
         if not floats:
             raise StartupError("the checkpoint has no weights of a float type")
-        return _FLOATS[source.kind(max(floats, key=lambda name: math.prod(source.shape(name))))]
+        return FLOATS[source.kind(max(floats, key=lambda name: math.prod(source.shape(name))))]
 
     def read(
         self, source: TensorSource, names: list[str], shape: tuple[int, int], target: Target
@@ -134,12 +115,49 @@ class Coded(Format):
 
     def _part(self, source: TensorSource, name: str, target: Target) -> Weight:
         stem = name.removesuffix("weight")
-        if not self.is_coded(source, stem):
-            if source.kind(name) not in _FLOATS:
-                raise StartupError(
-                    f"{name} is stored as {source.kind(name)} without what {self.name} needs"
-                )
-            return DenseWeight(source.get(name).to(target.device, target.dtype))
+        if self.is_coded(source, stem):
+            return self.coded(source, stem, target)
+        if source.kind(name) not in FLOATS:
+            raise StartupError(
+                f"{name} is stored as {source.kind(name)} without what {self.name} needs"
+            )
+        return DenseWeight(source.get(name).to(target.device, target.dtype))
+
+
+class Coded(CodedMatrices):
+    """A format with one way to code matrices."""
+
+    suffixes: ClassVar[frozenset[str]]
+    """The endings of the names of a matrix's tensors, in place of ``weight``."""
+    descriptions: ClassVar[frozenset[str]] = frozenset()
+    """The suffixes of short tensors that say how a matrix is coded. They stay in the host's
+    memory."""
+
+    @abstractmethod
+    def decoder(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int]
+    ) -> Callable[[], Tensor]:
+        """What computes a matrix [outputs, inputs] from its tensors, by their suffixes.
+
+        Raises `ValueError` if these do not fit together.
+        """
+
+    def block_format(self, source: TensorSource, stem: str) -> str | None:
+        return None
+
+    def blocks(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], block_format: str
+    ) -> QuantizedWeight | None:
+        """The matrix in these blocks; None if its values do not fit into them."""
+        return None
+
+    def stem(self, name: str) -> str | None:
+        for suffix in self.suffixes:
+            if name.endswith(f".{suffix}"):
+                return name.removesuffix(suffix)
+        return None
+
+    def coded(self, source: TensorSource, stem: str, target: Target) -> Weight:
         stored = {suffix for suffix in self.suffixes if source.has(f"{stem}{suffix}")}
         tensors = {
             suffix: source.get(f"{stem}{suffix}")
@@ -151,7 +169,7 @@ class Coded(Format):
         try:
             decode = self.decoder(tensors, shape)
         except (ValueError, KeyError) as error:
-            raise StartupError(f"{name} cannot be read as {self.name}: {error}") from None
+            raise StartupError(f"{stem}weight cannot be read as {self.name}: {error}") from None
         if target.provider == "native" and (kept := self.block_format(source, stem)) is not None:
             packed = self.blocks(tensors, shape, kept)
             if packed is not None:

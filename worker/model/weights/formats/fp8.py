@@ -17,6 +17,8 @@ from worker.model.weights.formats.coded import (
 from worker.model.weights.sources import TensorSource
 
 FLOAT8 = frozenset({"F8_E4M3", "F8_E5M2"})
+_MODEL_OPT = {"FP8": None, "FP8_PB_WO": (128, 128), "FP8_BLOCK_SCALES": (128, 128)}
+"""The blocks of ModelOpt's algorithms."""
 
 
 class Fp8(Coded):
@@ -35,8 +37,10 @@ class Fp8(Coded):
     @classmethod
     def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self | None:
         described = declared(config) or {}
-        is_model_opt = method_of(config) == "modelopt" and described.get("quant_algo") == "FP8"
-        if not is_model_opt and method_of(config) not in ("fp8", "fbgemm_fp8"):
+        algorithm = described.get("quant_algo")
+        if method_of(config) == "modelopt" and algorithm in _MODEL_OPT:
+            return cls(_MODEL_OPT[algorithm])
+        if method_of(config) not in ("fp8", "fbgemm_fp8"):
             return None
         block = described.get("weight_block_size")
         return cls(None if block is None else (int(block[0]), int(block[1])))

@@ -38,7 +38,7 @@ class Nvfp4(Coded):
     def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self | None:
         is_compressed = layouts_of(config) == {"nvfp4-pack-quantized"}
         algorithm = (declared(config) or {}).get("quant_algo")
-        is_model_opt = method_of(config) == "modelopt" and algorithm == "NVFP4"
+        is_model_opt = method_of(config) == "modelopt" and algorithm in ("NVFP4", "W4A16_NVFP4")
         return cls() if is_compressed or is_model_opt else None
 
     def is_coded(self, source: TensorSource, stem: str) -> bool:

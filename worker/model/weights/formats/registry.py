@@ -14,6 +14,7 @@ from worker.model.weights.formats.dense import Dense
 from worker.model.weights.formats.fp8 import Fp8
 from worker.model.weights.formats.gptq import Gptq
 from worker.model.weights.formats.interface import Format
+from worker.model.weights.formats.mixed import Mixed
 from worker.model.weights.formats.mxfp4 import Mxfp4
 from worker.model.weights.formats.nvfp4 import Nvfp4
 from worker.model.weights.sources import TensorSource
@@ -22,6 +23,7 @@ FORMATS: tuple[type[Format], ...] = (
     Gguf,
     Awq,
     Gptq,
+    Mixed,
     Mxfp4,
     Nvfp4,
     CompressedTensors,
