@@ -17,6 +17,7 @@ from cli.manage import batches, dead, keys, models, sessions, streams, tenants, 
 from cli.manage.drain import drain
 from cli.manage.status import status, top
 from cli.options import EPILOG, commands_with, is_of_others, removed
+from cli.replay.command import replay
 from cli.serve import gateway, pull, serve, worker
 from cli.size.command import size
 from cli.terminal import notices, output
@@ -46,6 +47,7 @@ app.command()(drain)
 app.command(epilog=EPILOG)(doctor)
 app.command()(size)
 app.command()(verify)
+app.command()(replay)
 app.add_typer(batches.app, name="batches")
 app.add_typer(dead.app, name="dead")
 app.add_typer(keys.app, name="keys")

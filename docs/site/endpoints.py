@@ -376,6 +376,7 @@ ENDPOINTS = (
         body=ResponsesRequest,
         notes=_RESPONSES_NOTES,
     ),
+    Endpoint("GET /v1/responses", api="Warren"),
     Endpoint(
         "GET /v1/responses/{response_id}",
         response_retrieve_params.ResponseRetrieveParamsStreaming,

@@ -21,7 +21,7 @@ from tests.support.gateway.serving import served
 ROOT = Path(__file__).parents[2]
 BROKER = "--broker=amqp://nobody:secret@127.0.0.1:1/warren"
 COMMANDS = ["serve", "gateway", "worker", "pull", "chat", "batch", "status", "top"]
-COMMANDS += ["drain", "doctor", "size", "verify"]
+COMMANDS += ["drain", "doctor", "size", "verify", "replay"]
 GROUPS = {
     "batches": ["list"],
     "dead": ["list"],

@@ -3,12 +3,13 @@
 A response that has ended is read from the database, and a running response from its log.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter, Path, Query, Request, Response
+from msgspec import Struct
 from starlette.types import Receive, Scope, Send
 
 from gateway.api import response_storage
@@ -38,6 +39,7 @@ _EXAMPLE: Mapping[str, Any] = {
 }
 _PREFIX = "resp_"
 _MAX_ECHOED_DEPTH = 2 * MAX_DEPTH
+_MAX_LISTED = 100
 _RESPONSE_ID = Path(description="The `id` of the response.")
 
 
@@ -58,6 +60,18 @@ class ParsedResponsesRequest(ParsedRequest):
         # A background job has a later deadline.
         deadline = job.created_at + gateway.settings.request_timeout_s
         return await truncated(gateway.quick, job, deadline)
+
+
+class ListedResponse(Struct, frozen=True, kw_only=True, tag_field="object", tag="response"):
+    id: str
+    created_at: int
+
+
+class ResponseList(Struct, frozen=True, kw_only=True, tag_field="object", tag="list"):
+    data: Sequence[ListedResponse]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class _WithResponseErrors(Response):
@@ -88,6 +102,15 @@ def router(gateway: Gateway) -> APIRouter:
 
         return LiveResponse(serve)
 
+    @routes.get("/v1/responses", openapi_extra={"responses": {"200": answered(ResponseList)}})
+    async def list_responses(
+        after: str | None = Query(None, description="The id after which the page begins."),
+        limit: int = Query(20, ge=1, le=_MAX_LISTED, description="The size of a page."),
+    ) -> Response:
+        """List the stored responses that have ended, newest first, by their ids. An extension of
+        Warren."""
+        return admitted(gateway, partial(_page, gateway, after, limit))
+
     @routes.get(
         "/v1/responses/{response_id}",
         openapi_extra=documents,
@@ -111,14 +134,7 @@ def router(gateway: Gateway) -> APIRouter:
         if stream:
             framer = Framer(after_number=starting_after)
             return _WithResponseErrors(ResumedStream(gateway, response_id, tenant, framer))
-
-        async def answer(request: Request) -> Response:
-            current = await _current(gateway, response_id, tenant)
-            return json_response(
-                current.response if isinstance(current, LoggedResponse) else current
-            )
-
-        return admitted(gateway, answer)
+        return admitted(gateway, partial(_current_answer, gateway, response_id))
 
     @routes.get(
         "/v1/responses/{response_id}/input_items",
@@ -204,8 +220,30 @@ def _checked(response_id: str) -> str:
     raise not_found(response_id)
 
 
+async def _page(gateway: Gateway, after: str | None, limit: int, request: Request) -> Response:
+    """The list from after the response with the id ``after``. Raises `NotFound` and
+    `Unavailable`."""
+    state = await gateway.store.open()
+    found = await state.responses.ended(request.state.tenant, after=after, limit=limit + 1)
+    page = [ListedResponse(**one._asdict()) for one in found[:limit]]
+    return json_response(
+        ResponseList(
+            data=page,
+            first_id=page[0].id if page else None,
+            last_id=page[-1].id if page else None,
+            has_more=len(found) > limit,
+        )
+    )
+
+
 def _is_unended(response: ResponseObject) -> bool:
     return response.status in ("queued", "in_progress")
+
+
+async def _current_answer(gateway: Gateway, response_id: str, request: Request) -> Response:
+    """Raises as `_current`."""
+    current = await _current(gateway, response_id, request.state.tenant)
+    return json_response(current.response if isinstance(current, LoggedResponse) else current)
 
 
 async def _current(gateway: Gateway, response_id: str, tenant: str) -> msgspec.Raw | LoggedResponse:

@@ -52,6 +52,11 @@ class PendingResponse(NamedTuple):
     is_background: bool
 
 
+class EndedResponse(NamedTuple):
+    id: str
+    created_at: int
+
+
 class Responses:
     """The stored responses of all tenants. Every method raises `Unavailable`."""
 
@@ -137,6 +142,26 @@ class Responses:
         async with self._database.read() as connection:
             row = (await connection.execute(query)).one_or_none()
         return None if row is None else _record(row)
+
+    @uncancelled
+    async def ended(self, tenant: str, *, after: str | None, limit: int) -> list[EndedResponse]:
+        """At most ``limit`` responses that have ended, the newest first, from after the response
+        with the id ``after``. Raises `NotFound`."""
+        place = tuple_(RESPONSES.c.created_at, RESPONSES.c.id)
+        query = (
+            select(RESPONSES.c.id, RESPONSES.c.created_at)
+            .where(RESPONSES.c.tenant == tenant, ~RESPONSES.c.is_pending, _is_kept())
+            .order_by(RESPONSES.c.created_at.desc(), RESPONSES.c.id.desc())
+            .limit(limit)
+        )
+        async with self._database.read() as connection:
+            if after is not None:
+                position = select(RESPONSES.c.created_at).where(_is(tenant, after), _is_kept())
+                created_at = (await connection.execute(position)).scalar_one_or_none()
+                if created_at is None:
+                    raise not_found(after)
+                query = query.where(place < tuple_(created_at, after))
+            return [EndedResponse(*row) for row in await connection.execute(query)]
 
     @uncancelled
     async def delete(self, tenant: str, response_id: str) -> bool:

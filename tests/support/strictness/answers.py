@@ -131,6 +131,7 @@ ANSWERS: Mapping[str, Answers] = {
 }
 """By operation, as the OpenAPI document names it."""
 UNTYPED_OPERATIONS = {
+    "GET /v1/responses",
     "DELETE /v1/streams/{stream_id}",
     "GET /v1/streams/{stream_id}",
     "GET /v1/streams/{stream_id}/receipt",

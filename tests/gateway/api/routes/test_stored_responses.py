@@ -175,6 +175,19 @@ async def test_the_items_of_a_response_come_in_pages(stored: LiveGateway) -> Non
     assert {item.id.partition("_")[0] for item in rest} == {"msg"}
 
 
+async def test_the_responses_of_a_tenant_are_listed_in_pages(stored: LiveGateway) -> None:
+    made = [await stored.openai.responses.create(model=MODEL, input="a") for _ in range(3)]
+
+    first = (await stored.http.get("/v1/responses", params={"limit": 2})).json()
+    after = {"after": first["last_id"]}
+    rest = (await stored.http.get("/v1/responses", params=after)).json()
+
+    listed = [*first["data"], *rest["data"]]
+    assert {one["id"] for one in listed} == {response.id for response in made}
+    assert (first["has_more"], rest["has_more"]) == (True, False)
+    assert {one["object"] for one in listed} == {"response"}
+
+
 async def test_a_conversation_is_kept_in_both_directions(
     stored: LiveGateway, worker: ScriptedWorker
 ) -> None:

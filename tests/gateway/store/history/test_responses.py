@@ -1,7 +1,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +80,24 @@ async def test_what_does_not_end_is_discarded(responses: Responses) -> None:
 
     assert await responses.find("a", "one") is None
     assert not await responses.end("a", "one", b"{}", [OUTPUT])
+
+
+async def test_ended_responses_are_listed_in_pages_and_the_newest_first(
+    responses: Responses,
+) -> None:
+    for second, name in enumerate(("one", "two", "three"), start=1):
+        await responses.begin(replace(draft(name), created_at=second))
+        await responses.end("a", name, b"{}", [OUTPUT])
+    await responses.begin(draft("pending"))
+    await responses.begin(draft("foreign", tenant="b"))
+    await responses.end("b", "foreign", b"{}", [OUTPUT])
+
+    first = await responses.ended("a", after=None, limit=2)
+    rest = await responses.ended("a", after="two", limit=2)
+
+    assert [tuple(one) for one in [*first, *rest]] == [("three", 3), ("two", 2), ("one", 1)]
+    with pytest.raises(NotFound, match="'foreign'"):
+        await responses.ended("a", after="foreign", limit=2)
 
 
 async def test_the_sizes_of_responses_are_read_without_their_bodies(tmp_path: Path) -> None:
