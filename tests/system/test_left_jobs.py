@@ -18,8 +18,7 @@ async def test_the_request_is_answered_and_not_the_one_before_it(has_expired: bo
         MemoryBus(broker) as bus,
         live_gateway(bus, first_event_timeout_s=0.05, disconnect_grace_s=0.05) as gateway,
     ):
-        async with echo_worker(broker):
-            expected = await undisturbed(gateway, prompt=OTHER)
+        expected = await undisturbed(broker, gateway, prompt=OTHER)
         async with asking(gateway, KEY, timeout=0.2 if has_expired else 60) as response:
             log = log_of(response)
             if has_expired:
