@@ -13,7 +13,8 @@ _DESERTED_S = 1.5
 """Seconds. A worker that has an event to publish looks for its log within a second. An extra job is
 cheaper than a longer pause of the stream."""
 STRANDED_S = 30.0
-"""Seconds that a resumed stream waits for a worker to write to its recreated log."""
+"""Seconds that a resumed stream waits for its recreated log to get its copy, and for a worker to
+write to it."""
 _MAX_AT_ONCE = 32
 """Maximum number of streams moved at once, so as not to overload a slow machine or broker
 further."""
@@ -66,11 +67,12 @@ class StallWatch:
 
     @staticmethod
     def is_stranded(relay: LogRelay) -> bool:
-        """Whether no run of a job that has begun has written to the recreated log of a resumed
-        stream."""
+        """Whether a resumed stream has a recreated log without its copy, or whose job has begun and
+        to which no run has written."""
         cursor = relay.cursor
-        is_begun = cursor.has_started and cursor.end is LogEnd.OPEN
-        return relay.job is None and is_begun and cursor.is_untouched
+        if relay.job is not None or cursor.end is not LogEnd.OPEN:
+            return False
+        return cursor.is_waiting or (cursor.has_started and cursor.is_untouched)
 
     def _is_stalled(self, relay: LogRelay, since: float, now: float) -> bool:
         if relay.cursor.end is not LogEnd.OPEN:
@@ -78,7 +80,8 @@ class StallWatch:
         if relay.job is None:
             # The job of a resumed stream is known only to the broker. It is redelivered all the
             # same: a worker that hangs exits, and a worker that was stopped or disconnected loses
-            # its connection. If no run writes to a recreated log, the job may have ended.
+            # its connection. If no run writes to a recreated log, the job may have ended. A log
+            # without its copy was left by a gateway that died when it had just recreated it.
             return self.is_stranded(relay) and now - since >= STRANDED_S
         if relay.cursor.is_deserted:
             # The worker had written the rest of the answer, or nobody knows it: its first event was

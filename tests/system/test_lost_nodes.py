@@ -298,6 +298,37 @@ async def test_a_resumed_stream_waits_for_its_node_if_nobody_can_write_the_rest(
     assert words_of(body + rest.text) == words_of(expected)
 
 
+async def test_a_resumed_stream_waits_for_its_node_if_nobody_has_copied_its_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stalls, "STRANDED_S", 0.5)
+    broker, brake = MemoryBroker(), Brake(NUM_FIRST_STEPS)
+    async with (
+        MemoryBus(broker) as bus,
+        MemoryBus(broker) as theirs,
+        live_gateway(bus) as first,
+        live_gateway(broker) as second,
+        AsyncExitStack() as stack,
+    ):
+        expected = await undisturbed(broker, second)
+        await stack.enter_async_context(echo_worker(theirs, step_s=STEP_S, brake=brake))
+        async with asking(first) as response:
+            body = await anext(response.aiter_text())
+            log = log_of(response)
+            later = topology.later_log(log) or ""
+            await lose_with_its_end_unread(broker, bus, theirs, log, brake)
+            bus.sever(for_s=math.inf)  # it dies when it has recreated the log
+            await theirs.declare(topology.reply_queue(later.removeprefix("reply."), 60))
+            refused = await resume(second, response, body)
+            await theirs.delete_queue(later)  # as it expires
+            broker.bring_back(log)
+            rest = await resume(second, response, body)
+        bus.sever()
+
+    assert refused.status_code == 503
+    assert words_of(body + rest.text) == words_of(expected)
+
+
 class BusyBus(MemoryBus):
     """Cannot be asked once how the broker is."""
 

@@ -172,6 +172,12 @@ class Gateway:
     def is_deserted(self) -> bool:
         return self.is_attached and self._cursor.is_deserted and not self._copy
 
+    @property
+    def has_only_copy(self) -> bool:
+        """Whether the nodes of the log and of its successor are down, so that nobody else has what
+        was read."""
+        return self._broker.is_down and self._copy is not None and not self._is_copy_sent
+
     def lose_log(self) -> None:
         """The node of the log dies while this reads it."""
         self._has_lost_log = self._has_read_all

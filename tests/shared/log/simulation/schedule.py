@@ -201,7 +201,9 @@ class Schedule:
 
     def _lose_gateway(self, *, is_away: bool = False) -> None:
         """Lose everything that is under way; or the client connects through another gateway, maybe
-        later."""
+        later. Where nobody else has the log, its client would be told to wait for the nodes."""
+        if self._gateway.has_only_copy:
+            return
         self._gateway.leave()
         self._gateway = Gateway(self._broker, self._client, is_away=is_away)
 
