@@ -37,10 +37,8 @@ _LIMITS = (
     "tenant_max_concurrent",
     "tenant_monthly_budget",
 )
-"""Counters that begin with their first event show no increase, so these begin with 0."""
+"""The limits for which refused requests are counted from 0 on."""
 _LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-_WEBHOOK_OUTCOMES = ("delivered", "retried", "dead")
-_SIGN_INS = ("completed", "denied", "expired", "failed", "unavailable", "busy")
 _COMPLETIONS = "cmpl"
 """The beginning of the ids of requests without a conversation."""
 
@@ -158,9 +156,8 @@ class Metrics:
             "of the limit that was reached, the field of the API key that has it, or the code of "
             "the error.",
             "reason",
+            begin=_LIMITS,
         )
-        for limit in _LIMITS:
-            self.refused.labels(limit)
         self._errors = catalog.counter(
             "warren_gateway_errors_total",
             "Errors answered, before and in streams, by code.",
@@ -174,9 +171,8 @@ class Metrics:
             "Tries to deliver a webhook, by outcome: delivered, retried (a further try follows) or "
             "dead (it was the last one, or there was no room for one in time).",
             "outcome",
+            begin=("delivered", "retried", "dead"),
         )
-        for outcome in _WEBHOOK_OUTCOMES:
-            self.webhooks.labels(outcome)
         self.responses_stored = catalog.counter(
             "warren_gateway_responses_stored_total",
             "Responses that were to be stored, by outcome: stored, refused (there was no database "
@@ -191,9 +187,8 @@ class Metrics:
             "no role is given), expired (the browser has begun none lately), failed (a proof does "
             "not hold), unavailable (the provider does not answer) or busy (too many at once).",
             "outcome",
+            begin=("completed", "denied", "expired", "failed", "unavailable", "busy"),
         )
-        for outcome in _SIGN_INS:
-            self.sign_ins.labels(outcome)
         self.keys_file_broken = catalog.gauge(
             "warren_gateway_keys_file_broken",
             "1 while the file of API keys has a fault and older keys are in force.",

@@ -8,16 +8,31 @@ lacks.
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
 from functools import partial
-from types import ModuleType
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
-from torch import Tensor
-
-from kernels.attention_spec import AttentionSpec
-from kernels.router import Router
+from kernels.reference.activate import activate
+from kernels.reference.add_rms_norm import add_rms_norm
+from kernels.reference.adjust_logits import adjust_logits
+from kernels.reference.awq_linear import awq_linear
+from kernels.reference.choose_experts import choose_experts
+from kernels.reference.draw_rows import draw_rows
+from kernels.reference.filter_floors import filter_floors
+from kernels.reference.gated_delta_rule import gated_delta_rule
+from kernels.reference.logits import logits
+from kernels.reference.mask_logits import mask_logits
+from kernels.reference.most_likely import most_likely
+from kernels.reference.paged_attention import paged_attention
+from kernels.reference.projection import projection
+from kernels.reference.rank_logits import rank_logits
+from kernels.reference.rms_norm import rms_norm
+from kernels.reference.rope_store_kv import rope_store_kv
+from kernels.reference.selective_scan import selective_scan
+from kernels.reference.short_convolution import short_convolution
+from kernels.reference.silu_mul import silu_mul
+from kernels.reference.state_space import state_space
+from kernels.reference.store_kv import store_kv
 
 Provider: TypeAlias = Literal["reference", "native", "triton"]
 TILE_TOKENS: Mapping[Provider, int] = {"reference": 1, "native": 1, "triton": 128}
@@ -25,231 +40,45 @@ TILE_TOKENS: Mapping[Provider, int] = {"reference": 1, "native": 1, "triton": 12
 window have no weight, but must be of the same sequence: zero times NaN is NaN."""
 
 
-class RmsNorm(Protocol):
-    """See `kernels.reference.rms_norm`."""
-
-    def __call__(self, hidden: Tensor, weight: Tensor, eps: float) -> Tensor: ...
-
-
-class AddRmsNorm(Protocol):
-    """See `kernels.reference.add_rms_norm`."""
-
-    def __call__(
-        self, hidden: Tensor, residual: Tensor, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]: ...
-
-
-class StoreKv(Protocol):
-    """See `kernels.reference.store_kv`."""
-
-    def __call__(
-        self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor
-    ) -> None: ...
-
-
-class RopeStoreKv(Protocol):
-    """See `kernels.reference.rope_store_kv`."""
-
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        positions: Tensor,
-        rope_table: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        slots: Tensor,
-    ) -> Tensor: ...
-
-
-class PagedAttention(Protocol):
-    """See `kernels.reference.paged_attention`."""
-
-    def __call__(
-        self,
-        query: Tensor,
-        key_cache: Tensor,
-        value_cache: Tensor,
-        block_tables: Tensor,
-        query_starts: Tensor,
-        context_lens: Tensor,
-        *,
-        num_decodes: int,
-        max_query_len: int,
-        spec: AttentionSpec,
-    ) -> Tensor: ...
-
-
-class ShortConvolution(Protocol):
-    """See `kernels.reference.short_convolution`."""
-
-    def __call__(
-        self,
-        hidden: Tensor,
-        taps: Tensor,
-        bias: Tensor | None,
-        states: Tensor,
-        query_starts: Tensor,
-    ) -> tuple[Tensor, Tensor]: ...
-
-
-class StateSpace(Protocol):
-    """See `kernels.reference.state_space`."""
-
-    def __call__(
-        self,
-        hidden: Tensor,
-        steps: Tensor,
-        rates: Tensor,
-        writes: Tensor,
-        reads: Tensor,
-        states: Tensor,
-        query_starts: Tensor,
-    ) -> tuple[Tensor, Tensor]: ...
-
-
-class SelectiveScan(StateSpace, Protocol):
-    """See `kernels.reference.selective_scan`."""
-
-
-class GatedDeltaRule(Protocol):
-    """See `kernels.reference.gated_delta_rule`."""
-
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        decays: Tensor,
-        strengths: Tensor,
-        states: Tensor,
-        query_starts: Tensor,
-    ) -> tuple[Tensor, Tensor]: ...
-
-
-class Activate(Protocol):
-    """See `kernels.reference.activate`."""
-
-    def __call__(
-        self, hidden: Tensor, activation: str, *, is_gated: bool, constants: Sequence[float] = ()
-    ) -> Tensor: ...
-
-
-class ChooseExperts(Protocol):
-    """See `kernels.reference.choose_experts`."""
-
-    def __call__(
-        self, logits: Tensor, router: Router, correction: Tensor | None = None
-    ) -> tuple[Tensor, Tensor]: ...
-
-
-class SiluMul(Protocol):
-    """See `kernels.reference.silu_mul`."""
-
-    def __call__(self, gate_up: Tensor) -> Tensor: ...
-
-
-class Projection(Protocol):
-    """See `kernels.reference.projection`."""
-
-    def __call__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor: ...
-
-
-class AwqLinear(Protocol):
-    """See `kernels.reference.awq_linear`."""
-
-    def __call__(
-        self,
-        hidden: Tensor,
-        qweight: Tensor,
-        scales: Tensor,
-        zeros: Tensor,
-        bias: Tensor | None = None,
-        *,
-        group_size: int,
-    ) -> Tensor: ...
-
-
-class Logits(Protocol):
-    """See `kernels.reference.logits`."""
-
-    def __call__(self, hidden: Tensor, weight: Tensor) -> Tensor: ...
-
-
-class AdjustLogits(Protocol):
-    """See `kernels.reference.adjust_logits`."""
-
-    def __call__(
-        self, logits: Tensor, rows: Tensor, token_ids: Tensor, repetitions: Tensor, biases: Tensor
-    ) -> Tensor: ...
-
-
-class MaskLogits(Protocol):
-    """See `kernels.reference.mask_logits`."""
-
-    def __call__(self, logits: Tensor, rows: Tensor, masks: Tensor) -> Tensor: ...
-
-
-class MostLikely(Protocol):
-    """See `kernels.reference.most_likely`."""
-
-    def __call__(self, logits: Tensor) -> Tensor: ...
-
-
-class RankLogits(Protocol):
-    """See `kernels.reference.rank_logits`."""
-
-    def __call__(self, logits: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]: ...
-
-
-class FilterFloors(Protocol):
-    """See `kernels.reference.filter_floors`."""
-
-    def __call__(
-        self,
-        logits: Tensor,
-        temperatures: Tensor,
-        top_ks: Tensor,
-        top_ps: Tensor,
-        min_ps: Tensor,
-    ) -> Tensor: ...
-
-
-class DrawRows(Protocol):
-    """See `kernels.reference.draw_rows`."""
-
-    def __call__(
-        self, logits: Tensor, temperatures: Tensor, floors: Tensor, uniforms: Tensor
-    ) -> Tensor: ...
-
-
-@dataclass(frozen=True, slots=True)
 class Ops:
-    """The operations of a provider."""
+    """The operations of a provider, with the signatures of the reference's."""
 
-    provider: Provider
-    rms_norm: RmsNorm
-    add_rms_norm: AddRmsNorm
-    store_kv: StoreKv
-    rope_store_kv: RopeStoreKv
-    paged_attention: PagedAttention
-    short_convolution: ShortConvolution
-    gated_delta_rule: GatedDeltaRule
-    state_space: StateSpace
-    selective_scan: SelectiveScan
-    silu_mul: SiluMul
-    activate: Activate
-    choose_experts: ChooseExperts
-    projection: Projection
-    awq_linear: AwqLinear
-    logits: Logits
-    adjust_logits: AdjustLogits
-    mask_logits: MaskLogits
-    most_likely: MostLikely
-    rank_logits: RankLogits
-    filter_floors: FilterFloors
-    draw_rows: DrawRows
+    rms_norm = staticmethod(rms_norm)
+    add_rms_norm = staticmethod(add_rms_norm)
+    store_kv = staticmethod(store_kv)
+    rope_store_kv = staticmethod(rope_store_kv)
+    paged_attention = staticmethod(paged_attention)
+    short_convolution = staticmethod(short_convolution)
+    gated_delta_rule = staticmethod(gated_delta_rule)
+    state_space = staticmethod(state_space)
+    selective_scan = staticmethod(selective_scan)
+    silu_mul = staticmethod(silu_mul)
+    activate = staticmethod(activate)
+    choose_experts = staticmethod(choose_experts)
+    projection = staticmethod(projection)
+    awq_linear = staticmethod(awq_linear)
+    logits = staticmethod(logits)
+    adjust_logits = staticmethod(adjust_logits)
+    mask_logits = staticmethod(mask_logits)
+    most_likely = staticmethod(most_likely)
+    rank_logits = staticmethod(rank_logits)
+    filter_floors = staticmethod(filter_floors)
+    draw_rows = staticmethod(draw_rows)
+
+    def __init__(self, provider: Provider, **own: Callable[..., Any]) -> None:
+        """``own`` stand in for operations of the reference. Raises `TypeError` for other names."""
+        if unknown := own.keys() - set(OPERATIONS):
+            raise TypeError(f"no such operation: {', '.join(sorted(unknown))}")
+        self.provider: Provider = provider
+        self._own = own
+        vars(self).update(own)
+
+    def replace(self, **own: Callable[..., Any]) -> "Ops":
+        """The same operations, except for ``own``."""
+        return Ops(self.provider, **{**self._own, **own})
+
+
+OPERATIONS = tuple(name for name, op in vars(Ops).items() if isinstance(op, staticmethod))
 
 
 def load_ops(provider: Provider = "reference", *, is_batch_invariant: bool = False) -> Ops:
@@ -258,20 +87,17 @@ def load_ops(provider: Provider = "reference", *, is_batch_invariant: bool = Fal
     With ``is_batch_invariant`` a row's result is bit-identical whatever else is in the batch; ops
     that otherwise adapt to the batch for speed are instructed not to. The native ops never adapt.
     """
-    names = [field.name for field in fields(Ops) if field.name != "provider"]
-    ops = {name: getattr(_module(provider, name), name) for name in names}
+    modules = {name: f"{__package__}.{provider}.{name}" for name in OPERATIONS}
+    own = {
+        name: getattr(importlib.import_module(module), name)
+        for name, module in modules.items()
+        if importlib.util.find_spec(module)
+    }
     if is_batch_invariant:
-        ops = {name: _invariant(op) for name, op in ops.items()}
-    return Ops(provider, **ops)
+        own = {name: _invariant(op) for name, op in own.items()}
+    return Ops(provider, **own)
 
 
 def _invariant(op: Callable[..., Any]) -> Callable[..., Any]:
     has_choice = "is_batch_invariant" in inspect.signature(op).parameters
     return partial(op, is_batch_invariant=True) if has_choice else op
-
-
-def _module(provider: Provider, name: str) -> ModuleType:
-    own = f"{__package__}.{provider}.{name}"
-    return importlib.import_module(
-        own if importlib.util.find_spec(own) else f"{__package__}.reference.{name}"
-    )

@@ -9,7 +9,6 @@ interpreter's lock, so that other processes on the machine hardly disturb them.
 
 import argparse
 import cProfile
-import dataclasses
 import pstats
 import time
 from typing import Any
@@ -62,9 +61,7 @@ def idle_ops() -> Ops:
     def floors(logits: Tensor, *_: Any, **__: Any) -> Tensor:
         return torch.zeros(len(logits))
 
-    return dataclasses.replace(
-        load_ops("reference"), most_likely=drawn, draw_rows=drawn, filter_floors=floors
-    )
+    return load_ops("reference").replace(most_likely=drawn, draw_rows=drawn, filter_floors=floors)
 
 
 class HostSteps:

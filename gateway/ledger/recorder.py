@@ -161,12 +161,10 @@ def _reason(error: Exception) -> str:
 
 
 def _counter(catalog: Catalog) -> Counter:
-    counter = catalog.counter(
+    return catalog.counter(
         "warren_gateway_usage_records_total",
         "Usage records that arrived here, by result: written to the database, repeated (the "
         "request was recorded before), or dropped because they are not valid.",
         "result",
+        begin=("written", "repeated", "dropped"),
     )
-    for result in ("written", "repeated", "dropped"):
-        counter.labels(result)
-    return counter

@@ -129,7 +129,7 @@ class LineAnswer(NamedTuple):
 
 
 class Order(NamedTuple):
-    """The batch that a client orders."""
+    """The batch that a client orders: columns of the batch, and ``window_s``."""
 
     endpoint: str
     input_file_id: str
@@ -162,26 +162,19 @@ class Batches:
         and `IdempotencyMismatch`.
         """
         now = int(time.time())
+        ordered = order._asdict()
         values = {
             "id": f"{BATCH_PREFIX}{secrets.token_hex(16)}",
             "tenant": tenant,
-            "endpoint": order.endpoint,
-            "input_file_id": order.input_file_id,
-            "completion_window": order.completion_window,
-            "metadata": order.metadata,
-            "output_expires_after_s": order.output_expires_after_s,
             "status": "validating",
             "created_at": now,
-            "expires_at": now + order.window_s,
+            "expires_at": now + ordered.pop("window_s"),
             "num_lines": 0,
             "num_completed": 0,
             "num_failed": 0,
-            "idempotency_key": order.idempotency_key,
-            "body_hash": order.body_hash,
             "fence": 0,
             "lease_until": 0.0,
-            "key_id": order.key_id,
-            "key_limits": order.key_limits,
+            **ordered,
             **TokensUsed()._asdict(),
         }
         if known := await self._of_key(tenant, order):

@@ -5,7 +5,9 @@ from typing import NamedTuple
 
 from gateway.text.pieces import Parser, Piece, Reasoning
 from gateway.text.tags import Opening, Until
-from gateway.text.tools.harmony import HARMONY
+
+HARMONY = "harmony"
+"""The name of the format in workers' announcements, of calls and of reasoning."""
 
 
 class Thought(NamedTuple):

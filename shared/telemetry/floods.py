@@ -48,9 +48,8 @@ _left_out = PROCESS.counter(
     "Log lines that clients or publishers caused and that were left out because there were too "
     "many about the same event.",
     "event",
+    begin=get_args(Event),
 )
-for _event in get_args(Event):  # a counter that begins with its first event shows no increase
-    _left_out.labels(_event)
 
 logger = logging.getLogger(__name__)
 

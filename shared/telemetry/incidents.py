@@ -25,10 +25,8 @@ _incidents = PROCESS.counter(
     "Failures that the process survived, by what failed: job, request, task, call, channel or "
     "connection.",
     "kind",
+    begin=get_args(Kind),
 )
-
-for _kind in get_args(Kind):  # a counter that begins with its first event shows no increase
-    _incidents.labels(_kind)
 
 logger = logging.getLogger(__name__)
 

@@ -59,12 +59,18 @@ class Catalog:
         self._read_at_scrape: list[tuple[Description, Callable[[], Samples]]] = []
         self.registry.register(_AtScrape(self._read_at_scrape))
 
-    def counter(self, name: str, meaning: str, *labels: str, vllm: str = "") -> Counter:
-        """A counter that code increments; ``name`` ends with ``_total``."""
+    def counter(
+        self, name: str, meaning: str, *labels: str, begin: Iterable[str] = (), vllm: str = ""
+    ) -> Counter:
+        """A counter that code increments; ``name`` ends with ``_total``. ``begin``: the values of
+        its only label that begin with 0, because a counter that begins with its first event shows
+        no increase."""
         self.describe(name, "counter", meaning, labels, vllm)
         counter = Counter(name, meaning, labels, registry=self.registry)
         if "tenant" in labels:
             self._by_tenant.append(counter)
+        for value in begin:
+            counter.labels(value)
         return counter
 
     def gauge(self, name: str, meaning: str, *labels: str, vllm: str = "") -> Gauge:

@@ -3,14 +3,16 @@ NaN."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from kernels.attention_spec import AttentionSpec
-from kernels.providers import TILE_TOKENS, PagedAttention
+from kernels.providers import TILE_TOKENS
 from tests.support.models.numerics import assert_close, poisoned
 
+Attention: TypeAlias = Callable[..., Tensor]
 MAX_RELATIVE_ERROR = {torch.float32: 3e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 
 
@@ -128,7 +130,7 @@ def alone(case: Case, tensors: Tensors, row: int) -> tuple[Case, Tensors]:
     )
 
 
-def attend(attention: PagedAttention, case: Case, tensors: Tensors) -> Tensor:
+def attend(attention: Attention, case: Case, tensors: Tensors) -> Tensor:
     return attention(
         tensors.query,
         tensors.key_cache,
@@ -192,7 +194,7 @@ Fault = Callable[[Case, Tensors], tuple[Case, Tensors]]
 
 
 def check(
-    attention: PagedAttention,
+    attention: Attention,
     case: Case,
     fault: Fault | None = None,
     max_relative_error: dict[torch.dtype, float] = MAX_RELATIVE_ERROR,

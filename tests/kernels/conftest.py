@@ -1,7 +1,6 @@
 """Every provider passes the same tests."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, get_args
 
 import pytest
@@ -42,7 +41,7 @@ def ops(request: pytest.FixtureRequest) -> Ops:
     def paged_attention(*tensors: Tensor, spec: AttentionSpec, **_: Any) -> Tensor:
         return attend(wide, *tensors, spec=spec)
 
-    return replace(ops, paged_attention=paged_attention)
+    return ops.replace(paged_attention=paged_attention)
 
 
 @pytest.fixture(params=get_args(Provider))

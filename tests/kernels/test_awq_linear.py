@@ -1,6 +1,6 @@
 """Products with AWQ's 4-bit weights against a checkpoint that is unpacked value by value."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
@@ -99,7 +99,7 @@ def test_a_planted_fault_is_caught(ops: Ops, num_tokens: int) -> None:
         return ops.awq_linear(hidden, qweight.roll(1, 2), *rest, **options)
 
     with pytest.raises(AssertionError, match="relative error"):
-        check(replace(ops, awq_linear=faulty), random_checkpoint(128), num_tokens, torch.float32)
+        check(ops.replace(awq_linear=faulty), random_checkpoint(128), num_tokens, torch.float32)
 
 
 def test_what_cannot_be_packed_is_refused(ops: Ops) -> None:

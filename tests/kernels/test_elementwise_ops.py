@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -79,12 +78,12 @@ def test_agrees_with_float64(ops: Ops, op: str, dtype: torch.dtype) -> None:
 
 
 FAULTS: dict[str, Callable[[Ops], Ops]] = {
-    "rms_norm": lambda ops: replace(ops, rms_norm=lambda h, w, eps: ops.rms_norm(h, w, 0.1)),
-    "add_rms_norm": lambda ops: replace(
-        ops, add_rms_norm=lambda h, r, w, eps: (ops.add_rms_norm(h, r.clone(), w, eps)[0], r)
+    "rms_norm": lambda ops: ops.replace(rms_norm=lambda h, w, eps: ops.rms_norm(h, w, 0.1)),
+    "add_rms_norm": lambda ops: ops.replace(
+        add_rms_norm=lambda h, r, w, eps: (ops.add_rms_norm(h, r.clone(), w, eps)[0], r)
     ),
-    "silu_mul": lambda ops: replace(ops, silu_mul=lambda x: ops.silu_mul(x.roll(17, dims=-1))),
-    "logits": lambda ops: replace(ops, logits=lambda h, w: ops.logits(h, w).bfloat16().float()),
+    "silu_mul": lambda ops: ops.replace(silu_mul=lambda x: ops.silu_mul(x.roll(17, dims=-1))),
+    "logits": lambda ops: ops.replace(logits=lambda h, w: ops.logits(h, w).bfloat16().float()),
 }
 
 

@@ -1,7 +1,6 @@
 """The tokens that may be drawn, and the token that is drawn."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -65,14 +64,14 @@ def test_floors_keep_what_the_filters_say(ops: Ops) -> None:
 
 
 FAULTS: dict[str, Callable[[Ops], Ops]] = {
-    "temperature is left out": lambda ops: replace(
-        ops, filter_floors=lambda x, t, *rest: ops.filter_floors(x, torch.ones_like(t), *rest)
+    "temperature is left out": lambda ops: ops.replace(
+        filter_floors=lambda x, t, *rest: ops.filter_floors(x, torch.ones_like(t), *rest)
     ),
-    "one token too many": lambda ops: replace(
-        ops, filter_floors=lambda x, t, k, *rest: ops.filter_floors(x, t, k + k.gt(0), *rest)
+    "one token too many": lambda ops: ops.replace(
+        filter_floors=lambda x, t, k, *rest: ops.filter_floors(x, t, k + k.gt(0), *rest)
     ),
-    "min-p is left out": lambda ops: replace(
-        ops, filter_floors=lambda x, t, k, p, m: ops.filter_floors(x, t, k, p, m * 0)
+    "min-p is left out": lambda ops: ops.replace(
+        filter_floors=lambda x, t, k, p, m: ops.filter_floors(x, t, k, p, m * 0)
     ),
 }
 
@@ -225,7 +224,7 @@ def test_entries_of_others_are_caught(ops: Ops, place: int) -> None:
         return ops.adjust_logits(*given)
 
     with pytest.raises(AssertionError):
-        check_adjusted(replace(ops, adjust_logits=faulty))
+        check_adjusted(ops.replace(adjust_logits=faulty))
 
 
 @pytest.mark.parametrize("vocab_size", [1, 31, 32, 33, 101])

@@ -29,7 +29,7 @@ class WrittenForm(NamedTuple):
     """The form of calls that a model is asked for."""
 
     parser: str
-    """One of `TOOL_PARSERS`."""
+    """The name of a format of tool calls."""
     instructions: str
 
 

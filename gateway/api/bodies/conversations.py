@@ -1,7 +1,7 @@
 """The messages and tools of a chat's body, and their conversion to the prompt of a job."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
@@ -9,7 +9,7 @@ from msgspec import Meta, Struct, structs
 
 from gateway.api.bodies.custom_tools import INPUT, CalledCustom, CustomDefinition
 from gateway.api.bodies.parsing import check_json, check_length, read, refused
-from gateway.text.tools.delimited import kimi_call_id
+from gateway.tool_formats import TOOL_FORMATS
 from shared.errors import InvalidRequest
 from shared.messages import (
     MAX_MESSAGES,
@@ -282,19 +282,23 @@ def joined_text(parts: Sequence[ContentPart], path: str, kinds: Sequence[str]) -
 
 def in_form(prompt: Prompt, tool_parser: str | None) -> Prompt:
     """The prompt for a model that writes calls in this format."""
-    if tool_parser != "kimi_k2" or not isinstance(prompt, ChatPrompt):
+    form = TOOL_FORMATS.get(tool_parser or "")
+    if not form or not form.numbered_id or not isinstance(prompt, ChatPrompt):
         return prompt
-    return structs.replace(prompt, messages=tuple(_with_kimi_ids(prompt.messages)))
+    numbered = _with_numbered_ids(prompt.messages, form.numbered_id)
+    return structs.replace(prompt, messages=tuple(numbered))
 
 
-def _with_kimi_ids(messages: Sequence[ChatMessage]) -> Iterator[ChatMessage]:
-    """The messages with the ids that Kimi's chat template needs, whatever ids the calls had."""
+def _with_numbered_ids(
+    messages: Sequence[ChatMessage], id_of: Callable[[str, int], str]
+) -> Iterator[ChatMessage]:
+    """The messages with the ids that the chat template needs, whatever ids the calls had."""
     ids: dict[str | None, str] = {}
     number = 0
     for message in messages:
         calls = []
         for call in message.tool_calls:
-            ids[call.id] = kimi_call_id(call.name, number)[-_MAX_ID_CHARS:]
+            ids[call.id] = id_of(call.name, number)[-_MAX_ID_CHARS:]
             calls.append(structs.replace(call, id=ids[call.id]))
             number += 1
         result_of = ids.get(message.tool_call_id, message.tool_call_id)

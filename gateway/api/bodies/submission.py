@@ -359,8 +359,7 @@ def _sampling(
         prompt_logprobs = max(logprobs, prompt_logprobs or 0)
     if request.best_of > request.n:
         logprobs = logprobs or 0
-    # The tags of calls are special tokens, except in the format of Hermes.
-    has_tags = calls is not None and calls.parser != "hermes"
+    has_tags = calls is not None and calls.form.has_special_tokens
     has_tags |= reasoning_parser is not None and THOUGHTS[reasoning_parser].are_special
     return SamplingParams(
         max_tokens=request.token_limit(),
@@ -423,7 +422,7 @@ def _rendering(
         tool_names=tuple(tool.name for tool in calls.callable.values()) if calls else None,
         text_parameters=calls.text_parameters() if calls else None,
         custom_tools=calls.custom if calls else (),
-        num_earlier_calls=_num_calls(prompts) if calls and calls.parser == "kimi_k2" else 0,
+        num_earlier_calls=_num_calls(prompts) if calls and calls.form.numbered_id else 0,
         has_functions=isinstance(request, ChatRequest) and request.has_functions,
         is_forced=calls is not None and calls.is_required,
         is_single_call=calls is not None and calls.is_single,

@@ -5,7 +5,6 @@ from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from msgspec import Meta, Struct, structs
 
-from gateway.api.bodies.argument_grammars import parameters, text_parameters
 from gateway.api.bodies.call_grammars import calls, text_with_calls
 from gateway.api.bodies.conversations import (
     CALLABLE,
@@ -13,10 +12,13 @@ from gateway.api.bodies.conversations import (
     OfferedTools,
     offered_tools,
 )
-from gateway.api.bodies.grammars import GrammarTooLong, after_thought, text_rules
+from gateway.api.bodies.grammars import after_thought, text_rules
 from gateway.api.bodies.parsing import refused
 from gateway.api.bodies.structured_output import RequestedConstraint, json_constraint
-from gateway.text.tools import TAGGED, TOOL_PARSERS
+from gateway.tool_formats import TOOL_FORMATS
+from gateway.tool_formats.arguments import parameters, text_parameters
+from gateway.tool_formats.rules import GrammarTooLong
+from gateway.tool_formats.tool_format import ToolFormat
 from shared.errors import InvalidRequest, Unavailable
 from shared.messages import MAX_GRAMMAR_CHARS, MAX_TOOLS, Announcement, Constraint, Tool
 
@@ -91,10 +93,15 @@ class ToolUse(NamedTuple):
     custom: tuple[str, ...] = ()
     """The names of the custom tools."""
 
+    @property
+    def form(self) -> ToolFormat:
+        """The format in which the model writes calls."""
+        return TOOL_FORMATS[self.parser]
+
     def text_parameters(self) -> dict[str, tuple[str, ...]] | None:
         """The text parameters of each callable tool, by its name; None if the parser does not need
         them."""
-        if self.parser not in TAGGED:
+        if not self.form.has_text_parameters:
             return None
         return {tool.name: text_parameters(tool) for tool in self.callable.values()}
 
@@ -116,7 +123,7 @@ class ToolUse(NamedTuple):
         too_long = refused("tools", f"longer than {MAX_GRAMMAR_CHARS} characters together.")
         try:
             rules = calls(
-                self.parser,
+                self.form,
                 self.callable.values(),
                 is_single=self.is_single,
                 is_required=answer is None,
@@ -138,7 +145,7 @@ class ToolUse(NamedTuple):
         tools = self.callable.values()
         try:
             constraint = text_with_calls(
-                self.parser, tools, reasoning_parser, is_single=self.is_single
+                self.form, tools, reasoning_parser, is_single=self.is_single
             )
         except GrammarTooLong:
             return None
@@ -167,7 +174,7 @@ def tool_use(
     is_one = isinstance(choice, ChatFunctionChoice | ChatCustomChoice)
     is_required = is_one or _mode(choice) == "required"
     parser = served.tool_parser
-    if parser is None or parser not in TOOL_PARSERS:
+    if parser is None or parser not in TOOL_FORMATS:
         if not is_required:
             raise refused("tools", f"the model '{served.model}' does not support tool calls.")
         parser = _DEFAULT_PARSER

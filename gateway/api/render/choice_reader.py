@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from gateway.api.render.formats import Rendering
 from gateway.api.render.logprobs import Ruler
+from gateway.text.custom import CustomInputs
 from gateway.text.pieces import (
     CallArguments,
     CallInput,
@@ -19,11 +20,9 @@ from gateway.text.pieces import (
     PlainText,
     Reasoning,
 )
-from gateway.text.reasoning import THOUGHTS, ReasoningSplit
-from gateway.text.tools import TOOL_PARSERS
-from gateway.text.tools.custom import CustomInputs
-from gateway.text.tools.harmony import HARMONY, HarmonyParser
-from gateway.text.tools.mistral import MistralParser
+from gateway.text.reasoning import HARMONY, THOUGHTS, ReasoningSplit
+from gateway.tool_formats import TOOL_FORMATS
+from gateway.tool_formats.harmony import HarmonyParser
 from shared.messages import Choice, Finished, TokenDelta, TokenLogprobs
 
 _PART_CHARS = 1024
@@ -201,6 +200,6 @@ def _kind(piece: Piece) -> tuple[type[Piece], int | None]:
 def _tool_parser(rendering: Rendering) -> Parser:
     if rendering.tool_parser is None:
         return PlainText()
-    if rendering.tool_parser == "mistral" and rendering.is_forced:
-        return MistralParser(rendering.tool_names, is_open=True)
-    return TOOL_PARSERS[rendering.tool_parser](rendering.text_parameters or rendering.tool_names)
+    form = TOOL_FORMATS[rendering.tool_parser]
+    untagged = form.untagged_parser if rendering.is_forced else None
+    return (untagged or form.parser)(rendering.text_parameters or rendering.tool_names)

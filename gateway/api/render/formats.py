@@ -14,7 +14,7 @@ from gateway.api.render.logprobs import ChatLogprobs, PromptLogprobs, TextLogpro
 from gateway.errors import error_body
 from gateway.log.cursor import NOT_FOUND, LogEvent, LogFacts, decode_facts
 from gateway.log.framing import Payload
-from gateway.text.tools.delimited import kimi_call_id
+from gateway.tool_formats import TOOL_FORMATS
 from shared import errors, messages
 from shared.errors import StreamNotFound, WarrenError
 from shared.messages import (
@@ -401,14 +401,15 @@ class Chunk(_AnswerBody, frozen=True, kw_only=True):
 
 
 def call_id(rendering: Rendering, choice: int, index: int, name: str) -> str:
-    """The id of a call of the function ``name``, the same each time it is rendered. Mistral's chat
-    template requires nine characters, Anthropic letters and digits."""
-    if rendering.tool_parser == "kimi_k2" and rendering.endpoint != "messages":
-        return kimi_call_id(name, rendering.num_earlier_calls + index)
+    """The id of a call of the function ``name``, the same each time it is rendered. Anthropic's
+    endpoint requires letters and digits."""
+    form = TOOL_FORMATS.get(rendering.tool_parser or "")
+    if form and form.numbered_id and rendering.endpoint != "messages":
+        return form.numbered_id(name, rendering.num_earlier_calls + index)
     place = f"{rendering.request_id} {choice} {index}".encode()
     digest = hashlib.sha256(place).hexdigest()
-    if rendering.tool_parser == "mistral":
-        return digest[:9]
+    if form and form.num_id_chars:
+        return digest[: form.num_id_chars]
     return f"{'toolu' if rendering.endpoint == 'messages' else 'call'}_{digest[:24]}"
 
 

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any
 
@@ -83,15 +83,7 @@ class Draft:
         )
 
 
-_COLUMNS = (
-    FILES.c.id,
-    FILES.c.tenant,
-    FILES.c.filename,
-    FILES.c.purpose,
-    FILES.c.num_bytes,
-    FILES.c.created_at,
-    FILES.c.expires_at,
-)
+_COLUMNS = tuple(FILES.c[field.name] for field in fields(FileRecord))
 _IN_USE = exists().where(BATCHES.c.input_file_id == FILES.c.id, BATCHES.c.status.in_(UNENDED))
 _IS_PART = FILES.c.state == "part"
 

@@ -69,15 +69,7 @@ async def test_a_retry_gets_the_same_answer_from_any_gateway(
 async def test_a_retry_attaches_to_the_request_that_still_runs(
     broker: MemoryBroker, worker: ScriptedWorker, stream: bool
 ) -> None:
-    may_end = asyncio.Event()
-
-    async def speak_slowly(job: ScriptedJob) -> None:
-        await job.start()
-        await job.say("one ")
-        await may_end.wait()
-        await job.finish("two")
-
-    worker.script = speak_slowly
+    may_end = wait_before_the_end(worker, "one ", "two")
     async with two_gateways(broker) as (first, second):
         impatient = asyncio.create_task(ask(first, stream=stream))
         await worker.wait_until(lambda: bool(worker.jobs))

@@ -417,16 +417,7 @@ async def test_the_logprobs_of_a_whole_answer_take_room(
 @pytest.fixture
 def held(worker: ScriptedWorker) -> asyncio.Event:
     """The worker's jobs say a word and go on until this is set."""
-    may_end = asyncio.Event()
-
-    async def begin(job: ScriptedJob) -> None:
-        await job.start()
-        await job.say("word ")
-        await may_end.wait()
-        await job.finish("done")
-
-    worker.script = begin
-    return may_end
+    return wait_before_the_end(worker, "word ")
 
 
 async def leave_after_the_first_event(gateway: LiveGateway, headers: dict[str, str]) -> int:

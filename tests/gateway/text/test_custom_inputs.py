@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.api.render.choice_reader import ChoiceReader, merged
+from gateway.text.custom import CustomInputs
 from gateway.text.pieces import CallArguments, CallInput, CallStart, Content, Piece
-from gateway.text.tools.custom import CustomInputs
 from tests.support.gateway.rendering import context_of
 
 

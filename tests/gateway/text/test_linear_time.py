@@ -7,11 +7,11 @@ from functools import partial
 
 import pytest
 
+from gateway.text.custom import CustomInputs
 from gateway.text.pieces import Content, Parser, Piece, PlainText
 from gateway.text.reasoning import THOUGHTS, ReasoningSplit, Thought
-from gateway.text.tools import TOOL_PARSERS
-from gateway.text.tools.custom import CustomInputs
-from gateway.text.tools.mistral import MistralParser
+from gateway.tool_formats import TOOL_FORMATS
+from gateway.tool_formats.mistral import MistralParser
 
 PIECE_CHARS = 8
 NUM_CHARS = 1 << 14
@@ -50,7 +50,7 @@ class _Custom:
     """A parser of calls of a custom tool."""
 
     def __init__(self) -> None:
-        self._calls = TOOL_PARSERS["hermes"](("f",))
+        self._calls = TOOL_FORMATS["hermes"].parser(("f",))
         self._inputs = CustomInputs(("f",))
 
     def read(self, text: str) -> list[Piece]:
@@ -65,10 +65,10 @@ def _reasoning(thought: Thought) -> Parser:
 
 
 def parsers() -> Iterator[tuple[str, Callable[[], Parser | _Custom], str]]:
-    for name, new in TOOL_PARSERS.items():
+    for name, form in TOOL_FORMATS.items():
         opening = OPENINGS.get(name, "<tool_call>")
         for beginning in ("", *(opening + begun for begun in BEGINNINGS[name])):
-            yield name, partial(new, None), beginning
+            yield name, partial(form.parser, None), beginning
     yield "mistral, open", partial(MistralParser, is_open=True), ""
     for name, thought in THOUGHTS.items():
         for beginning in ("", thought.opening + thought.label):
@@ -102,6 +102,6 @@ def test_an_answer_is_parsed_in_linear_time(
 
 
 def test_what_can_be_no_call_is_content() -> None:
-    parser = TOOL_PARSERS["pythonic"](None)
+    parser = TOOL_FORMATS["pythonic"].parser(None)
 
     assert parser.read(f"[{'a' * 1000}") == [Content(f"[{'a' * 1000}")]

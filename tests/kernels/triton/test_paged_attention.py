@@ -1,7 +1,6 @@
 """Triton's paged attention: splits, chunks and windows; in the interpreter if there is no GPU."""
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -12,14 +11,12 @@ import torch
 from torch import Tensor
 
 from kernels.attention_spec import AttentionSpec
-from kernels.providers import TILE_TOKENS, PagedAttention
+from kernels.providers import TILE_TOKENS
 from kernels.triton.attention_tiles import AttentionKind
 from kernels.triton.paged_attention import paged_attention
 from kernels.triton.scheduled_attention import CONFIGURATIONS, Sequences, schedule_of
-from tests.kernels.attention import CASES, FAULTS, Case, alone, attend, build, check
+from tests.kernels.attention import CASES, FAULTS, Attention, Case, alone, attend, build, check
 from tests.kernels.attention import MAX_RELATIVE_ERROR as INTERPRETED_ERROR
-
-Attention = Callable[..., Tensor]
 
 SPLIT = Case((1100, 300, 3), (1, 1, 1), num_heads=3, num_kv_heads=1, head_dim=32)
 """Splits of at least 128 tokens, or of 512: several, a single full split, and a part of a split."""
@@ -48,16 +45,16 @@ def max_error(device: torch.device) -> dict[torch.dtype, float]:
 
 
 @pytest.fixture
-def fast(device: torch.device) -> PagedAttention:
+def fast(device: torch.device) -> Attention:
     return on(device, paged_attention)
 
 
 @pytest.fixture
-def invariant(device: torch.device) -> PagedAttention:
+def invariant(device: torch.device) -> Attention:
     return on(device, partial(paged_attention, is_batch_invariant=True))
 
 
-def on(device: torch.device, attention: Attention) -> PagedAttention:
+def on(device: torch.device, attention: Attention) -> Attention:
     def attend_there(*tensors: Tensor, spec: AttentionSpec, **options: Any) -> Tensor:
         sinks = None if spec.sinks is None else spec.sinks.to(device)
         there = (tensor.to(device) for tensor in tensors)
@@ -68,14 +65,14 @@ def on(device: torch.device, attention: Attention) -> PagedAttention:
 
 @pytest.mark.parametrize("name", INTERPRETED)
 def test_agrees_with_float64(
-    fast: PagedAttention, name: str, max_error: dict[torch.dtype, float]
+    fast: Attention, name: str, max_error: dict[torch.dtype, float]
 ) -> None:
     check(fast, INTERPRETED[name], max_relative_error=max_error)
 
 
 @pytest.mark.parametrize("name", [name for name in INTERPRETED if "splits" in name])
 def test_agrees_with_float64_where_splits_are_fixed(
-    invariant: PagedAttention, name: str, max_error: dict[torch.dtype, float]
+    invariant: Attention, name: str, max_error: dict[torch.dtype, float]
 ) -> None:
     check(invariant, INTERPRETED[name], max_relative_error=max_error)
 
@@ -97,7 +94,7 @@ def test_few_chunks_after_long_contexts_are_split(query_len: int, is_whole: bool
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_planted_fault_is_caught(fast: PagedAttention, fault: str) -> None:
+def test_a_planted_fault_is_caught(fast: Attention, fault: str) -> None:
     case, plant = FAULTS[fault]
     with pytest.raises(AssertionError, match="relative error"):
         check(fast, CASES[case], plant)
@@ -105,7 +102,7 @@ def test_a_planted_fault_is_caught(fast: PagedAttention, fault: str) -> None:
 
 @pytest.mark.parametrize("window", [None, 520])
 def test_a_tokens_bits_do_not_depend_on_its_company_nor_on_its_chunk(
-    invariant: PagedAttention, device: torch.device, window: int | None
+    invariant: Attention, device: torch.device, window: int | None
 ) -> None:
     case = Case((530, 3, 1030, 20), (1, 1, 7, 20), 2, 1, sliding_window=window)
     # Eight tokens fill a tile. The interpreter's products come from a library that sums a tile's
@@ -137,7 +134,7 @@ def test_tiles_of_tokens_begin_where_caches_keep_them() -> None:
 
 @pytest.mark.parametrize("num_blocks", [3, 300])
 def test_a_sequence_without_context_gets_zeros_and_reads_no_block(
-    fast: PagedAttention, num_blocks: int
+    fast: Attention, num_blocks: int
 ) -> None:
     """In a narrow table of blocks, and in a wide table."""
     case = Case((5, 7), (1, 1))
@@ -158,9 +155,7 @@ def test_a_sequence_without_context_gets_zeros_and_reads_no_block(
     assert torch.equal(out, torch.cat((expected, torch.zeros_like(expected[:1]))))
 
 
-def test_queries_may_be_a_part_of_a_fused_projection(
-    fast: PagedAttention, device: torch.device
-) -> None:
+def test_queries_may_be_a_part_of_a_fused_projection(fast: Attention, device: torch.device) -> None:
     case = CASES["decodes and chunks"]
     tensors = build(case)
     fused = torch.cat((tensors.query, tensors.query.new_full((32, 4, 16), torch.nan)), dim=1)

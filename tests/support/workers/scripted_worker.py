@@ -174,14 +174,19 @@ async def start_only(job: ScriptedJob) -> None:
     await asyncio.Event().wait()
 
 
-def wait_before_the_end(worker: "ScriptedWorker") -> asyncio.Event:
-    """Let the worker start its jobs, and answer "done" when the event is set."""
+def wait_before_the_end(
+    worker: "ScriptedWorker", first: str = "", last: str = "done"
+) -> asyncio.Event:
+    """Let the worker start its jobs and say ``first``, and end with ``last`` when the event is
+    set."""
     may_end = asyncio.Event()
 
     async def wait(job: ScriptedJob) -> None:
         await job.start()
+        if first:
+            await job.say(first)
         await may_end.wait()
-        await job.finish("done")
+        await job.finish(last)
 
     worker.script = wait
     return may_end

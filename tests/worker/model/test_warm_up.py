@@ -53,7 +53,7 @@ def steps(*, max_num_seqs: int = 4, max_num_batched_tokens: int = 128) -> list[S
 
 def test_a_warm_runner_finds_all_kernels_of_attention() -> None:
     attention = load_ops("triton").paged_attention
-    ops = replace(load_ops("reference"), paged_attention=attention)
+    ops = load_ops("reference").replace(paged_attention=attention)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     small = DenseShape.of(ONE_HEAD)
     decoder = model.decoder(replace(SCALES["tiny"], model=small), ops, device, torch.float32)

@@ -168,7 +168,7 @@ class StackDecoder(SpecDecoder):
 
     def without_head(self) -> "StackDecoder":
         """See `Decoder.without_head`."""
-        ops = replace(self._ops, logits=lambda hidden, weight: hidden.float())
+        ops = self._ops.replace(logits=lambda hidden, weight: hidden.float())
         spec = replace(self._spec, logit_scale=1.0, logit_softcap=None)
         weights = replace(self._weights, head_bias=None)
         return StackDecoder(spec, weights, ops, self.max_seq_len)

@@ -9,19 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.api.bodies.call_grammars import FORMS as GRAMMARS
 from gateway.api.bodies.grammars import after_reasoning
 from gateway.api.bodies.structured_output import RequestedConstraint, check_now
 from gateway.api.bodies.tool_choice import ToolUse
 from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.text.pieces import CallArguments, CallStart, Content
+from gateway.tool_formats import TOOL_FORMATS
 from shared.errors import InvalidRequest
 from shared.messages import MAX_GRAMMAR_CHARS, Constraint
 from tests.support.gateway.rendering import context_of
 from tests.support.gateway.tool_calls import FORMS, TIME, WEATHER, use_of
 from tests.support.models.grammars import matches
 
-TAGGED = [parser for parser, form in GRAMMARS.items() if form.tag and not form.has_other_tokens]
+TAGGED = [parser for parser, form in TOOL_FORMATS.items() if form.tag and not form.has_other_tokens]
 """The families whose calls begin with a tag."""
 
 
@@ -104,7 +104,7 @@ def test_what_follows_the_tag_of_a_call_is_a_call(parser: str) -> None:
     assert matches(constraint, f"Let me see.\n{calls}\nDone.")
     assert not matches(constraint, calls.replace("weather", "whether"))
     assert not matches(constraint, calls.replace("city", "town"))
-    assert not matches(constraint, f"{GRAMMARS[parser].tag}rain")
+    assert not matches(constraint, f"{TOOL_FORMATS[parser].tag}rain")
 
 
 @pytest.mark.parametrize("parser", TAGGED)
@@ -119,7 +119,7 @@ def test_what_follows_the_tag_of_a_call_is_a_call(parser: str) -> None:
 def test_calls_are_bound_after_a_thought_and_not_in_it(
     parser: str, reasoning: str, thought: str
 ) -> None:
-    constraint, calls, tag = bound(parser, reasoning), calls_of(parser), GRAMMARS[parser].tag
+    constraint, calls, tag = bound(parser, reasoning), calls_of(parser), TOOL_FORMATS[parser].tag
     thought = thought.format(f"{tag}rain")
 
     assert matches(constraint, f"{thought}{calls}\nDone.")
@@ -137,8 +137,8 @@ def test_calls_are_bound_without_a_thought(parser: str, reasoning: str) -> None:
     assert matches(constraint, "")
     assert matches(constraint, "It rains.")
     assert matches(constraint, f"Let me see.\n{calls}\nDone.")
-    assert not matches(constraint, f"{GRAMMARS[parser].tag}rain")
-    assert not matches(constraint, f"{calls}\n{GRAMMARS[parser].tag}rain")
+    assert not matches(constraint, f"{TOOL_FORMATS[parser].tag}rain")
+    assert not matches(constraint, f"{calls}\n{TOOL_FORMATS[parser].tag}rain")
 
 
 @pytest.mark.parametrize("parser", TAGGED)
@@ -151,7 +151,7 @@ def test_a_single_call_is_the_end(parser: str, reasoning: str | None) -> None:
     assert not matches(constraint, calls_of(parser))
 
 
-@pytest.mark.parametrize("parser", sorted(GRAMMARS.keys() - set(TAGGED)))
+@pytest.mark.parametrize("parser", sorted(TOOL_FORMATS.keys() - set(TAGGED)))
 def test_text_without_tags_is_free(parser: str) -> None:
     use = use_of([WEATHER], "auto", parser=parser)
 

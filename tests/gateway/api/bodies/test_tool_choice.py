@@ -1,7 +1,7 @@
 """Which tools may be called, and what a model that has to call a tool may write."""
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -9,9 +9,10 @@ from gateway.api.bodies.call_grammars import MAX_CALLS
 from gateway.api.bodies.structured_output import RequestedConstraint, check_now
 from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.text.pieces import CallArguments, CallStart
-from gateway.text.tools import TOOL_PARSERS
+from gateway.tool_formats import TOOL_FORMATS
 from shared.errors import InvalidRequest, Unavailable
 from shared.messages import MAX_GRAMMAR_CHARS
+from shared.settings import ModelSettings
 from tests.support.gateway.rendering import context_of
 from tests.support.gateway.tool_calls import FORMS, NAMED, PATCH, TIME, WEATHER, chat, use_of
 from tests.support.models.grammars import matches
@@ -33,8 +34,14 @@ def test_tools_that_cannot_be_called_are_left_out(choice: Any) -> None:
     assert use is None or [tool.name for tool in use.tools] == ["get_time"]
 
 
-def test_there_is_a_grammar_for_every_parser() -> None:
-    assert FORMS.keys() == TOOL_PARSERS.keys()
+def test_there_are_calls_of_every_format() -> None:
+    assert FORMS.keys() == TOOL_FORMATS.keys()
+
+
+def test_workers_can_be_set_to_every_format() -> None:
+    settable = get_args(ModelSettings.model_fields["tool_parser"].annotation)
+
+    assert set(settable) == {"auto", "none", *TOOL_FORMATS}
 
 
 def test_a_parser_may_need_to_know_what_is_text() -> None:

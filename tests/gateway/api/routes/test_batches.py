@@ -39,6 +39,7 @@ from tests.support.workers.scripted_worker import (
     count_words,
     repeat_the_prompt,
     start_only,
+    wait_before_the_end,
 )
 
 
@@ -579,14 +580,7 @@ async def test_a_batch_ends_with_its_answers_if_its_file_is_lost_meanwhile(
 async def test_a_checked_batch_ends_under_a_lower_limit_of_its_lines(
     broker: MemoryBroker, worker: ScriptedWorker, tmp_path: Path
 ) -> None:
-    may_finish = asyncio.Event()
-
-    async def wait_and_repeat(job: ScriptedJob) -> None:
-        await job.start()
-        await may_finish.wait()
-        await job.finish("done")
-
-    worker.script = wait_and_repeat
+    may_finish = wait_before_the_end(worker)
     async with MemoryBus(broker) as one, MemoryBus(broker) as other:
         async with live_gateway(one, data_dir=tmp_path) as first:
             batch = await order(first, [chat("a" * 400), chat("b" * 400)])

@@ -18,7 +18,13 @@ from shared.messages import ChatPrompt, Tokenized, TokenizeJob, ToolCall
 from tests.support.deployment.processes import NO_TLS
 from tests.support.gateway.http import LiveGateway, live_gateway, skip
 from tests.support.models.grammars import matches
-from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker, start_only
+from tests.support.workers.scripted_worker import (
+    MODEL,
+    ScriptedJob,
+    ScriptedWorker,
+    start_only,
+    wait_before_the_end,
+)
 
 USER: list[MessageParam] = [{"role": "user", "content": "one two"}]
 TOOL: ToolParam = {
@@ -424,14 +430,7 @@ async def test_a_client_that_leaves_takes_its_work_with_it(
 
 
 async def test_an_idle_stream_is_pinged_with_events(bus: MemoryBus, worker: ScriptedWorker) -> None:
-    may_end = asyncio.Event()
-
-    async def wait_in_the_middle(job: ScriptedJob) -> None:
-        await job.start()
-        await may_end.wait()
-        await job.finish("one")
-
-    worker.script = wait_in_the_middle
+    may_end = wait_before_the_end(worker, last="one")
     body = {"model": MODEL, "max_tokens": 9, "messages": USER, "stream": True}
     async with live_gateway(bus, ping_interval_s=0.05) as gateway:
         received = ""

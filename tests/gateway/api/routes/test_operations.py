@@ -24,7 +24,12 @@ from tests.support.gateway.http import (
     hears_a_worker,
     live_gateway,
 )
-from tests.support.workers.scripted_worker import ScriptedJob, ScriptedWorker, start_only
+from tests.support.workers.scripted_worker import (
+    ScriptedJob,
+    ScriptedWorker,
+    start_only,
+    wait_before_the_end,
+)
 
 CHAT = "/v1/chat/completions"
 
@@ -211,14 +216,7 @@ async def test_waiting_requests_become_running_ones(
 async def test_a_draining_gateway_finishes_its_streams_and_takes_no_more(
     bus: MemoryBus, worker: ScriptedWorker
 ) -> None:
-    may_end = asyncio.Event()
-
-    async def end_when_told(job: ScriptedJob) -> None:
-        await job.start()
-        await may_end.wait()
-        await job.finish("the end")
-
-    worker.script = end_when_told
+    may_end = wait_before_the_end(worker, last="the end")
     async with (
         live_gateway(bus, drain_grace_s=600) as gateway,
         gateway.http.stream("POST", CHAT, json=chat_body(stream=True)) as stream,

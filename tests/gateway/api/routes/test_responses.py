@@ -17,7 +17,12 @@ from tests.support.gateway.http import (
     skip,
 )
 from tests.support.models.grammars import matches
-from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
+from tests.support.workers.scripted_worker import (
+    MODEL,
+    ScriptedJob,
+    ScriptedWorker,
+    wait_before_the_end,
+)
 
 TOOL = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
 
@@ -151,15 +156,7 @@ async def test_a_background_response_goes_on_alone(
     gateway: LiveGateway, worker: ScriptedWorker
 ) -> None:
     """It is queued, in progress and completed, and can be read at any time."""
-    may_end = asyncio.Event()
-
-    async def wait_in_the_middle(job: ScriptedJob) -> None:
-        await job.start()
-        await job.say("one ")
-        await may_end.wait()
-        await job.finish("two")
-
-    worker.script = wait_in_the_middle
+    may_end = wait_before_the_end(worker, "one ", "two")
     queued = await gateway.openai.responses.create(model=MODEL, input="x", background=True)
     assert queued.status == "queued"
 

@@ -19,7 +19,13 @@ from shared import topology
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import ChatMessage, ChatPrompt, Failed, QuickAnswer, QuickJob, TokenizeJob
 from tests.support.gateway.http import LiveGateway, eventually, hears_a_worker, live_gateway
-from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker, count_words
+from tests.support.workers.scripted_worker import (
+    MODEL,
+    ScriptedJob,
+    ScriptedWorker,
+    count_words,
+    wait_before_the_end,
+)
 
 TOOL: Any = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {}}}
 UNKNOWN = "0" * 32
@@ -470,14 +476,7 @@ async def test_what_cannot_be_continued_is_refused(
 async def test_a_response_in_progress_cannot_be_continued_yet(
     gateway: LiveGateway, worker: ScriptedWorker
 ) -> None:
-    may_end = asyncio.Event()
-
-    async def wait(job: ScriptedJob) -> None:
-        await job.start()
-        await may_end.wait()
-        await job.finish("two")
-
-    worker.script = wait
+    may_end = wait_before_the_end(worker, last="two")
     queued = await say(gateway, "one", background=True)
     with pytest.raises(openai.BadRequestError) as refused:
         await say(gateway, "three", previous_response_id=queued.id)
@@ -497,15 +496,7 @@ async def test_a_response_in_progress_cannot_be_continued_yet(
 async def test_what_the_client_leaves_is_stored_if_it_said_so(
     gateway: LiveGateway, worker: ScriptedWorker
 ) -> None:
-    may_end = asyncio.Event()
-
-    async def wait_in_the_middle(job: ScriptedJob) -> None:
-        await job.start()
-        await job.say("one ")
-        await may_end.wait()
-        await job.finish("two")
-
-    worker.script = wait_in_the_middle
+    may_end = wait_before_the_end(worker, "one ", "two")
     body = {"model": MODEL, "input": "x", "stream": True, "store": True}
     async with gateway.http.stream("POST", "/v1/responses", json=body) as stream:
         response_id = stream.headers["x-request-id"]
@@ -645,15 +636,7 @@ async def test_a_stream_that_failed_and_is_sent_again_is_stored_anew(
 async def test_a_gateway_completes_what_another_one_leaves_when_it_dies(
     broker: MemoryBroker, worker: ScriptedWorker, tmp_path: Path
 ) -> None:
-    may_end = asyncio.Event()
-
-    async def wait_in_the_middle(job: ScriptedJob) -> None:
-        await job.start()
-        await job.say("one ")
-        await may_end.wait()
-        await job.finish("two")
-
-    worker.script = wait_in_the_middle
+    may_end = wait_before_the_end(worker, "one ", "two")
     body = {"model": MODEL, "input": "x", "stream": True}
     options = {"data_dir": tmp_path, "disconnect_grace_s": 0.2}
     dying = MemoryBus(broker)

@@ -1,8 +1,10 @@
 """Tool calls as bare JSON objects that make up the whole answer, as Llama 3 and 4 write them."""
 
+from gateway.text.calls import CallObject, Names
 from gateway.text.pieces import Content, Piece
 from gateway.text.tags import Opening
-from gateway.text.tools.calls import CallObject, Names
+from gateway.tool_formats.arguments import whole_call
+from gateway.tool_formats.tool_format import ToolFormat
 
 TAGS = ("<|python_tag|>", "<|python_start|><|python_end|>")
 """The tags of Llama 3 and of Llama 4 that may stand before the first call."""
@@ -82,3 +84,12 @@ class Llama3Parser:
         self._held.clear()
         if held := held if not self._num_calls else held.lstrip(_BETWEEN):
             pieces.append(Content(held))
+
+
+FORMAT = ToolFormat(
+    parser=Llama3Parser,
+    inside="call",
+    calls={"call": "ARGUMENTS"},
+    between='"; "',
+    arguments=whole_call("parameters"),  # the format of an answer may be an object, too
+)

@@ -4,8 +4,8 @@ import json
 import re
 from collections.abc import Collection, Iterable
 
+from gateway.text.calls import encodable
 from gateway.text.pieces import CallArguments, CallInput, CallStart, Piece
-from gateway.text.tools.calls import encodable
 
 _INPUT = "input"
 _HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')

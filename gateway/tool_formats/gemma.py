@@ -7,13 +7,18 @@ import json
 import re
 from typing import NamedTuple
 
+from gateway.text.calls import Names, is_declared, json_of
+from gateway.text.enclosed import EnclosedParser
 from gateway.text.pieces import CallArguments, CallStart, Piece
 from gateway.text.tags import Until
-from gateway.text.tools.calls import Names, is_declared, json_of
-from gateway.text.tools.enclosed import EnclosedParser
+from gateway.tool_formats.arguments import LiteralArguments
+from gateway.tool_formats.rules import entries, quoted, until
+from gateway.tool_formats.tool_format import ToolFormat
 
 _HEADER = re.compile(r"\s*call:\s*([\w.-]+)\s*")
 _MAX_HEADER_CHARS = 512
+_KEY = re.compile(r"[^\s:,{}\[\]<>]+")
+"""A key of an object, without quotes."""
 
 
 class GemmaTokens(NamedTuple):
@@ -25,21 +30,6 @@ class GemmaTokens(NamedTuple):
     """Around a string."""
     response: str
     """Written after calls, to wait for their outputs."""
-
-
-FUNCTIONGEMMA = GemmaTokens(
-    "<start_function_call>", "<end_function_call>", "<escape>", "<start_function_response>"
-)
-GEMMA4 = GemmaTokens("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>")
-
-
-def gemma_parser(tokens: GemmaTokens, names: Names = None) -> EnclosedParser:
-    return EnclosedParser(
-        tokens.opening,
-        lambda index: _Call(index, tokens, names),
-        ending=tokens.closing,
-        last=tokens.response,
-    )
 
 
 class _Call:
@@ -208,3 +198,43 @@ class _Arguments:
         if not self._is_empty:
             self._written.append(", ")
         self._is_empty = False
+
+
+def _gemma(tokens: GemmaTokens) -> ToolFormat:
+    literals = {
+        "string": "entry_quote string_rest",
+        "boolean": '"true" | "false"',
+        "null": '"null" | "None"',
+        "key": f"/{_KEY.pattern}/ | string",
+        **until("string_rest", "quote", tokens.quote),
+    }
+    return ToolFormat(
+        parser=lambda names: EnclosedParser(
+            tokens.opening,
+            lambda index: _Call(index, tokens, names),
+            ending=tokens.closing,
+            last=tokens.response,
+        ),
+        tag=tokens.opening,
+        inside="call entry_end",
+        calls={"call": 'blank? "call:NAME{" ARGUMENTS "}"'},
+        between="",
+        entries=entries(end=tokens.closing, response=tokens.response),
+        arguments=LiteralArguments(
+            '":"',
+            '","',
+            literals,
+            lambda text: f"entry_quote {quoted(text)} entry_quote",
+            key=_KEY,
+            is_sorted=True,
+        ),
+        after="entry_response",
+    )
+
+
+FUNCTIONGEMMA = _gemma(
+    GemmaTokens(
+        "<start_function_call>", "<end_function_call>", "<escape>", "<start_function_response>"
+    )
+)
+GEMMA4 = _gemma(GemmaTokens("<|tool_call>", "<tool_call|>", '<|"|>', "<|tool_response>"))

@@ -2,11 +2,14 @@
 them."""
 
 import re
+from functools import partial
 from typing import NamedTuple
 
+from gateway.text.calls import JsonValue, Names, Outside, is_declared
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece
 from gateway.text.tags import Until
-from gateway.text.tools.calls import JsonValue, Names, Outside, is_declared
+from gateway.tool_formats.rules import entries
+from gateway.tool_formats.tool_format import ToolFormat
 
 _MAX_HEADER_CHARS = 512
 
@@ -23,25 +26,19 @@ class Delimiters(NamedTuple):
     section_end: str
 
 
-DEEPSEEK_V3 = Delimiters(
+_DEEPSEEK_V3 = Delimiters(
     "<｜tool▁calls▁begin｜>",
     "<｜tool▁call▁begin｜>",
     # V3 and R1 write the type and a code block, V3.1 only the name.
     re.compile(r"\s*(?:function<｜tool▁sep｜>([\w.-]+)\s*```json\s*|([\w.-]+)<｜tool▁sep｜>\s*)"),
     "<｜tool▁calls▁end｜>",
 )
-KIMI_K2 = Delimiters(
+_KIMI_K2 = Delimiters(
     "<|tool_calls_section_begin|>",
     "<|tool_call_begin|>",
     re.compile(r"\s*(?:functions\.)?([\w.-]+?)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*"),
     "<|tool_calls_section_end|>",
 )
-
-
-def kimi_call_id(name: str, number: int) -> str:
-    """The id of the ``number``-th call of a conversation, from 0. Kimi's chat template writes only
-    the ids of earlier calls and of their results, so that these have to name the function."""
-    return f"functions.{name}:{number}"
 
 
 class DelimitedParser:
@@ -155,3 +152,48 @@ class _DelimitedCall:
             return []
         self._value, self.has_begun = JsonValue(), True
         return [CallStart(self.index, name), *self.read(char)]
+
+
+def _kimi_id(name: str, number: int) -> str:
+    """The id of the ``number``-th call of a conversation, from 0. Kimi's chat template writes only
+    the ids of earlier calls and of their results, so that these have to name the function."""
+    return f"functions.{name}:{number}"
+
+
+DEEPSEEK_V3 = ToolFormat(
+    parser=partial(DelimitedParser, _DEEPSEEK_V3),
+    tag=_DEEPSEEK_V3.section,
+    inside="one MORE blank? entry_close",
+    calls={
+        # V3 and R1 write the type and a code block, V3.1 only the name.
+        "call": '"function" entry_sep "NAME\\n```json\\n" ARGUMENTS "\\n```"'
+        ' | "NAME" entry_sep ARGUMENTS'
+    },
+    more="blank? one",
+    entries={
+        **entries(
+            begin=_DEEPSEEK_V3.call,
+            sep="<｜tool▁sep｜>",
+            end="<｜tool▁call▁end｜>",
+            close=_DEEPSEEK_V3.section_end,
+        ),
+        "one": "entry_begin call entry_end",
+    },
+)
+KIMI_K2 = ToolFormat(
+    parser=partial(DelimitedParser, _KIMI_K2),
+    tag=_KIMI_K2.section,
+    inside="one MORE entry_close",
+    calls={"call": '"functions.NAME:" /[0-9]+/ entry_arguments ARGUMENTS'},
+    more="one",
+    entries={
+        **entries(
+            begin=_KIMI_K2.call,
+            arguments="<|tool_call_argument_begin|>",
+            end="<|tool_call_end|>",
+            close=_KIMI_K2.section_end,
+        ),
+        "one": "entry_begin call entry_end",
+    },
+    numbered_id=_kimi_id,
+)

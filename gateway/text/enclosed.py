@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from gateway.text.calls import Outside
 from gateway.text.pieces import Content, Piece
-from gateway.text.tools.calls import Outside
 
 
 class EnclosedCall(Protocol):

@@ -7,12 +7,16 @@ are text.
 import json
 import re
 from collections.abc import Collection, Mapping
+from functools import partial
 from typing import NamedTuple
 
+from gateway.text.calls import Names, is_declared, json_of
+from gateway.text.enclosed import EnclosedParser
 from gateway.text.pieces import CallArguments, CallStart, Piece
 from gateway.text.tags import Until
-from gateway.text.tools.calls import Names, is_declared, json_of
-from gateway.text.tools.enclosed import EnclosedParser
+from gateway.tool_formats.arguments import TaggedArguments
+from gateway.tool_formats.rules import entries
+from gateway.tool_formats.tool_format import ToolFormat
 
 _MAX_KEY_CHARS = 1024
 """A parameter whose name is longer is none: the rest of its call means nothing."""
@@ -36,7 +40,7 @@ class Tags(NamedTuple):
     """Whether a value has a line of its own."""
 
 
-QWEN3_CODER = Tags(
+_QWEN3_CODER = Tags(
     re.compile(r"\s*<function=([^<>\s]+)>\s*(?:</function>\s*)?"),
     "<parameter=",
     re.compile(r"([^<>\n]+)>"),
@@ -44,7 +48,7 @@ QWEN3_CODER = Tags(
     "</parameter>",
     is_padded=True,
 )
-GLM45 = Tags(
+_GLM45 = Tags(
     re.compile(r"\s*([\w.-]+)\s*"),
     "<arg_key>",
     re.compile(r"(.+?)</arg_key>\s*<arg_value>", re.DOTALL),
@@ -54,7 +58,7 @@ GLM45 = Tags(
 )
 
 
-def tagged_parser(tags: Tags, names: Names = None) -> EnclosedParser:
+def _tagged(tags: Tags, names: Names) -> EnclosedParser:
     return EnclosedParser(OPEN, lambda index: _TaggedCall(index, tags, names))
 
 
@@ -189,3 +193,33 @@ class _Value:
             text = text.removesuffix("\n")
         written += json.dumps(text, ensure_ascii=False)[1:-1]
         return f'{written}"' if self.is_complete else written
+
+
+GLM45 = ToolFormat(
+    parser=partial(_tagged, _GLM45),
+    tag=OPEN,
+    inside="blank? call",
+    calls={"call": '"NAME" blank? ARGUMENTS entry_end'},
+    between='"\\n"',
+    entries=entries(end=CLOSE),
+    arguments=TaggedArguments(
+        "entry_key",
+        "key_end",
+        _GLM45.value_end,
+        {
+            **entries(key=_GLM45.key, key_close="</arg_key>", value=_GLM45.value_begin),
+            "key_end": "entry_key_close blank? entry_value",
+        },
+    ),
+    has_text_parameters=True,
+)
+QWEN3_CODER = ToolFormat(
+    parser=partial(_tagged, _QWEN3_CODER),
+    tag=OPEN,
+    inside="blank? call",
+    calls={"call": '"<function=NAME>" blank? ARGUMENTS entry_function_end blank? entry_end'},
+    between='"\\n"',
+    entries=entries(function_end="</function>", end=CLOSE),
+    arguments=TaggedArguments('"<parameter="', '">"', _QWEN3_CODER.value_end),
+    has_text_parameters=True,
+)

@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from gateway.text.calls import Names, encodable, is_declared
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece
-from gateway.text.tools.calls import Names, encodable, is_declared
+from gateway.tool_formats.arguments import LiteralArguments
+from gateway.tool_formats.rules import Rules, quoted
+from gateway.tool_formats.tool_format import ToolFormat
 
 START, END = "<|python_start|>", "<|python_end|>"
 _BEGUN = re.compile(r"\[\s*([A-Za-z_][\w.]*\s*(\(.*)?)?", re.DOTALL)
@@ -113,3 +116,18 @@ def _value(node: ast.expr | None) -> Any:
                 str(_value(key)): _value(value) for key, value in zip(keys, values, strict=True)
             }
     raise ValueError("no JSON")
+
+
+_LITERALS: Rules = {
+    "string": r"""/"([^"\\\n]|\\.)*"|'([^'\\\n]|\\.)*'/""",
+    "boolean": '"True" | "False"',
+    "null": '"None"',
+    "key": "string",
+}
+FORMAT = ToolFormat(
+    parser=PythonicParser,
+    inside='"[" call MORE "]"',
+    calls={"call": '"NAME(" ARGUMENTS ")"'},
+    more="/, ?/ call",
+    arguments=LiteralArguments('"="', "/, ?/", _LITERALS, lambda text: quoted(quoted(text))),
+)

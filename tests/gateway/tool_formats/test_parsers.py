@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.text.pieces import CallArguments, CallInput, CallStart, Content, Piece, Reasoning
-from gateway.text.reasoning import THOUGHTS
-from gateway.text.tools import TOOL_PARSERS
-from gateway.text.tools.harmony import HARMONY
+from gateway.text.reasoning import HARMONY, THOUGHTS
+from gateway.tool_formats import TOOL_FORMATS
 from tests.support.gateway.rendering import context_of
 from tests.support.gateway.tool_calls import FORMS
 
@@ -555,7 +554,7 @@ fragments = st.lists(
 @given(
     text=fragments,
     cuts=st.lists(st.integers(0, 200), max_size=12),
-    parser=st.sampled_from([None, *TOOL_PARSERS]),
+    parser=st.sampled_from([None, *TOOL_FORMATS]),
     reasoning=st.sampled_from([None, *THOUGHTS]),
     is_forced=st.booleans(),
 )
@@ -575,7 +574,7 @@ def test_pieces_do_not_depend_on_how_the_text_is_cut(
 
 
 @settings(max_examples=200, deadline=None)
-@given(text=fragments, parser=st.sampled_from([name for name in TOOL_PARSERS if name != HARMONY]))
+@given(text=fragments, parser=st.sampled_from([name for name in TOOL_FORMATS if name != HARMONY]))
 @example(text="\n<|python_tag|>", parser="llama3_json")
 @example(text="[TOOL_CALLS][]", parser="mistral")
 @example(text="<tool_call><parameter=a>", parser="qwen3_coder")

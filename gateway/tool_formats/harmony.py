@@ -9,12 +9,12 @@ message to a function is a call.
 import re
 from collections.abc import Callable
 
+from gateway.text.calls import JsonValue, Names, is_declared
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from gateway.text.tags import Until
-from gateway.text.tools.calls import JsonValue, Names, is_declared
+from gateway.tool_formats.rules import Rules, entries
+from gateway.tool_formats.tool_format import ToolFormat
 
-HARMONY = "harmony"
-"""The name of the format in workers' announcements, of calls and of reasoning."""
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _HEADERS = (_START, _CHANNEL, "to=")
@@ -175,3 +175,20 @@ class HarmonyParser:
             text = f"\n{text}"
         self._is_first, self._said = False, self._kind
         pieces.append(self._kind(text))
+
+
+HARMONY_RULES: Rules = {
+    "begin": '(entry_start "assistant")?',
+    **entries(start=_START, channel=_CHANNEL, constrain="<|constrain|>", message=_MESSAGE),
+}
+"""``begin``: the start of a further message, and the other tags of a message's header."""
+FORMAT = ToolFormat(
+    parser=HarmonyParser,
+    inside="begin call",
+    calls={
+        "call": 'entry_channel "commentary to=functions.NAME" " "? entry_constrain "json" '
+        "entry_message ARGUMENTS"
+    },
+    between="entry_call",  # gpt-oss ends its answer after a call
+    entries={**HARMONY_RULES, **entries(call="<|call|>")},
+)

@@ -1,9 +1,13 @@
 """Tool calls after ``[TOOL_CALLS]``: a list of objects, or ``name[ARGS]{...}`` for newer models, of
 which some write ``[CALL_ID]`` and an id before ``[ARGS]``."""
 
+from functools import partial
+
+from gateway.text.calls import CallObject, JsonValue, Names, is_declared
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece
 from gateway.text.tags import Until
-from gateway.text.tools.calls import CallObject, JsonValue, Names, is_declared
+from gateway.tool_formats.rules import entries
+from gateway.tool_formats.tool_format import OBJECT_CALL, ToolFormat
 
 TAG, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _BETWEEN = " \t\r\n,"
@@ -166,3 +170,21 @@ class _NamedCall:
         self._value.read(char)
         self.is_complete = self._value.is_complete
         return [*pieces, CallArguments(self.index, char)]
+
+
+FORMAT = ToolFormat(
+    parser=MistralParser,
+    tag=TAG,
+    inside='"[" call MORE "]" | named',
+    calls={
+        **OBJECT_CALL,
+        # Newer models write no list.
+        "named": '"NAME" (entry_id /[A-Za-z0-9]+/)? entry_arguments? ARGUMENTS',
+    },
+    more='", " call',
+    between="",
+    entries=entries(id=CALL_ID, arguments=ARGS),
+    untagged_parser=partial(MistralParser, is_open=True),
+    has_other_tokens=True,  # those of a thought
+    num_id_chars=9,
+)

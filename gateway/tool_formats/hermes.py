@@ -1,8 +1,10 @@
 """Tool calls between ``<tool_call>`` and ``</tool_call>``, as Hermes and Qwen models write them."""
 
+from gateway.text.calls import CallObject, Names
 from gateway.text.pieces import Content, Piece
 from gateway.text.tags import Until
-from gateway.text.tools.calls import CallObject, Names
+from gateway.tool_formats.rules import entries
+from gateway.tool_formats.tool_format import OBJECT_CALL, ToolFormat
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -78,3 +80,14 @@ class HermesParser:
             is_closed = tag.endswith(CLOSE)
             self._tag, self._call = tag, None if is_closed else self._new_call()
         return rest
+
+
+FORMAT = ToolFormat(
+    parser=HermesParser,
+    tag=OPEN,
+    inside="blank? call blank? entry_end",
+    calls=OBJECT_CALL,
+    between='"\\n"',
+    entries=entries(end=CLOSE),
+    has_special_tokens=False,
+)

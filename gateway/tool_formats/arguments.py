@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from gateway.api.bodies.grammars import BLANK, Budget, Rules, json_rule, quoted, until
+from gateway.tool_formats.rules import BLANK, Budget, Rules, json_rule, quoted, until
 from shared.messages import Tool
 
 _DEFINITIONS = ("$defs", "definitions")
