@@ -1,5 +1,6 @@
 """Tiny random models on disk, and their output according to transformers."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -256,7 +257,8 @@ def write_tiny_model(
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     own = WITH_TOWERS.get(model_type) or {**SIZES, **FAMILIES.get(model_type, {})}
-    sizes = {**own, **overrides}
+    # transformers completes the dictionaries that it gets.
+    sizes = copy.deepcopy({**own, **overrides})
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **sizes)
     config._experts_implementation = "eager"  # the others compute no float64
