@@ -137,12 +137,14 @@ def serve(
 
 
 def assert_greedy(model: Any, served: Served) -> None:
-    """Every token is the token that transformers finds most likely."""
+    """Every token is the token that transformers finds most likely, or as likely as that but for
+    rounding, which differs from processor to processor."""
     num_prompts = len(PROMPTS)
     for k, prompt in enumerate(PROMPTS):
         answer = [*served.token_ids[k], *served.token_ids[k + num_prompts]]
         logits = reference_logits(model, [*prompt, *answer[:-1]])[len(prompt) - 1 :]
-        assert logits.argmax(dim=-1).tolist() == answer
+        chosen = logits.gather(1, torch.tensor(answer).unsqueeze(1)).squeeze(1)
+        torch.testing.assert_close(chosen, logits.amax(dim=-1), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", MODELS)

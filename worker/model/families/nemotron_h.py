@@ -91,7 +91,6 @@ def _part(config: Config, kind: str, norm: Norm) -> dict[str, Any]:
 
 def _state_space(config: Config, norm: Norm) -> Mamba2:
     require_silu(config, "mamba_hidden_act")
-    has_bias = config.flag("use_bias")
     return Mamba2(
         num_heads=config.size("mamba_num_heads"),
         head_dim=config.size("mamba_head_dim"),
@@ -100,8 +99,8 @@ def _state_space(config: Config, norm: Norm) -> Mamba2:
         num_taps=config.size("conv_kernel"),
         norm=norm,
         least_step=config.number("time_step_min", 0.001),
-        has_bias=has_bias,
-        has_output_bias=has_bias,
+        has_bias=config.flag("use_bias"),
+        has_output_bias=config.flag("use_bias"),
         has_convolution_bias=config.flag("use_conv_bias"),
     )
 
@@ -112,11 +111,11 @@ def _mlp(config: Config, size: str) -> Mlp:
 
 
 def _experts(config: Config) -> Experts:
-    is_latent = config.get("moe_latent_size") is not None
+    stated = config.get("moe_latent_size")
     return replace(
         glm4_moe.experts_of(config),
         expert=replace(_mlp(config, "moe_intermediate_size"), has_bias=False),
         shared=_mlp(config, "moe_shared_expert_intermediate_size"),
-        latent_size=config.size("moe_latent_size") if is_latent else None,
+        latent_size=None if stated is None else config.size("moe_latent_size"),
         has_latent_bias=config.flag("mlp_bias"),
     )
