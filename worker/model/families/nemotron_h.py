@@ -70,8 +70,7 @@ def read(config: Config) -> ModelSpec:
 
 
 def _kinds(config: Config) -> list[str]:
-    stated = config.get("layers_block_type") or config.get("hybrid_override_pattern")
-    stated = stated or ["mamba", "moe", "attention", "mlp"]
+    stated = config.get("layers_block_type") or config.get("hybrid_override_pattern", "ME*-")
     names = _LETTERS if isinstance(stated, str) else _NEW_NAMES
     kinds = [names.get(kind, kind) for kind in stated]
     if not set(kinds) <= set(_LETTERS.values()):
