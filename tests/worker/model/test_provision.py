@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from kernels.providers import load_ops
 from shared.errors import StartupError
 from worker.model.provision import can_be_native, foreign_ops, provider_on
 
@@ -47,13 +46,25 @@ def test_nobody_asks_the_native_library_where_it_is_not_wanted() -> None:
     assert not can_be_native("reference", asked)
 
 
-def test_foreign_models_get_the_native_attention_where_it_can() -> None:
-    native, reference = load_ops("native"), load_ops("reference")
-    assert foreign_ops("auto", CPU, torch.float32, head_dim=64, block_size=16) == native
-    assert foreign_ops("reference", CPU, torch.float32, head_dim=64, block_size=16) == reference
-    assert foreign_ops("auto", CPU, torch.float32, head_dim=80, block_size=48) == reference
-    assert foreign_ops("auto", CPU, torch.float32, head_dim=72, block_size=16) == reference
-    assert foreign_ops("auto", CPU, torch.float16, head_dim=64, block_size=16) == reference
+@pytest.mark.parametrize(
+    ("kernels", "dtype", "head_dim", "block_size", "expected"),
+    [
+        ("auto", torch.float32, 64, 16, "native"),
+        ("reference", torch.float32, 64, 16, "reference"),
+        ("auto", torch.float32, 80, 48, "reference"),
+        ("auto", torch.float32, 72, 16, "reference"),
+        ("auto", torch.float16, 64, 16, "reference"),
+    ],
+)
+def test_foreign_models_get_the_native_attention_where_it_can(
+    kernels: str, dtype: torch.dtype, head_dim: int, block_size: int, expected: str
+) -> None:
+    ops = foreign_ops(kernels, CPU, dtype, head_dim=head_dim, block_size=block_size)
+
+    assert ops.provider == expected
+
+
+def test_foreign_models_that_cannot_have_the_native_attention_are_refused() -> None:
     with pytest.raises(StartupError, match="blocks of 48"):
         foreign_ops("native", CPU, torch.float32, head_dim=64, block_size=48)
     with pytest.raises(StartupError, match="run on the CPU, not on cuda"):
