@@ -15,24 +15,55 @@ from worker.model.weights.recurrences.interface import LayerTensors, Recurrent
 from worker.model.weights.weight import Linear
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaNetLayer(Recurrent):
-    """A `DeltaNet`. Vectors are float32."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaRule(Recurrent):
+    """The weights that every delta rule has. Vectors are float32."""
 
-    spec: DeltaNet
     inputs: Linear
-    """Makes queries, keys and values, then gates."""
+    """Makes queries, keys and values; gates may follow."""
     rates: Linear
-    """[2 * num_heads, hidden_size]: how much of a correction is made, then how much fades."""
+    """[any, hidden_size]: how much of a correction is made, and how much fades."""
     taps: Tensor
-    """[num_taps, mixed_size], the oldest token's first."""
+    """[num_taps, size of queries, keys and values], the oldest token's first."""
     decay: Tensor
     """[num_heads]: the factor of how much fades."""
     decay_bias: Tensor
-    """[num_heads]."""
+    """[num_heads], or a number for each element of the keys."""
     norm: Tensor
     """[value_dim]."""
     output: Linear
+
+    def packed_rule(
+        self,
+        pack: Callable[[Linear], PackedWeight],
+        *,
+        eps: float,
+        num_key_heads: int,
+        key_dim: int,
+        greatest_strength: float = 1.0,
+    ) -> PackedDeltaNet:
+        """The weights for the native kernels."""
+        return PackedDeltaNet(
+            inputs=pack(self.inputs),
+            output=pack(self.output),
+            rates=pack(self.rates),
+            convolution=PackedConvolution(taps=self.taps, bias=None),
+            decay=self.decay,
+            decay_bias=self.decay_bias,
+            norm=self.norm,
+            eps=eps,
+            num_key_heads=num_key_heads,
+            key_dim=key_dim,
+            greatest_strength=greatest_strength,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNetLayer(DeltaRule):
+    """A `DeltaNet`. `rates` is [2 * num_heads, hidden_size], with the parts of corrections
+    first."""
+
+    spec: DeltaNet
 
     def mix(
         self, hidden: Tensor, states: Tensor, query_starts: Tensor, ops: Ops
@@ -65,14 +96,8 @@ class DeltaNetLayer(Recurrent):
 
     def packed(self, pack: Callable[[Linear], PackedWeight]) -> PackedRecurrence:
         """See `Recurrent.packed`."""
-        return PackedDeltaNet(
-            inputs=pack(self.inputs),
-            output=pack(self.output),
-            rates=pack(self.rates),
-            convolution=PackedConvolution(taps=self.taps, bias=None),
-            decay=self.decay,
-            decay_bias=self.decay_bias,
-            norm=self.norm,
+        return self.packed_rule(
+            pack,
             eps=self.spec.norm.eps,
             num_key_heads=self.spec.num_key_heads,
             key_dim=self.spec.key_dim,

@@ -34,7 +34,7 @@ class LayerTensors(Protocol):
     def float_linear(
         self, names: Sequence[str], shape: tuple[int, int], *, has_bias: bool = False
     ) -> Linear:
-        """A small matrix of floats, which is never packed."""
+        """A small matrix, which is expanded if the checkpoint has it packed."""
         ...
 
     def floats(self, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -8,41 +8,24 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.native.packed import PackedWeight
-from kernels.native.recurrences import (
-    PackedConvolution,
-    PackedDeltaNet,
-    PackedKimiDelta,
-    PackedRecurrence,
-)
+from kernels.native.recurrences import PackedKimiDelta, PackedRecurrence
 from kernels.providers import Ops
 from worker.model.spec import KimiDelta
-from worker.model.weights.recurrences.interface import LayerTensors, Recurrent
+from worker.model.weights.recurrences.delta_net import DeltaRule
+from worker.model.weights.recurrences.interface import LayerTensors
 from worker.model.weights.weight import Linear
 
 
-@dataclass(frozen=True, slots=True)
-class KimiDeltaLayer(Recurrent):
-    """A `KimiDelta`. Vectors are float32."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KimiDeltaLayer(DeltaRule):
+    """A `KimiDelta`. `rates` is [2 * rank + num_heads, hidden_size]: the vectors that tell how much
+    fades and that gates are made from, then how much of a correction is made."""
 
     spec: KimiDelta
-    inputs: Linear
-    """Makes queries, keys and values."""
-    rates: Linear
-    """[2 * rank + num_heads, hidden_size]: the vectors that tell how much fades and that gates are
-    made from, then how much of a correction is made."""
     fading: Linear
     """[size, rank]: how much fades."""
     gates: Linear
     """[size, rank]."""
-    taps: Tensor
-    """[num_taps, 3 * size], the oldest token's first."""
-    decay: Tensor
-    """[num_heads]: the factor of how much fades."""
-    decay_bias: Tensor
-    """[size]."""
-    norm: Tensor
-    """[head_dim]."""
-    output: Linear
 
     def mix(
         self, hidden: Tensor, states: Tensor, query_starts: Tensor, ops: Ops
@@ -77,18 +60,11 @@ class KimiDeltaLayer(Recurrent):
 
     def packed(self, pack: Callable[[Linear], PackedWeight]) -> PackedRecurrence:
         """See `Recurrent.packed`."""
-        rule = PackedDeltaNet(
-            inputs=pack(self.inputs),
-            output=pack(self.output),
-            rates=pack(self.rates),
-            convolution=PackedConvolution(taps=self.taps, bias=None),
-            decay=self.decay,
-            decay_bias=self.decay_bias,
-            norm=self.norm,
+        rule = self.packed_rule(
+            pack,
             eps=self.spec.norm.eps,
             num_key_heads=self.spec.num_heads,
             key_dim=self.spec.head_dim,
-            greatest_strength=1.0,
         )
         return PackedKimiDelta(rule=rule, fading=pack(self.fading), gates=pack(self.gates))
 
