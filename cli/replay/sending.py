@@ -80,7 +80,7 @@ def send_all(
                 stored, body = waiting.get_nowait()
                 try:
                     answers.put((stored, _answer(client, stored.endpoint, body)))
-                except Exception as error:  # noqa: BLE001 - the main thread raises it
+                except Exception as error:  # noqa: BLE001 (the main thread raises it)
                     answers.put((stored, error))
 
     for _ in range(min(num_parallel, num_left)):

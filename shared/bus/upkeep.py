@@ -7,7 +7,6 @@ declared is therefore declared again, at intervals and as soon as a message find
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from typing import Literal, TypeAlias
 
 from shared.bus.base import Bus, Exchange, Queue
 from shared.errors import AccessRefused, BusError, BusUnavailable
@@ -15,8 +14,6 @@ from shared.telemetry.metrics import PROCESS
 
 logger = logging.getLogger(__name__)
 
-Loss: TypeAlias = Literal["missing", "unbound"]
-"""An exchange or a queue was missing, or a message found no queue."""
 _INTERVAL_S = 30.0
 _MIN_PAUSE_S = 1.0
 
@@ -25,9 +22,8 @@ _losses = PROCESS.counter(
     "Losses of what the broker should have, as they were noticed: missing (an exchange or a queue "
     "did not exist) or unbound (a message found no queue where a binding should be).",
     "loss",
+    begin=("missing", "unbound"),
 )
-_losses.labels("missing")
-_losses.labels("unbound")
 
 
 def report_unbound(exchange: str, routing_key: str, **facts: object) -> None:

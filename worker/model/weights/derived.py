@@ -82,18 +82,16 @@ class DerivedSource:
         return self._made[name](self._source) if name in self._made else self._source.get(name)
 
     def check_shape(self, names: list[str], shape: tuple[int, ...]) -> None:
-        shapes = [self.shape(name) for name in names]
-        have = (sum(one[0] for one in shapes), *shapes[0][1:]) if () not in shapes else ()
-        if have != shape or any(one[1:] != shape[1:] for one in shapes):
-            raise StartupError(f"{names[0]} has shape {have}, config.json says {shape}")
+        _check_shapes(names, [self.shape(name) for name in names], shape)
 
     def read(
         self, names: list[str], shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
     ) -> Tensor:
         if not any(name in self._made for name in names):
             return self._source.read(names, shape, dtype, device)
-        self.check_shape(names, shape)
-        return torch.cat([self.get(name).to(device, dtype) for name in names])
+        parts = [self.get(name).to(device, dtype) for name in names]
+        _check_shapes(names, [tuple(part.shape) for part in parts], shape)
+        return torch.cat(parts)
 
     def matrix(
         self, stored_as: Format, names: list[str], shape: tuple[int, int], target: Target
@@ -117,6 +115,13 @@ class DerivedSource:
                 size = (others, shape[1])
                 parts.append(stored_as.read(self._source, list(run), size, target))
         return parts[0] if len(parts) == 1 else StackedWeight(tuple(parts))
+
+
+def _check_shapes(names: list[str], shapes: list[tuple[int, ...]], shape: tuple[int, ...]) -> None:
+    """Raise `StartupError` unless tensors of these shapes are [*shape] if they are stacked."""
+    have = (sum(one[0] for one in shapes), *shapes[0][1:]) if () not in shapes else ()
+    if have != shape or any(one[1:] != shape[1:] for one in shapes):
+        raise StartupError(f"{names[0]} has shape {have}, config.json says {shape}")
 
 
 Made = dict[str, Callable[[TensorSource], Tensor]]
