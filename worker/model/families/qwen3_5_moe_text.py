@@ -9,6 +9,8 @@ NAMES = Names(
     layers=LayerNames(
         expert_gate_up=("mlp.experts.gate_up_proj",), expert_down="mlp.experts.down_proj"
     ),
+    # Some checkpoints without a tower keep the names that the model has beside a tower.
+    prefixes=("model.", "model.language_model."),
     # Layers that predict several tokens at once have names of their own.
     is_within=True,
 )

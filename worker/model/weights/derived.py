@@ -308,15 +308,14 @@ def single_experts(
 def with_stored_experts(names: Names, source: TensorSource, prefix: str) -> Names:
     """The names, except that experts have the names of this layer's tensors: some checkpoints of a
     family hold all experts together, and others each expert in tensors of its own."""
-    apart = LayerNames()
-    stem = f"{prefix}{expert_name(apart.expert_down, 0)}"
-    is_apart = any(source.has(f"{stem}.{kind}") for kind in _OF_A_MATRIX)
-    if "{}" in names.layers.expert_down or not is_apart:
+    if "{}" in names.layers.expert_down:
         return names
-    layers = replace(
-        names.layers, expert_gate_up=apart.expert_gate_up, expert_down=apart.expert_down
-    )
-    return replace(names, layers=layers)
+    apart = f"{names.layers.expert_down.rpartition('.')[0]}.{{}}"
+    down = f"{apart}.down_proj"
+    if not any(source.has(f"{prefix}{down.format(0)}.{kind}") for kind in _OF_A_MATRIX):
+        return names
+    gate_up = (f"{apart}.gate_proj", f"{apart}.up_proj")
+    return replace(names, layers=replace(names.layers, expert_gate_up=gate_up, expert_down=down))
 
 
 def expert_name(stem: str, index: int) -> str:

@@ -280,6 +280,30 @@ def test_experts_are_read_as_published_and_as_transformers_saves_them(tmp_path: 
     assert_same_logits(tmp_path, model)
 
 
+def test_experts_of_gemma_4_are_read_one_by_one(tmp_path: Path) -> None:
+    """So they are published with quantized weights."""
+    model = write_tiny_model(tmp_path, "gemma4_text")
+    apart: dict[str, Tensor] = {}
+    for name, tensor in load_file(tmp_path / "model.safetensors").items():
+        before, is_expert, matrix = name.partition(".experts.")
+        if not is_expert:
+            apart[name] = tensor
+            continue
+        for index, expert in enumerate(tensor):
+            parts = {"down_proj": expert} if matrix == "down_proj" else _halves(expert)
+            apart |= {
+                f"{before}.experts.{index}.{part}.weight": half.clone()
+                for part, half in parts.items()
+            }
+    save_file(apart, tmp_path / "model.safetensors")
+
+    assert_same_logits(tmp_path, model)
+
+
+def _halves(gate_up: Tensor) -> dict[str, Tensor]:
+    return dict(zip(("gate_proj", "up_proj"), gate_up.chunk(2), strict=True))
+
+
 def test_kimi_k2_has_the_layers_of_deepseek_v3(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path, "deepseek_v3")
     rewrite_config(tmp_path, '"model_type": "deepseek_v3"', '"model_type": "kimi_k2"')
