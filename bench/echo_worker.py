@@ -64,7 +64,6 @@ def echo_model(
         max_num_seqs=worker.max_num_seqs,
         max_num_batched_tokens=worker.max_num_batched_tokens,
         batch_reserve=worker.batch_reserve,
-        prefix_cache=worker.prefix_cache,
         max_step_s=worker.max_step_ms / 1000,
         tenant_weights=worker.tenant_weights,
     )

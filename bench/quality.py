@@ -38,7 +38,8 @@ from worker.text import Tokenizer
 
 TEXT = Path(__file__).parent / "texts" / "alice.txt"
 _PACKED = get_args(QuantFormat)
-FORMATS = ("bfloat16", *_PACKED)
+_WITH_FLOAT8 = "+kv-float8"
+FORMATS = ("bfloat16", f"bfloat16{_WITH_FLOAT8}", *_PACKED)
 _CPU = torch.device("cpu")
 _BLOCK_SIZE = 16
 _CHUNK = 256
@@ -54,12 +55,16 @@ class Quality:
 
 
 def load(directory: Path, weights: str, kernels: str) -> Decoder:
-    """Load a model as a worker loads it in `bench.systems`. Raises `StartupError`."""
+    """Load a model as a worker loads it in `bench.systems`. A format that ends in ``+kv-float8``
+    has a cache of 8 bits. Raises `StartupError`."""
+    kv_dtype = "float8" if weights.endswith(_WITH_FLOAT8) else "auto"
+    weights = weights.removesuffix(_WITH_FLOAT8)
     is_packed = weights in _PACKED
     return load_decoder(
         directory,
         dtype="auto" if is_packed else weights,
         weight_format=weights if is_packed else "auto",
+        kv_dtype=kv_dtype,
         kernels=kernels,
         device=_CPU,
         num_threads=torch.get_num_threads(),

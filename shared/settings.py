@@ -50,7 +50,7 @@ NOT_AVAILABLE = frozenset(
 )
 """Options of other servers for what Warren does not do, as ``docs/migrating.md`` lists them."""
 REMOVED = {
-    "affinity": "it is always on; with prefix_cache=false at the workers it has no effect",
+    "affinity": "it is always on",
     "announce_interval_s": "it is always 2",
     "batch_lease_s": "it is always 15",
     "batch_patience_s": "it is always 60",
@@ -79,6 +79,7 @@ REMOVED = {
     "max_waiting_jobs": "it is always 256",
     "otlp_metrics_endpoint": "set otlp_endpoint, which receives metrics, too",
     "ping_interval_s": "it is always 15",
+    "prefix_cache": "it is always on",
     "reader_grace_s": "it follows from disconnect_grace_s, which workers apply, too",
     "reply_retention_s": "it is always 60",
     "response_retention_days": "set retention_days, which files have, too",
@@ -508,6 +509,12 @@ class ModelSettings(BaseSettings):
         "quantization; weights have WARREN_DTYPE. Set it to fit a larger model or to decode "
         "faster.",
     )
+    kv_dtype: Literal["auto", "float8"] = Field(
+        "auto",
+        description="Data type of the keys and values in the KV cache. auto: that of activations. "
+        "float8 takes 8 bits instead of 16, at some loss of quality, and is for the CPU. Set it "
+        "for more or longer sequences in the same memory.",
+    )
     kernels: Literal["auto", "native", "reference", "triton"] = Field(
         "auto",
         description="Kernel implementation. auto: triton on a GPU; native on the CPU if it "
@@ -563,11 +570,6 @@ class ModelSettings(BaseSettings):
         description="Weights of tenants, as `name=weight` separated by commas. While several "
         "tenants wait, one with weight 3 gets three times as many tokens as one with weight 1, "
         "the default. Set the same value on all workers of a model.",
-    )
-    prefix_cache: bool = Field(
-        True,
-        description="Reuse the KV cache of prompt prefixes that requests of one tenant share. "
-        "Turn it off to measure without reuse.",
     )
     max_step_ms: float = Field(
         200,

@@ -17,6 +17,7 @@ from shared.settings import WorkerSettings
 from worker.decode import served_model
 from worker.decode.recomputation import Comparison, Difference, recompute
 from worker.decode.served_model import ServedModel
+from worker.model.numerics import kv_dtype_of
 
 _BODIES: Mapping[str, type[GenerationBody]] = {
     kind.endpoint: kind
@@ -132,6 +133,7 @@ def load(model: str, receipt: Receipt) -> ServedModel:
         model=model,
         weight_format=stated.weight_format,
         dtype=stated.dtype or None,
+        kv_dtype=kv_dtype_of(receipt.executions[-1].numerics),
         max_num_seqs=1,
     )
     return served_model.load(loaded)

@@ -20,7 +20,7 @@ from kernels.shapes import check_shape
 SPAN = 32
 HEAD_STEP = 16
 MAX_HEAD_DIM = 576
-CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2}
 
 
 def paged_attention(
@@ -37,9 +37,9 @@ def paged_attention(
 ) -> Tensor:
     """See `kernels.reference.paged_attention`.
 
-    Caches are float32 or bfloat16; head_dim is a multiple of 16, at most 576, and block_size
-    divides 32. Computed in float32. A token's result is bit-identical whatever else is in the
-    batch.
+    Caches are float32, bfloat16 or float8_e4m3fn; head_dim is a multiple of 16, at most 576, and
+    block_size divides 32. Computed in float32. A token's result is bit-identical whatever else is
+    in the batch.
     """
     return attend(
         library(),
@@ -119,7 +119,9 @@ def cache_view(key_cache: Tensor, value_cache: Tensor) -> CacheView:
     """
     _, block_size, num_kv_heads, head_dim = key_cache.shape
     if key_cache.dtype not in CACHE_TYPES or value_cache.dtype != key_cache.dtype:
-        raise ValueError(f"a cache of {key_cache.dtype}, expected float32 or bfloat16")
+        raise ValueError(
+            f"a cache of {key_cache.dtype}, expected float32, bfloat16 or float8_e4m3fn"
+        )
     if head_dim % HEAD_STEP or head_dim > MAX_HEAD_DIM or SPAN % block_size:
         raise ValueError(f"head_dim {head_dim} with blocks of {block_size} slots is not supported")
     return CacheView(

@@ -29,10 +29,11 @@ def paged_attention(
     ``query`` is [num_tokens, num_heads, head_dim]; its rows ``query_starts[s]`` .. ``query_starts[s
     + 1] - 1`` are the last tokens of sequence s, whose whole context of ``context_lens[s]`` tokens,
     including these, is in the cache already. The caches are contiguous [num_blocks, block_size,
-    num_kv_heads, head_dim] of ``query``'s dtype; token t of sequence s is in slot t % block_size of
-    block ``block_tables[s, t // block_size]``. num_heads is a multiple of num_kv_heads, and
-    adjacent query heads share a key head. The index tensors are int32: ``block_tables`` [num_seqs,
-    max_num_blocks], ``query_starts`` [num_seqs + 1], ``context_lens`` [num_seqs].
+    num_kv_heads, head_dim] of ``query``'s dtype or of float8_e4m3fn; token t of sequence s is in
+    slot t % block_size of block ``block_tables[s, t // block_size]``. num_heads is a multiple of
+    num_kv_heads, and adjacent query heads share a key head. The index tensors are int32:
+    ``block_tables`` [num_seqs, max_num_blocks], ``query_starts`` [num_seqs + 1], ``context_lens``
+    [num_seqs].
 
     The first ``num_decodes`` sequences have one token each, no sequence has more than
     ``max_query_len``. Slots that belong to no token of the batch are never read: they may contain
@@ -43,7 +44,7 @@ def paged_attention(
     a sequence's result does not depend on what else is in the batch.
     """
     check_attention(query, key_cache, value_cache, block_tables, query_starts, context_lens)
-    cache = _PagedCache(key_cache, value_cache, block_tables)
+    cache = _PagedCache(key_cache, value_cache, block_tables, query.dtype)
     lens = context_lens.tolist()
     starts = query_starts.tolist()
     out = torch.zeros_like(query)
@@ -59,7 +60,10 @@ def paged_attention(
 class _PagedCache:
     """Gathers tokens' keys and values from their blocks."""
 
-    def __init__(self, keys: Tensor, values: Tensor, block_tables: Tensor) -> None:
+    def __init__(
+        self, keys: Tensor, values: Tensor, block_tables: Tensor, dtype: torch.dtype
+    ) -> None:
+        self._dtype = dtype
         self._keys = keys.view(-1, *keys.shape[2:])
         self._values = values.view(-1, *values.shape[2:])
         self._block_size = keys.shape[1]
@@ -74,9 +78,16 @@ class _PagedCache:
         blocks = self._block_tables[rows].gather(1, positions // self._block_size)
         slots = (blocks * self._block_size + positions % self._block_size).flatten()
         shape = (*positions.shape, *self._keys.shape[1:])
-        keys = self._keys.index_select(0, slots).view(shape)
-        values = self._values.index_select(0, slots).view(shape)
+        keys, values = (
+            self._rows(cache, slots).view(shape) for cache in (self._keys, self._values)
+        )
         return keys.transpose(1, 2), values.transpose(1, 2)
+
+    def _rows(self, cache: Tensor, slots: Tensor) -> Tensor:
+        if cache.dtype != torch.float8_e4m3fn:
+            return cache.index_select(0, slots)
+        rows = cache.view(torch.uint8).index_select(0, slots).view(cache.dtype)
+        return rows.to(self._dtype)
 
 
 def _by_padded_len(lens: list[int], spec: AttentionSpec) -> dict[int, list[int]]:

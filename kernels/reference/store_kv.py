@@ -1,8 +1,11 @@
 """Writes a step's keys and values to the paged cache."""
 
+import torch
 from torch import Tensor
 
 from kernels.shapes import check_shape
+
+FLOAT8_MAX = 448.0
 
 
 def store_kv(
@@ -11,7 +14,8 @@ def store_kv(
     """Write token t to slot ``slots[t]``, or nowhere if that is negative; no other slot changes.
 
     ``key`` and ``value`` are [num_tokens, num_kv_heads, head_dim], the caches are contiguous
-    [num_blocks, block_size, num_kv_heads, head_dim] of the same dtype. ``slots`` is [num_tokens]
+    [num_blocks, block_size, num_kv_heads, head_dim] of the same dtype, or of float8_e4m3fn, whose
+    nearest number of at most 448 is stored. ``slots`` is [num_tokens]
     int64 without duplicates except negative slots; slot s is position s % block_size of block s //
     block_size. Negative slots belong to tokens that only pad a batch to the size of a CUDA graph.
     Raises `ValueError` if shapes do not match.
@@ -22,8 +26,16 @@ def store_kv(
     is_stored = slots >= 0
     if not bool(is_stored.all()):
         slots, key, value = slots[is_stored], key[is_stored], value[is_stored]
-    key_cache.view(-1, *key.shape[1:]).index_copy_(0, slots, key)
-    value_cache.view(-1, *value.shape[1:]).index_copy_(0, slots, value)
+    for cache, rows in ((key_cache, key), (value_cache, value)):
+        to, stored = cache.view(-1, *rows.shape[1:]), rows
+        if cache.dtype == torch.float8_e4m3fn:
+            to, stored = to.view(torch.uint8), to_float8(rows).view(torch.uint8)
+        to.index_copy_(0, slots, stored)
+
+
+def to_float8(numbers: Tensor) -> Tensor:
+    """The nearest numbers of float8_e4m3fn, the largest of which is 448."""
+    return numbers.clamp(-FLOAT8_MAX, FLOAT8_MAX).to(torch.float8_e4m3fn)
 
 
 def check_store(

@@ -70,12 +70,12 @@ OF_RABBITMQ: dict[str, Any] = {
 """The part of a RabbitmqCluster's spec that the chart uses. No package has the whole definition, in
 config/crd/bases/rabbitmq.com_rabbitmqclusters.yaml of github.com/rabbitmq/cluster-operator."""
 EVERYTHING: dict[str, Any] = {
-    "settings": {"log_level": "debug", "max_body_bytes": 16 << 20, "prefix_cache": True},
+    "settings": {"log_level": "debug", "max_body_bytes": 16 << 20, "batch_invariant": True},
     "workers": {
         "small": {
             "model": "smollm2",
             "replicas": 0,
-            "settings": {"prefix_cache": False, "served_name": "small"},
+            "settings": {"batch_invariant": False, "served_name": "small"},
             "modelVolume": {"existingClaim": "models"},
         },
         "large": {
@@ -383,7 +383,7 @@ def test_a_setting_of_a_pool_wins_and_whole_numbers_stay_whole(everything: list[
     large = variables_of(find(everything, "Deployment", "warren-worker-large"))
     gateway = variables_of(find(everything, "Deployment", "warren-gateway"))
 
-    assert (small["WARREN_PREFIX_CACHE"], large["WARREN_PREFIX_CACHE"]) == ("false", "true")
+    assert (small["WARREN_BATCH_INVARIANT"], large["WARREN_BATCH_INVARIANT"]) == ("false", "true")
     assert gateway["WARREN_MAX_BODY_BYTES"] == str(16 << 20)
     assert gateway["WARREN_CORS_ORIGINS"] == "https://a.example,https://b.example"
 

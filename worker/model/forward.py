@@ -100,8 +100,13 @@ class Decoder(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The data type of weights, activations and cache."""
+        """The data type of weights and activations."""
         ...
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """The data type of keys and values: by default that of activations."""
+        return self.dtype
 
     @property
     def device(self) -> torch.device: ...

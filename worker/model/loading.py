@@ -53,6 +53,7 @@ def load_runner(
     *,
     dtype: str = "auto",
     weight_format: str = "auto",
+    kv_dtype: str = "auto",
     kernels: str = "auto",
     is_batch_invariant: bool = False,
     device: str = "auto",
@@ -61,7 +62,8 @@ def load_runner(
     """Load config.json and safetensors from ``directory`` and allocate the KV cache.
 
     ``dtype`` is auto (that of the checkpoint), float32, bfloat16 or float16; ``weight_format`` is
-    auto (not quantized), q8_0, q4_0 or q4_1; ``kernels`` is auto (triton on a GPU; native on the
+    auto (not quantized), q8_0, q4_0 or q4_1; ``kv_dtype`` is auto (that of activations) or, on the
+    CPU, float8; ``kernels`` is auto (triton on a GPU; native on the
     CPU if it supports the model), triton, native or reference; ``device`` is auto, cpu, cuda or
     cuda:N. With ``is_batch_invariant`` a token's result on a GPU does not depend on the rest of its
     step, which always holds for the CPU kernels. No code of the checkpoint is executed. Raises
@@ -84,6 +86,7 @@ def load_runner(
         directory,
         dtype=dtype,
         weight_format=weight_format,
+        kv_dtype=kv_dtype,
         kernels=kernels,
         is_batch_invariant=is_batch_invariant,
         device=chosen,
@@ -126,6 +129,7 @@ def load_decoder(
     *,
     dtype: str = "auto",
     weight_format: str = "auto",
+    kv_dtype: str = "auto",
     kernels: str = "auto",
     is_batch_invariant: bool = False,
     device: torch.device,
@@ -139,6 +143,7 @@ def load_decoder(
     """
     config = read_json_config(directory)
     packed = _quant_format(weight_format)
+    cache_dtype = _cache_dtype(kv_dtype, device)
     source = open_source(directory, packed)
     served, stored_as = _formats(config, source, device, dtype, packed)
     room = weight_room(
@@ -146,13 +151,14 @@ def load_decoder(
     )
     with room_for_weights(room, device):
         if (spec := spec_of(config)) is not None:
-            limits.check(spec, served, provider_on(device, kernels))
+            limits.check(spec, cache_dtype or served, provider_on(device, kernels))
             return _native_decoder(
                 spec,
                 source,
                 _Compute(kernels, is_batch_invariant, device, num_threads),
                 stored_as,
                 served,
+                cache_dtype,
                 limits.longest(spec.max_seq_len),
             )
         _refuse_foreign(directory.name, config, source, packed)
@@ -170,7 +176,8 @@ def load_decoder(
             directory,
             dtype=served,
             device=device,
-            ops=lambda shape: choose(shape.dtype, head_dim=shape.head_dim),
+            ops=lambda shape: choose(cache_dtype or shape.dtype, head_dim=shape.head_dim),
+            cache_dtype=cache_dtype,
         )
 
 
@@ -319,6 +326,7 @@ def _native_decoder(
     compute: _Compute,
     stored_as: Format,
     dtype: torch.dtype,
+    cache_dtype: torch.dtype | None,
     max_seq_len: int,
 ) -> Decoder:
     """A decoder of a native family."""
@@ -335,12 +343,17 @@ def _native_decoder(
     )
     if is_fused:
         return fused.FusedDecoder(
-            spec, weights, max_seq_len, dtype=dtype, num_threads=compute.num_threads
+            spec,
+            weights,
+            max_seq_len,
+            dtype=dtype,
+            num_threads=compute.num_threads,
+            cache_dtype=cache_dtype,
         )
     ops = load_ops(provider, is_batch_invariant=compute.is_batch_invariant)
     if provider == "triton" and not has_own_kernels(spec):
         logger.warning("some operations of this model have no GPU kernel: steps are slow")
-    return StackDecoder(spec, read_weights(weights), ops, max_seq_len)
+    return StackDecoder(spec, read_weights(weights), ops, max_seq_len, cache_dtype)
 
 
 def fingerprint(directory: Path, weight_format: str = "auto") -> str:
@@ -411,6 +424,17 @@ def _quant_format(name: str) -> QuantFormat | None:
     if name != "auto" and name not in known:
         raise StartupError(f"weight_format {name!r} is not one of auto, {', '.join(known)}")
     return next((one for one in known if one == name), None)
+
+
+def _cache_dtype(name: str, device: torch.device) -> torch.dtype | None:
+    """The type of keys and values; None: that of activations."""
+    if name == "auto":
+        return None
+    if name != "float8":
+        raise StartupError(f"kv_dtype {name!r} is not one of auto, float8")
+    if device.type != "cpu":
+        raise StartupError(f"kv_dtype float8 is for the CPU, not for {device.type}: use auto")
+    return torch.float8_e4m3fn
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -13,6 +13,13 @@ _LIMIT = "ATEN_CPU_CAPABILITY"
 _VARIABLES = ("MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 """The libraries of PyTorch read these variables when they are loaded, and not PyTorch's own."""
 _AVX2 = "avx2"
+_FLOAT8_CACHE = "kv-float8"
+"""The part of the name of arithmetic whose keys and values are rounded to 8 bits."""
+
+
+def kv_dtype_of(numerics: str) -> str:
+    """The setting ``kv_dtype`` of a worker with numerics of this name."""
+    return "float8" if _FLOAT8_CACHE in numerics.split() else "auto"
 
 
 def limit_cpu_isa() -> None:
@@ -33,6 +40,8 @@ def numerics_of(decoder: "Decoder", *, is_batch_invariant: bool) -> str:
     import torch
 
     parts = [decoder.traits.numerics, str(decoder.dtype).removeprefix("torch.")]
+    if decoder.cache_dtype != decoder.dtype:
+        parts.append(_FLOAT8_CACHE)
     if decoder.device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(decoder.device)
         mode = ["batch-invariant"] if is_batch_invariant else []

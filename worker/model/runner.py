@@ -125,6 +125,7 @@ class TorchRunner:
         facts: dict[str, str | int] = {
             "device": str(self._decoder.device),
             "dtype": str(self._decoder.dtype).removeprefix("torch."),
+            "kv_dtype": str(self._decoder.cache_dtype).removeprefix("torch."),
             "kv_cache_bytes": self._kv_cache.num_bytes,
         }
         if num_growing:

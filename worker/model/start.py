@@ -46,7 +46,8 @@ class RunnerLimits:
         return longest
 
     def check(self, spec: ModelSpec, dtype: torch.dtype, provider: Provider) -> None:
-        """Check the limits against the configuration of a model, before its weights are read.
+        """Check the limits against the configuration of a model whose keys and values have this
+        ``dtype``, before its weights are read.
 
         Raises `StartupError` if the model supports a shorter context, or if ``kv_cache_bytes`` are
         too few.
@@ -98,7 +99,7 @@ def start_runner(
     longest = limits.longest(decoder.max_seq_len)
     graph_sizes = ladder(limits.max_num_seqs) if has_graphs else []
     layout = decoder.cache_layout(limits.block_size)
-    block = _block_shape(decoder, layout, limits.block_size, decoder.dtype)
+    block = _block_shape(decoder, layout, limits.block_size, decoder.cache_dtype)
     kv_cache = _kv_cache(decoder, ops, block, layout, limits, longest, graph_sizes)
     cache = limits.divide(kv_cache.num_blocks, layout)
     limits.require_room(longest, block, cache)
@@ -125,7 +126,7 @@ def whole_cache(decoder: Decoder, block_size: int, num_blocks: int) -> KVCache:
     if layout.state is not None:
         raise StartupError("the model keeps recurrent states, which only an engine's cache holds")
     layout = replace(one_group(decoder.num_layers), has_values=layout.has_values)
-    block = _block_shape(decoder, layout, block_size, decoder.dtype)
+    block = _block_shape(decoder, layout, block_size, decoder.cache_dtype)
     return KVCache.allocate(block, num_blocks, decoder.device, layout)
 
 

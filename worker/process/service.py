@@ -271,10 +271,9 @@ class Worker:
         """Declare the queues that not all workers of the model consume; returns their
         consumers."""
         own: list[tuple[Lane, JobConsumer, str]] = [
-            ("resumed", self._resumed, "jobs with equal numerics not preferred")
+            ("resumed", self._resumed, "jobs with equal numerics not preferred"),
+            ("near", self._near, "jobs with cached prefixes not preferred"),
         ]
-        if self._settings.prefix_cache:
-            own.append(("near", self._near, "jobs with cached prefixes not preferred"))
         declared = []
         for lane, consumer, missed in own:
             try:
@@ -356,7 +355,6 @@ class Worker:
             "version": VERSION,
             **self._model.facts,
             **self._limits(),
-            "prefix_cache": self._settings.prefix_cache,
             "batch_reserve": self._settings.batch_reserve,
         }
 

@@ -280,8 +280,10 @@ inline void attention(Team& team, const Cache& cache, const Batch& batch, const 
         const HeadRange range{kv_head, kv_head * group + group * part / parts, kv_head * group + group * (part + 1) / parts};
         if (cache.type == kCacheFloat32)
             attend_tile<float>(cache, batch, heads, task, range);
-        else
+        else if (cache.type == kCacheBfloat16)
             attend_tile<uint16_t>(cache, batch, heads, task, range);
+        else
+            attend_tile<Float8>(cache, batch, heads, task, range);
     });
 }
 

@@ -7,7 +7,7 @@
 
 namespace warren {
 
-enum CacheType : int32_t { kCacheFloat32 = 0, kCacheBfloat16 = 1 };
+enum CacheType : int32_t { kCacheFloat32 = 0, kCacheBfloat16 = 1, kCacheFloat8 = 2 };
 
 struct Cache {
     uint8_t* keys;  // [num_blocks, block_size, num_kv_heads, head_dim], like the values
@@ -17,7 +17,7 @@ struct Cache {
     int32_t num_kv_heads;
     int32_t head_dim;  // a multiple of 16
 
-    int64_t element_bytes() const { return type == kCacheFloat32 ? 4 : 2; }
+    int64_t element_bytes() const { return type == kCacheFloat32 ? 4 : type == kCacheBfloat16 ? 2 : 1; }
     int64_t slot_bytes() const { return element_bytes() * num_kv_heads * head_dim; }
 };
 
@@ -27,6 +27,7 @@ constexpr int kMaxHeadDim = 576;
 
 inline Floats load_element(const float* from) { return load(from); }
 inline Floats load_element(const uint16_t* from) { return from_bf16(from); }
+inline Floats load_element(const Float8* from) { return from_float8(from); }
 // Four elements of each of two rows.
 inline __m256 load_fours(const float* low, const float* high) {
     return _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high), 1);
@@ -34,6 +35,10 @@ inline __m256 load_fours(const float* low, const float* high) {
 inline __m256 load_fours(const uint16_t* low, const uint16_t* high) {
     const __m128i both = _mm_set_epi64x(load<int64_t>(high), load<int64_t>(low));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(both), 16));
+}
+inline __m256 load_fours(const Float8* low, const Float8* high) {
+    const __m128i both = _mm_set_epi32(0, 0, load<int32_t>(high), load<int32_t>(low));
+    return eight_of_float8(_mm_cvtepu8_epi16(both));
 }
 
 // The location of the tokens begin .. begin + 31 for one key head; begin is a multiple of 32. Only begin + low .. begin

@@ -98,8 +98,10 @@ inline void store_head(const Cache& cache, uint8_t* layer, int64_t slot, int hea
     uint8_t* to = layer + slot * cache.slot_bytes() + head * cache.head_dim * cache.element_bytes();
     if (cache.type == kCacheFloat32) {
         std::memcpy(to, from, size_t(cache.head_dim) * 4);
-    } else {
+    } else if (cache.type == kCacheBfloat16) {
         for (int i = 0; i < cache.head_dim; i++) reinterpret_cast<uint16_t*>(to)[i] = to_bf16(from[i]);
+    } else {
+        for (int i = 0; i < cache.head_dim; i++) reinterpret_cast<Float8*>(to)[i] = to_float8(from[i]);
     }
 }
 

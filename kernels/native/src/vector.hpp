@@ -8,6 +8,7 @@
 
 #include <immintrin.h>
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -114,6 +115,40 @@ inline Floats from_half(const uint16_t* from) {
     Floats result;
     for (int i = 0; i < kLanes; i += 8) {
         const __m256 eight = _mm256_cvtph_ps(load<__m128i>(from + i));
+        std::memcpy(reinterpret_cast<char*>(&result) + i * 4, &eight, sizeof eight);
+    }
+    return result;
+}
+
+// A number in 8 bits: a sign, 4 bits of exponent and 3 of fraction, without infinities (Micikevicius et al.,
+// arXiv:2209.05433, E4M3).
+struct Float8 {
+    uint8_t bits;
+};
+
+// The nearest number, at most 448 in size.
+inline Float8 to_float8(float value) {
+    const uint32_t word = load<uint32_t>(&value), size = word & 0x7fffffffu;
+    const uint8_t sign = word >> 24 & 0x80;
+    if (size > 0x7f800000u) return {uint8_t(sign | 0x7f)};
+    if (size >= 0x43e00000u) return {uint8_t(sign | 0x7e)};
+    if (size < 0x3c800000u) return {uint8_t(sign | uint8_t(std::lrintf(std::fabs(value) * 512)))};
+    return {uint8_t(sign | uint8_t(((size + 0x7ffffu + (size >> 20 & 1)) >> 20) - (120 << 3)))};
+}
+
+// Eight numbers in lanes of 16 bits. With their bits at the bits of half precision they are too small by a factor of 256.
+inline __m256 eight_of_float8(__m128i lanes) {
+    const __m128i size = _mm_and_si128(lanes, _mm_set1_epi16(0x7f));
+    const __m128i sign = _mm_slli_epi16(_mm_and_si128(lanes, _mm_set1_epi16(0x80)), 8);
+    const __m128i nan = _mm_cmpeq_epi16(size, _mm_set1_epi16(0x7f));
+    const __m128i half = _mm_or_si128(_mm_slli_epi16(size, 7), _mm_and_si128(nan, _mm_set1_epi16(0x7fff)));
+    return _mm256_mul_ps(_mm256_cvtph_ps(_mm_or_si128(half, sign)), _mm256_set1_ps(256));
+}
+
+inline Floats from_float8(const Float8* from) {
+    Floats result;
+    for (int i = 0; i < kLanes; i += 8) {
+        const __m256 eight = eight_of_float8(_mm_cvtepu8_epi16(_mm_cvtsi64_si128(load<int64_t>(from + i))));
         std::memcpy(reinterpret_cast<char*>(&result) + i * 4, &eight, sizeof eight);
     }
     return result;

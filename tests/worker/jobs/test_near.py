@@ -172,19 +172,6 @@ async def test_a_job_for_a_worker_that_drains_is_answered_by_another_one() -> No
     assert target.worker not in workers_of(log)
 
 
-async def test_a_worker_without_a_prefix_cache_takes_none() -> None:
-    broker = MemoryBroker()
-    async with (
-        MemoryBus(broker) as bus,
-        announcements(bus) as heard,
-        echo_worker(broker, prefix_cache=False),
-    ):
-        announcement = await announced(heard, takes_near_jobs=False)
-        queue = topology.near_queue("echo", announcement.worker)
-
-        assert await bus.inspect(queue.name) is None
-
-
 async def test_an_undecodable_job_is_dead_lettered() -> None:
     broker = MemoryBroker()
     async with MemoryBus(broker) as bus, announcements(bus) as heard, echo_worker(broker):

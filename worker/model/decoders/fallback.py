@@ -34,6 +34,7 @@ def load(
     dtype: torch.dtype,
     device: torch.device,
     ops: Callable[[AttentionShape], Ops],
+    cache_dtype: torch.dtype | None = None,
 ) -> "ForeignDecoder":
     """Load a causal LM from safetensors; no code of the checkpoint is executed.
 
@@ -41,7 +42,7 @@ def load(
     weights are missing or the model needs a kind of attention that we do not support.
     """
     model = _model_of(directory, _config_of(directory), dtype=dtype)
-    return ForeignDecoder(model.to(device).eval(), ops)
+    return ForeignDecoder(model.to(device).eval(), ops, cache_dtype)
 
 
 def rehearse(directory: Path, *, reads_weights: bool) -> None:
@@ -99,7 +100,13 @@ def _model_of(directory: Path, config: Any, **how: Any) -> Any:
 class ForeignDecoder(Decoder):
     """A `Decoder` around a transformers model. Raises `StartupError` if the probe fails."""
 
-    def __init__(self, model: Any, ops: Callable[[AttentionShape], Ops]) -> None:
+    def __init__(
+        self,
+        model: Any,
+        ops: Callable[[AttentionShape], Ops],
+        cache_dtype: torch.dtype | None = None,
+    ) -> None:
+        self._cache_dtype = cache_dtype
         self._model = model
         self._shape = probe.examine(model)
         self._ops = ops(self._shape)
@@ -136,6 +143,11 @@ class ForeignDecoder(Decoder):
     @property
     def dtype(self) -> torch.dtype:
         return self._shape.dtype
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """See `Decoder.cache_dtype`."""
+        return self._cache_dtype or self.dtype
 
     @property
     def device(self) -> torch.device:

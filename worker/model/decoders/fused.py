@@ -78,12 +78,14 @@ class FusedDecoder(SpecDecoder):
         *,
         dtype: torch.dtype,
         num_threads: int,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         """Pack the weights as they are read, so that at most one layer is in memory twice.
 
-        ``dtype`` is the cache's: float32 or bfloat16. Raises `StartupError` as `WeightReader` does.
+        ``dtype`` is float32 or bfloat16, and the cache's by default; ``cache_dtype`` may be
+        float8_e4m3fn, too. Raises `StartupError` as `WeightReader` does.
         """
-        super().__init__(spec, max_seq_len)
+        super().__init__(spec, max_seq_len, cache_dtype)
         self._dtype = dtype
         self._numerics = weights.numerics
         tables = PositionTables(max_seq_len, self.device)

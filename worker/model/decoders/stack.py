@@ -43,10 +43,12 @@ _TRITON_HEAD_DIM = 256
 class SpecDecoder(Decoder):
     """The sizes that decoders take from their spec."""
 
-    def __init__(self, spec: ModelSpec, max_seq_len: int) -> None:
-        """``max_seq_len`` is the maximum context length that will be used."""
+    def __init__(self, spec: ModelSpec, max_seq_len: int, cache_dtype: torch.dtype | None) -> None:
+        """``max_seq_len`` is the maximum context length that will be used; ``cache_dtype`` the type
+        of keys and values, by default that of activations."""
         self._spec = spec
         self._max_seq_len = max_seq_len
+        self._cache_dtype = cache_dtype
 
     @property
     def num_layers(self) -> int:
@@ -62,7 +64,9 @@ class SpecDecoder(Decoder):
 
     def cache_layout(self, block_size: int) -> CacheLayout:
         """See `Decoder.cache_layout`."""
-        return layout_of_spec(self._spec, self._max_seq_len, self.provider, block_size, self.dtype)
+        return layout_of_spec(
+            self._spec, self._max_seq_len, self.provider, block_size, self.cache_dtype
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -71,6 +75,11 @@ class SpecDecoder(Decoder):
     @property
     def max_seq_len(self) -> int:
         return self._max_seq_len
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        """See `Decoder.cache_dtype`."""
+        return self._cache_dtype or self.dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +128,15 @@ class StackDecoder(SpecDecoder):
     """A `Decoder` of any spec. Families differ only in their specs and weights."""
 
     def __init__(
-        self, spec: ModelSpec, weights: DecoderWeights, ops: Ops, max_seq_len: int
+        self,
+        spec: ModelSpec,
+        weights: DecoderWeights,
+        ops: Ops,
+        max_seq_len: int,
+        cache_dtype: torch.dtype | None = None,
     ) -> None:
         """Raises `StartupError` if the rotary scaling is not supported."""
-        super().__init__(spec, max_seq_len)
+        super().__init__(spec, max_seq_len, cache_dtype)
         self._weights = weights
         self._dtype = weights.dtype
         self._embedding = weights.embedding.dense(self._dtype)

@@ -59,7 +59,7 @@ def stepwise_logits(decoder: Decoder, steps: Sequence[tuple[int, ...]]) -> list[
     shape = (layout.num_places, 10, BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim)
     if layout.state is not None:
         shape = (shape[0], 10 + 4 * layout.state.num_blocks, *shape[2:])
-    keys, values = (poisoned(*shape, dtype=decoder.dtype) for _ in range(2))
+    keys, values = (poisoned(*shape, dtype=decoder.cache_dtype) for _ in range(2))
     cache = KVCache(keys, values, layout)
     computed: list[list[Tensor]] = [[] for _ in PROMPTS]
     for step in steps:
