@@ -28,15 +28,29 @@ def repack_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> tuple[Tensor,
     not match or the number of inputs is not a multiple of 128.
     """
     check_stored(qweight, qzeros, scales)
-    outputs = scales.shape[1]
     _check_groups(qweight.shape[0], scales.shape[0])
+    return pack_awq(unpack_awq(qweight)), scales, unpack_awq(qzeros)
+
+
+def pack_awq(codes: Tensor) -> Tensor:
+    """The words of codes below 16, [inputs, outputs] uint8: [inputs / 128, outputs, 16] int32."""
+    outputs = codes.shape[1]
     # Inputs as [chunks, b, j, t, s].
-    chunks = unpack_awq(qweight).view(-1, 4, 4, 4, 2, outputs)
-    words = torch.zeros(chunks.shape[0], outputs, 4, 4, dtype=torch.int32, device=qweight.device)
+    chunks = codes.view(-1, 4, 4, 4, 2, outputs)
+    words = torch.zeros(chunks.shape[0], outputs, 4, 4, dtype=torch.int32, device=codes.device)
     for place in range(NIBBLES):
         nibbles = chunks[:, :, place % 4, :, place // 4]
         words |= nibbles.permute(0, 3, 2, 1).int() << 4 * place
-    return words.flatten(2), scales, unpack_awq(qzeros)
+    return words.flatten(2)
+
+
+def can_be_packed(inputs: int, num_groups: int) -> bool:
+    """Whether a matrix with so many inputs in so many groups has a layout of words."""
+    try:
+        _check_groups(inputs, num_groups)
+    except ValueError:
+        return False
+    return True
 
 
 def check_stored(qweight: Tensor, qzeros: Tensor, scales: Tensor) -> None:

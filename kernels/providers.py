@@ -28,6 +28,7 @@ from kernels.reference.projection import projection
 from kernels.reference.rank_logits import rank_logits
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.rope_store_kv import rope_store_kv
+from kernels.reference.scaled_linear import scaled_linear
 from kernels.reference.selective_scan import selective_scan
 from kernels.reference.short_convolution import short_convolution
 from kernels.reference.silu_mul import silu_mul
@@ -57,6 +58,7 @@ class Ops:
     choose_experts = staticmethod(choose_experts)
     projection = staticmethod(projection)
     awq_linear = staticmethod(awq_linear)
+    scaled_linear = staticmethod(scaled_linear)
     logits = staticmethod(logits)
     adjust_logits = staticmethod(adjust_logits)
     mask_logits = staticmethod(mask_logits)

@@ -12,7 +12,7 @@ from kernels.providers import Ops
 from worker.model.decoders.stack import StackDecoder
 from worker.model.runner import TorchRunner
 from worker.model.start import RunnerLimits, start_runner
-from worker.model.weights.formats.awq import AwqWeight
+from worker.model.weights.formats.device_weights import AwqWeight
 from worker.model.weights.layers import (
     AttentionWeights,
     DecoderWeights,

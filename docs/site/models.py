@@ -15,6 +15,7 @@ from worker.checkpoints.catalogue import MODELS
 from worker.model.families import FAMILIES
 from worker.model.provision import provider_on
 from worker.model.weights.formats.blocks import Gguf
+from worker.model.weights.formats.device_weights import DEVICE_BLOCKS
 from worker.model.weights.formats.interface import Format
 from worker.model.weights.formats.registry import FORMATS
 
@@ -69,7 +70,7 @@ def formats() -> str:
             f"`{variable('weight_format')}={name}`",
             f"{BLOCKS[name].bytes_per_weight:.2f}",
             f"{_NATIVE}; {_REFUSED}",
-            _EXPANDED,
+            gpu if name in DEVICE_BLOCKS else _EXPANDED,
         ]
         for name in quantized
     ]
@@ -89,19 +90,23 @@ def formats() -> str:
 
 def blocks() -> str:
     """The formats of GGUF files."""
+    gpu = _KERNELS[provider_on(_GPU, "auto")]
     rows = [
-        [name.upper(), f"{size.bytes_per_weight:.2f}", _in_blocks(name)]
+        [
+            name.upper(),
+            f"{size.bytes_per_weight:.2f}",
+            _NATIVE if name in PACKED_BLOCKS else _EXPANDED,
+            gpu if name in DEVICE_BLOCKS else _EXPANDED,
+        ]
         for name, size in BLOCKS.items()
     ]
-    return _table(["Type", "Bytes per weight", "CPU"], rows)
-
-
-def _in_blocks(name: str) -> str:
-    return _NATIVE if name in PACKED_BLOCKS else _EXPANDED
+    return _table(["Type", "Bytes per weight", "CPU", "GPU"], rows)
 
 
 def _packed(kind: type[Format], provider: Provider, kernels: str) -> str:
     others = "converted for transformers" if kind is Gguf else _REFUSED
+    if kind is Gguf and provider == "triton":
+        return f"see below; {others}"
     return f"{kernels if provider in kind.packed_for else _EXPANDED}; {others}"
 
 

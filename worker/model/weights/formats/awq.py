@@ -2,23 +2,14 @@
 inputs (Lin et al., arXiv:2306.00978)."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from kernels.awq_layout import (
-    CHUNK_INPUTS,
-    NIBBLES,
-    check_stored,
-    dequantize_awq,
-    repack_awq,
-    unpack_awq,
-)
-from kernels.native.packed import Rows
-from kernels.providers import Ops, Provider
+from kernels.awq_layout import NIBBLES, check_stored, repack_awq, unpack_awq
+from kernels.providers import Provider
 from kernels.quantized import BLOCKS
 from shared.errors import StartupError
 from worker.model.weights.formats.blocks import BlockWeight
@@ -32,6 +23,7 @@ from worker.model.weights.formats.coded import (
     method_of,
 )
 from worker.model.weights.formats.dense import Dense
+from worker.model.weights.formats.device_weights import AwqWeight
 from worker.model.weights.formats.interface import Format, Target
 from worker.model.weights.sources import TensorSource
 from worker.model.weights.weight import Weight
@@ -39,47 +31,6 @@ from worker.model.weights.weight import Weight
 LAYOUT: Mapping[str, Any] = {"bits": 4, "version": "gemm", "zero_point": True}
 """The only layout that is supported."""
 _BLOCKS = INTEGER_BLOCKS[4, True]
-
-
-@dataclass(frozen=True, slots=True)
-class AwqWeight:
-    """A `Weight` in the layout of `kernels.reference.awq_linear`."""
-
-    providers: ClassVar[frozenset[Provider]] = frozenset({"triton"})
-    qweight: Tensor
-    scales: Tensor
-    zeros: Tensor
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.qweight.shape[1], self.qweight.shape[0] * CHUNK_INPUTS
-
-    @property
-    def num_bytes(self) -> int:
-        return self.qweight.nbytes + self.scales.nbytes + self.zeros.nbytes
-
-    @property
-    def group_size(self) -> int:
-        """The number of inputs that share a scale and a zero point."""
-        return self.qweight.shape[0] * CHUNK_INPUTS // self.scales.shape[0]
-
-    def linear(self, hidden: Tensor, bias: Tensor | None, ops: Ops) -> Tensor:
-        return ops.awq_linear(
-            hidden, self.qweight, self.scales, self.zeros, bias, group_size=self.group_size
-        )
-
-    def rows(self, ids: Tensor) -> Tensor:
-        return self.dense(torch.float32)[ids]
-
-    def selected(self, ids: Tensor) -> "AwqWeight":
-        return AwqWeight(self.qweight[:, ids], self.scales[:, ids], self.zeros[:, ids])
-
-    def dense(self, dtype: torch.dtype) -> Tensor:
-        transposed = dequantize_awq(self.qweight, self.scales, self.zeros)
-        return transposed.to(dtype).t().contiguous()
-
-    def native_rows(self) -> Sequence[Rows]:
-        raise NotImplementedError
 
 
 class Awq(Format):

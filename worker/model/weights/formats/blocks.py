@@ -13,6 +13,12 @@ from kernels.native.packed import PACKED_BLOCKS, Rows, can_be_stacked
 from kernels.providers import Ops, Provider
 from kernels.quantized import BLOCKS, QuantFormat, QuantizedWeight, dequantize, quantize
 from shared.errors import StartupError
+from worker.model.weights.formats.device_weights import (
+    DEVICE_BLOCKS,
+    codes_of,
+    joined,
+    on_device,
+)
 from worker.model.weights.formats.interface import Format, Target
 from worker.model.weights.sources import TensorSource
 from worker.model.weights.weight import DenseWeight, StackedWeight, Weight
@@ -76,6 +82,8 @@ class Gguf(Format):
         self, source: TensorSource, names: list[str], shape: tuple[int, int], target: Target
     ) -> Weight:
         source.check_shape(names, shape)
+        if target.provider == "triton" and (kept := _on_device(source, names, target)) is not None:
+            return kept
         parts = [_stored(source, name, target) for name in names]
         if len(parts) == 1:
             return parts[0]
@@ -88,6 +96,8 @@ class Gguf(Format):
         def bytes_per_weight(kind: str) -> float:
             if target.provider == "native" and kind in PACKED_BLOCKS:
                 return BLOCKS[kind].bytes_per_weight
+            if target.provider == "triton" and kind in DEVICE_BLOCKS:
+                return DEVICE_BLOCKS[kind]
             return torch.float16.itemsize if _stays(kind, target) else target.dtype.itemsize
 
         return math.ceil(
@@ -130,9 +140,10 @@ class Quantized(Format):
         return self._read(source, [name], shape, target, _TABLE_FORMAT)
 
     def num_bytes(self, source: TensorSource, target: Target) -> int:
-        size = BLOCKS[self._format].bytes_per_weight
-        if target.provider != "native":
-            size = target.dtype.itemsize
+        size = {
+            "native": BLOCKS[self._format].bytes_per_weight,
+            "triton": DEVICE_BLOCKS.get(self._format, target.dtype.itemsize),
+        }.get(target.provider, target.dtype.itemsize)
         return math.ceil(sum(math.prod(source.shape(name)) for name in source.names) * size)
 
     def _read(
@@ -153,7 +164,19 @@ class Quantized(Format):
             )
         source.check_shape(names, shape)
         parts = [_quantized(source, name, quant_format).blocks for name in names]
-        return BlockWeight(QuantizedWeight(quant_format, torch.cat(parts).to(target.device)))
+        packed = QuantizedWeight(quant_format, torch.cat(parts).to(target.device))
+        codes = codes_of(packed) if target.provider == "triton" else None
+        return (None if codes is None else on_device(codes)) or BlockWeight(packed)
+
+
+def _on_device(source: TensorSource, names: list[str], target: Target) -> Weight | None:
+    """Matrices in blocks that a GPU multiplies, as a single one; None if there are others."""
+    if any(source.kind(name) not in DEVICE_BLOCKS for name in names):
+        return None
+    stored = (QuantizedWeight(source.kind(name), source.get(name)) for name in names)
+    parts = [codes_of(QuantizedWeight(one.format, one.blocks.to(target.device))) for one in stored]
+    codes = joined([part for part in parts if part is not None])
+    return None if codes is None else on_device(codes)
 
 
 def _stored(source: TensorSource, name: str, target: Target) -> Weight:

@@ -16,6 +16,7 @@ from kernels.quantized import BLOCKS, INTEGERS, QuantizedWeight, pack_integers
 from shared.errors import StartupError
 from worker.model.weights.formats.blocks import BlockWeight
 from worker.model.weights.formats.dense import Dense
+from worker.model.weights.formats.device_weights import Codes, joined, on_device
 from worker.model.weights.formats.interface import Format, Target
 from worker.model.weights.sources import TensorSource
 from worker.model.weights.weight import DenseWeight, StackedWeight, Weight
@@ -72,6 +73,17 @@ class CodedMatrices(Format):
         shapes tell; None if there are none."""
 
     @abstractmethod
+    def codes(self, source: TensorSource, stem: str, target: Target) -> Codes | None:
+        """The codes of a matrix that a GPU may multiply as they are; None if there are none.
+
+        Raises `StartupError` as `coded` does.
+        """
+
+    @abstractmethod
+    def device_bytes(self, source: TensorSource, stem: str) -> float | None:
+        """The memory on a GPU for a weight of a coded matrix; None if the matrix is expanded."""
+
+    @abstractmethod
     def stem(self, name: str) -> str | None:
         """The name of the matrix that a tensor belongs to, without ``weight``."""
 
@@ -91,7 +103,12 @@ class CodedMatrices(Format):
     ) -> Weight:
         if not any(self.is_coded(source, name.removesuffix("weight")) for name in names):
             return Dense().read(source, names, shape, target)
-        parts = [self._part(source, name, target) for name in names]
+        on_device = self._on_device(source, names, target)
+        parts = (
+            [self._part(source, name, target) for name in names]
+            if on_device is None
+            else [on_device]
+        )
         have = (sum(part.shape[0] for part in parts), parts[0].shape[1])
         if have != shape or any(part.shape[1] != shape[1] for part in parts):
             raise StartupError(f"{names[0]} has shape {have}, config.json says {shape}")
@@ -108,10 +125,26 @@ class CodedMatrices(Format):
             else:
                 stems.add(stem)
         for stem in stems:
-            kept = self.block_format(source, stem) if target.provider == "native" else None
-            size = target.dtype.itemsize if kept is None else BLOCKS[kept].bytes_per_weight
+            size = self._bytes_per_weight(source, stem, target) or target.dtype.itemsize
             num_bytes += math.prod(self.shape(source, stem)) * size
         return math.ceil(num_bytes)
+
+    def _bytes_per_weight(self, source: TensorSource, stem: str, target: Target) -> float | None:
+        """Of a matrix that is not expanded."""
+        if target.provider == "triton":
+            return self.device_bytes(source, stem)
+        kept = self.block_format(source, stem) if target.provider == "native" else None
+        return None if kept is None else BLOCKS[kept].bytes_per_weight
+
+    def _on_device(self, source: TensorSource, names: list[str], target: Target) -> Weight | None:
+        """Matrices that a GPU multiplies as they are, as a single one."""
+        stems = [name.removesuffix("weight") for name in names]
+        if target.provider != "triton" or not all(self.is_coded(source, stem) for stem in stems):
+            return None
+        found = [self.codes(source, stem, target) for stem in stems]
+        parts = [codes for codes in found if codes is not None]
+        codes = joined(parts) if len(parts) == len(stems) else None
+        return None if codes is None else on_device(codes)
 
     def _part(self, source: TensorSource, name: str, target: Target) -> Weight:
         stem = name.removesuffix("weight")
@@ -145,6 +178,13 @@ class Coded(CodedMatrices):
     def block_format(self, source: TensorSource, stem: str) -> str | None:
         return None
 
+    def device_bytes(self, source: TensorSource, stem: str) -> float | None:
+        return None
+
+    def device_codes(self, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Codes | None:
+        """The codes of a matrix whose tensors fit together; None if a GPU cannot multiply them."""
+        return None
+
     def blocks(
         self, tensors: Mapping[str, Tensor], shape: tuple[int, int], block_format: str
     ) -> QuantizedWeight | None:
@@ -157,7 +197,14 @@ class Coded(CodedMatrices):
                 return name.removesuffix(suffix)
         return None
 
-    def coded(self, source: TensorSource, stem: str, target: Target) -> Weight:
+    def codes(self, source: TensorSource, stem: str, target: Target) -> Codes | None:
+        tensors, shape, _ = self._checked(source, stem, target)
+        return self.device_codes(tensors, shape)
+
+    def _checked(
+        self, source: TensorSource, stem: str, target: Target
+    ) -> tuple[dict[str, Tensor], tuple[int, int], Callable[[], Tensor]]:
+        """The tensors of a matrix, its shape, and what computes it. Raises `StartupError`."""
         stored = {suffix for suffix in self.suffixes if source.has(f"{stem}{suffix}")}
         tensors = {
             suffix: source.get(f"{stem}{suffix}")
@@ -167,9 +214,12 @@ class Coded(CodedMatrices):
         }
         shape = self.shape(source, stem)
         try:
-            decode = self.decoder(tensors, shape)
+            return tensors, shape, self.decoder(tensors, shape)
         except (ValueError, KeyError) as error:
             raise StartupError(f"{stem}weight cannot be read as {self.name}: {error}") from None
+
+    def coded(self, source: TensorSource, stem: str, target: Target) -> Weight:
+        tensors, shape, decode = self._checked(source, stem, target)
         if target.provider == "native" and (kept := self.block_format(source, stem)) is not None:
             packed = self.blocks(tensors, shape, kept)
             if packed is not None:

@@ -4,6 +4,7 @@ with scales for each tensor, output, group of inputs or block."""
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor
 
 from kernels.providers import Provider
@@ -22,10 +23,13 @@ from worker.model.weights.formats.coded import (
     method_of,
     scaled,
 )
+from worker.model.weights.formats.device_weights import Codes, bytes_on_device
 from worker.model.weights.formats.fp8 import FLOAT8
 from worker.model.weights.formats.gptq import unpack_words
 from worker.model.weights.sources import TensorSource
 
+_MIDDLE = 8
+"""What is stored for the number 0 in 4 bits."""
 _LAYOUTS = frozenset({"pack-quantized", "int-quantized", "float-quantized", "naive-quantized"})
 
 
@@ -34,7 +38,7 @@ class CompressedTensors(Coded):
 
     name: ClassVar[str] = "compressed-tensors"
     kinds: ClassVar[str] = "W4A16, W8A16, W8A8 in int8 or float8, without act-order"
-    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native"})
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native", "triton"})
     bytes_per_weight: ClassVar[str] = "0.56 (4 bits), 0.69 (4, with zero points), 1.06 (8)"
     numerics: ClassVar[str] = "fused integers"
     suffixes: ClassVar[frozenset[str]] = frozenset(
@@ -116,6 +120,25 @@ class CompressedTensors(Coded):
             return None
         has_zeros = source.has(f"{stem}weight_zero_point")
         return INTEGER_BLOCKS.get((self._bits if is_packed else 8, has_zeros))
+
+    def device_bytes(self, source: TensorSource, stem: str) -> float | None:
+        _, *columns = source.shape(f"{stem}weight_scale") or (1,)
+        bits = self._bits if source.has(f"{stem}weight_packed") else 8
+        return bytes_on_device(self.shape(source, stem), bits, columns[0] if columns else 1)
+
+    def device_codes(self, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Codes | None:
+        scales = tensors["weight_scale"]
+        scales = scales.view(-1, 1) if scales.ndim < 2 else scales
+        block = (-(-shape[0] // scales.shape[0]), -(-shape[1] // scales.shape[1]))
+        numbers, zeros = self._codes(tensors), self._zeros(tensors, scales)
+        if self._bits == 4 and "weight_packed" in tensors:
+            codes = (numbers + _MIDDLE).to(torch.uint8)
+            own = None if zeros is None else (zeros + _MIDDLE).to(torch.uint8).view(scales.shape)
+            return Codes(codes, scales, block, own)
+        if zeros is not None and bool(zeros.any()):
+            return None
+        is_float = numbers.dtype.is_floating_point
+        return Codes(numbers if is_float else numbers.to(torch.int8), scales, block)
 
     def blocks(
         self, tensors: Mapping[str, Tensor], shape: tuple[int, int], block_format: str

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
+from kernels.providers import Provider
 from worker.model.weights.formats.coded import (
     Coded,
     check_finite,
@@ -14,6 +15,7 @@ from worker.model.weights.formats.coded import (
     method_of,
     scaled,
 )
+from worker.model.weights.formats.device_weights import Codes, bytes_on_device
 from worker.model.weights.sources import TensorSource
 
 FLOAT8 = frozenset({"F8_E4M3", "F8_E5M2"})
@@ -26,6 +28,8 @@ class Fp8(Coded):
 
     name: ClassVar[str] = "FP8"
     kinds: ClassVar[str] = "one scale for a matrix or for each block"
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"triton"})
+    bytes_per_weight: ClassVar[str] = "those of the data type, 1.00 on a GPU"
     suffixes: ClassVar[frozenset[str]] = frozenset(
         {"weight", "weight_scale_inv", "weight_scale", "input_scale", "activation_scale"}
     )
@@ -75,3 +79,16 @@ class Fp8(Coded):
         grid = scales.view(-1, 1) if scales.ndim == 1 else scales
         check_grid(shape, grid)
         return lambda: scaled(tensors["weight"], grid)
+
+    def device_bytes(self, source: TensorSource, stem: str) -> float | None:
+        (_, inputs) = shape = self.shape(source, stem)
+        columns = 1 if self._block is None else -(-inputs // self._block[1])
+        return bytes_on_device(shape, 8, columns)
+
+    def device_codes(self, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Codes | None:
+        scales = tensors.get("weight_scale_inv", tensors.get("weight_scale"))
+        assert scales is not None, "checked by the decoder"
+        grid = scales.view(-1, 1) if scales.ndim < 2 else scales
+        even = (-(-shape[0] // grid.shape[0]), -(-shape[1] // grid.shape[1]))
+        is_one = grid.numel() == 1 or self._block is None
+        return Codes(tensors["weight"], grid, even if is_one else self._block or even)

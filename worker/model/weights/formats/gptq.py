@@ -21,6 +21,7 @@ from worker.model.weights.formats.coded import (
     integer_blocks,
     method_of,
 )
+from worker.model.weights.formats.device_weights import Codes, bytes_on_device
 from worker.model.weights.sources import TensorSource
 
 _WORD_BITS = 32
@@ -32,7 +33,7 @@ class Gptq(Coded):
 
     name: ClassVar[str] = "GPTQ"
     kinds: ClassVar[str] = "4 and 8 bits, also with act-order"
-    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native"})
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native", "triton"})
     bytes_per_weight: ClassVar[str] = "0.56 (4 bits), 0.69 (4, with zero points), 1.06 (8)"
     numerics: ClassVar[str] = "fused integers"
     suffixes: ClassVar[frozenset[str]] = frozenset({"qweight", "qzeros", "scales", "g_idx"})
@@ -105,6 +106,25 @@ class Gptq(Coded):
         num_groups = source.shape(f"{stem}scales")[0]
         _, inputs = self.shape(source, stem)
         return self._blocks if are_whole_blocks(inputs, num_groups) else None
+
+    def device_bytes(self, source: TensorSource, stem: str) -> float | None:
+        num_groups = source.shape(f"{stem}scales")[0]
+        return bytes_on_device(self.shape(source, stem), self._bits, num_groups)
+
+    def device_codes(self, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Codes | None:
+        scales, (_, inputs) = tensors["scales"], shape
+        groups = _in_order(inputs, len(scales), scales.device)
+        if "g_idx" in tensors and not torch.equal(tensors["g_idx"].long(), groups):
+            return None  # act-order
+        numbers = unpack_words(tensors["qweight"].t(), self._bits)
+        zeros = (unpack_words(tensors["qzeros"], self._bits) + self._zero_offset).t()
+        block = (1, inputs // len(scales))
+        if self._bits == 4:
+            return Codes(numbers.to(torch.uint8), scales.t(), block, zeros.to(torch.uint8))
+        middle = 1 << self._bits - 1
+        if not bool((zeros == middle).all()):
+            return None
+        return Codes((numbers - middle).to(torch.int8), scales.t(), block)
 
     def blocks(
         self, tensors: Mapping[str, Tensor], shape: tuple[int, int], block_format: str

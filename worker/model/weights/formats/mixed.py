@@ -15,6 +15,7 @@ from worker.model.weights.formats.coded import (
     method_of,
 )
 from worker.model.weights.formats.compressed import CompressedTensors
+from worker.model.weights.formats.device_weights import Codes
 from worker.model.weights.formats.fp8 import Fp8
 from worker.model.weights.formats.interface import Target
 from worker.model.weights.formats.mxfp4 import Mxfp4
@@ -34,7 +35,7 @@ class Mixed(CodedMatrices):
 
     name: ClassVar[str] = "mixed"
     kinds: ClassVar[str] = "compressed-tensors' `config_groups`, ModelOpt's `MIXED_PRECISION`"
-    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native"})
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native", "triton"})
     bytes_per_weight: ClassVar[str] = "those of each format"
     numerics: ClassVar[str] = "fused integers"
 
@@ -89,6 +90,12 @@ class Mixed(CodedMatrices):
 
     def block_format(self, source: TensorSource, stem: str) -> str | None:
         return self._required(stem).block_format(source, stem)
+
+    def codes(self, source: TensorSource, stem: str, target: Target) -> Codes | None:
+        return self._required(stem).codes(source, stem, target)
+
+    def device_bytes(self, source: TensorSource, stem: str) -> float | None:
+        return self._required(stem).device_bytes(source, stem)
 
     def stem(self, name: str) -> str | None:
         for one in self._formats:

@@ -25,7 +25,8 @@ from worker.model.forward import Decoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.loading import load_decoder, rehearse, weight_room
-from worker.model.weights.formats.awq import Awq, AwqWeight
+from worker.model.weights.formats.awq import Awq
+from worker.model.weights.formats.device_weights import AwqWeight
 from worker.model.weights.formats.interface import Target
 from worker.model.weights.layers import MlpWeights, WeightReader, read_weights
 

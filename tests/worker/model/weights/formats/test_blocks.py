@@ -1,5 +1,7 @@
 """The matrices of GGUF files, and floats that are quantized as they are read."""
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +241,26 @@ def test_floats_are_quantized(tmp_path: Path, kind: Kind) -> None:
     assert_equal(quantized(tmp_path, "q4_0", DOWN), quantize(held[DOWN], "q4_0"))
     table = Quantized("q4_0").read_table(open_source(tmp_path), EMBEDDING, (24, INPUTS), TARGET)
     assert_equal(table, quantize(held[EMBEDDING], "q8_0"))
+
+
+@pytest.mark.parametrize("stored_as", [Gguf(), Quantized("q8_0"), Quantized("q4_0")])
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0])
+def test_blocks_that_a_gpu_multiplies_have_the_same_values_there(
+    tmp_path: Path, kind: Kind, stored_as: Gguf | Quantized
+) -> None:
+    write_model(tmp_path, {}, kind)
+    source = open_source(tmp_path)
+
+    on_gpu, on_cpu = (
+        stored_as.read(source, QKV, (64, INPUTS), Target(torch.bfloat16, CPU, provider))
+        for provider in ("triton", "native")
+    )
+
+    assert on_gpu.providers == {"triton"}
+    assert on_gpu.num_bytes < 1.2 * 64 * INPUTS
+    assert torch.equal(on_gpu.dense(torch.float32), on_cpu.dense(torch.float32))
+    num_weights = sum(math.prod(source.shape(name)) for name in source.names)
+    assert stored_as.num_bytes(source, replace(TARGET, provider="triton")) < 1.2 * num_weights
 
 
 def test_in_a_stack_of_floats_and_blocks_all_are_quantized(tmp_path: Path) -> None:

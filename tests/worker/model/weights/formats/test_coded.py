@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kernels.providers import Provider
+from kernels.providers import Provider, load_ops
 from kernels.quantized import BLOCKS
 from shared.errors import StartupError
 from worker.checkpoints.checkpoint import Checkpoint
@@ -21,7 +21,7 @@ from worker.model.weights.weight import Weight
 
 TARGET = Target(torch.float32, torch.device("cpu"), "native")
 STEM = "model.layers.0.mlp.down_proj."
-OUTPUTS, INPUTS, GROUP = 48, 64, 16
+OUTPUTS, INPUTS, GROUP = 48, 128, 16
 
 
 def random(*shape: int) -> Tensor:
@@ -46,7 +46,7 @@ Case = tuple[dict[str, Any], dict[str, Tensor], Tensor]
 
 
 def fp8_blocks(kind: torch.dtype = torch.float8_e4m3fn) -> Case:
-    weight, scales = random(OUTPUTS, INPUTS).to(kind), random(3, 3).abs()
+    weight, scales = random(OUTPUTS, INPUTS).to(kind), random(3, 6).abs()
     expected = torch.empty(OUTPUTS, INPUTS)
     for row in range(OUTPUTS):
         for column in range(INPUTS):
@@ -226,6 +226,16 @@ BLOCKS_OF = {
     "MXFP4 of compressed-tensors": "mxfp4",
 }
 """The formats of ggml's blocks in which cases are kept."""
+BITS_ON_GPU = {
+    **dict.fromkeys(("FP8 with one scale", "FP8 for each output", "FP8 of ModelOpt"), 8),
+    **dict.fromkeys(("GPTQ, 4 bits", "GPTQ, version 2"), 4),
+    **dict.fromkeys(("GPTQ in blocks", "GPTQ in blocks, with zero points"), 4),
+    **dict.fromkeys(("W4A16", "W4A16 with zero points", "W4A16 in blocks"), 4),
+    "W4A16 in blocks, with zero points": 4,
+    **dict.fromkeys(("GPTQ in blocks, 8 bits", "W8A16 in blocks"), 8),
+    **dict.fromkeys(("int8 for each output", "int8 in blocks"), 8),
+}
+"""The bits of the codes that a GPU multiplies."""
 
 
 def opened(
@@ -250,7 +260,7 @@ def read(
     return stored_as.read(source, [f"{STEM}weight"], shape, target)
 
 
-@pytest.mark.parametrize("provider", ["native", "reference"])
+@pytest.mark.parametrize("provider", ["native", "reference", "triton"])
 @pytest.mark.parametrize("name", CASES)
 def test_a_matrix_is_what_its_format_defines(tmp_path: Path, name: str, provider: Provider) -> None:
     config, tensors, expected = CASES[name]()
@@ -275,7 +285,7 @@ def test_everything_is_read_and_ignored_modules_stay_as_they_are(tmp_path: Path,
     if name == "GPTQ of whole blocks, act-order":  # the order of the inputs is not known yet
         size = BLOCKS["q5_0"].bytes_per_weight
     assert stored_as.num_bytes(source, TARGET) == size * OUTPUTS * INPUTS + 4 * num_others
-    expanded = stored_as.num_bytes(source, Target(torch.float32, TARGET.device, "triton"))
+    expanded = stored_as.num_bytes(source, Target(torch.float32, TARGET.device, "reference"))
     assert expanded == 4 * (OUTPUTS * INPUTS + num_others)
 
 
@@ -287,13 +297,31 @@ def test_codes_stay_in_blocks_that_have_their_values(tmp_path: Path, name: str) 
     if name in BLOCKS_OF:
         assert [rows.format for rows in weight.native_rows()] == [BLOCKS_OF[name]]
         assert weight.num_bytes == BLOCKS[BLOCKS_OF[name]].bytes_per_weight * OUTPUTS * INPUTS
-    assert not read(tmp_path, config, tensors, provider="triton").providers
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_codes_that_a_gpu_multiplies_are_not_expanded(tmp_path: Path, name: str) -> None:
+    config, tensors, _ = CASES[name]()
+    stored_as, source = opened(tmp_path, config, tensors)
+    target = Target(torch.bfloat16, torch.device("cpu"), "triton")
+
+    weight = stored_as.read(source, [f"{STEM}weight"] * 2, (2 * OUTPUTS, INPUTS), target)
+
+    assert ("triton" in weight.providers) == (name in BITS_ON_GPU)
+    if name not in BITS_ON_GPU:
+        return
+    hidden = random(3, INPUTS)
+    product = weight.linear(hidden, None, load_ops("reference"))
+    assert torch.allclose(product, hidden @ weight.dense(torch.float32).t(), atol=1e-4)
+    num_others = 8 * INPUTS + INPUTS
+    assert weight.num_bytes < OUTPUTS * INPUTS * BITS_ON_GPU[name] / 8 * 2.8
+    assert stored_as.num_bytes(source, target) < OUTPUTS * INPUTS * 1.2 + 2 * num_others
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_another_shape_is_refused_by_name(tmp_path: Path, name: str) -> None:
     config, tensors, _ = CASES[name]()
-    message = r"down_proj\.weight has shape \(48, 64\), config.json says \(48, 32\)"
+    message = r"down_proj\.weight has shape \(48, 128\), config.json says \(48, 64\)"
     with pytest.raises(StartupError, match=message):
         read(tmp_path, config, tensors, (OUTPUTS, INPUTS // 2))
 
@@ -375,7 +403,7 @@ def test_groups_of_another_size_than_declared_are_refused_by_name(
     tmp_path: Path, group_size: int
 ) -> None:
     config, tensors, _ = CASES["GPTQ in blocks"]()
-    message = rf"64 inputs in 2 groups, config\.json says groups of {group_size}"
+    message = rf"128 inputs in 4 groups, config\.json says groups of {group_size}"
     with pytest.raises(StartupError, match=rf"down_proj\.weight cannot be read as GPTQ: {message}"):
         read(tmp_path, config | {"group_size": group_size}, tensors)
 
@@ -399,16 +427,16 @@ def test_a_scale_that_is_not_finite_is_refused_by_name(tmp_path: Path, name: str
 @pytest.mark.parametrize(
     ("name", "tensor", "message"),
     [
-        ("FP8 in blocks", "weight_scale_inv", r"scales have the shape \(2, 3\), not \(3, 3\)"),
+        ("FP8 in blocks", "weight_scale_inv", r"scales have the shape \(2, 6\), not \(3, 6\)"),
         ("GPTQ, 4 bits", "scales", "qzeros has the shape"),
         ("GPTQ, 4 bits", "g_idx", "g_idx names groups that do not exist, or not one for each"),
-        ("W4A16", "weight_scale", r"scales of shape \(47, 4\) for a matrix of \(48, 64\)"),
+        ("W4A16", "weight_scale", r"scales of shape \(47, 8\) for a matrix of \(48, 128\)"),
         ("FP8 for each output", "weight_scale", r"scales of shape \(47, 1\) for a matrix"),
-        ("MXFP4", "scales", r"scales have the shape \(47, 2\), not \(48, 2\)"),
-        ("MXFP4 of compressed-tensors", "weight_scale", r"scales have the shape \(47, 2\), not"),
-        ("NVFP4", "weight_scale", r"scales have the shape \(47, 4\), not \(48, 4\)"),
+        ("MXFP4", "scales", r"scales have the shape \(47, 4\), not \(48, 4\)"),
+        ("MXFP4 of compressed-tensors", "weight_scale", r"scales have the shape \(47, 4\), not"),
+        ("NVFP4", "weight_scale", r"scales have the shape \(47, 8\), not \(48, 8\)"),
         ("NVFP4", "weight_global_scale", r"its global scale has the shape \(0,\)"),
-        ("NF4", "weight.absmax", "47 blocks of 64 do not cover 3072 weights"),
+        ("NF4", "weight.absmax", "95 blocks of 64 do not cover 6144 weights"),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_refused(
