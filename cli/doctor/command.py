@@ -309,6 +309,6 @@ def _device(worker: WorkerSettings) -> Finding:
         return warning(
             "device",
             f"{cores} with slow reference kernels: {obstacle}",
-            "install g++ or clang++, and use a processor with AVX2",
+            "install g++ or clang++, and use a processor with AVX2, or ARM64 with libsimde-dev",
         )
     return ok("device", f"{cores} with native kernels")

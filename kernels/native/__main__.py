@@ -2,12 +2,12 @@
 
 import sys
 
-from kernels.native.build import BUILT, VARIANTS, LibraryUnavailable, best_variant, build
+from kernels.native.build import BUILT, LibraryUnavailable, best_variant, build, variants_here
 
 if __name__ == "__main__":
     try:
         if "--all" in sys.argv:
-            libraries = [build(variant, directory=BUILT) for variant in VARIANTS]
+            libraries = [build(variant, directory=BUILT) for variant in variants_here()]
         else:
             libraries = [build(best_variant())]
         sys.stdout.write("".join(f"{library}\n" for library in libraries))

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
+from typing import NamedTuple
 
 _SOURCES = Path(__file__).with_name("src")
 BUILT = Path(__file__).with_name("built")
@@ -23,21 +24,41 @@ _FLAGS = (
 _TIMEOUT_S = 600
 _WRITABLE_BY_OTHERS = 0o022
 
-VARIANTS: Mapping[str, tuple[frozenset[str], tuple[str, ...]]] = MappingProxyType(
+_X86_64 = frozenset({"x86_64", "amd64"})
+_ARM64 = frozenset({"aarch64", "arm64"})
+
+
+class InstructionSet(NamedTuple):
+    """The code for some processors."""
+
+    machines: frozenset[str]
+    """Names of their architecture."""
+    flags: frozenset[str]
+    """What /proc/cpuinfo lists of their instructions."""
+    options: tuple[str, ...]
+    """Of the compiler."""
+
+
+VARIANTS: Mapping[str, InstructionSet] = MappingProxyType(
     {
-        "avx512": (
+        "avx512": InstructionSet(
+            _X86_64,
             frozenset(
                 {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni"}
             ),
             ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
         ),
-        "avx2": (frozenset({"avx2", "fma", "f16c", "bmi2"}), ("-march=x86-64-v3",)),
+        "avx2": InstructionSet(
+            _X86_64, frozenset({"avx2", "fma", "f16c", "bmi2"}), ("-march=x86-64-v3",)
+        ),
+        "neon": InstructionSet(
+            _ARM64,
+            frozenset({"asimd", "asimddp", "fphp"}),
+            ("-march=armv8.2-a+dotprod+fp16", "-Wno-psabi"),
+        ),
     }
 )
-"""The required flags of /proc/cpuinfo, and the compiler options; best variant first."""
-
-
-_X86_64 = ("x86_64", "amd64")
+"""The best variant of an architecture comes first."""
 _allowed = list(VARIANTS)
 
 
@@ -46,20 +67,36 @@ class LibraryUnavailable(Exception):
 
 
 def limit_variants(best: str) -> None:
-    """Do not use variants that are better than ``best``. Has no effect on a loaded library."""
-    _allowed[:] = list(VARIANTS)[list(VARIANTS).index(best) :]
+    """Do not use variants that are better than ``best`` of the same architecture. Has no effect on
+    a loaded library."""
+    names = list(VARIANTS)
+    better = names[: names.index(best)]
+    _allowed[:] = [
+        name
+        for name in names
+        if name not in better or VARIANTS[name].machines != VARIANTS[best].machines
+    ]
 
 
 def best_variant() -> str:
     """The first allowed variant that this processor supports. Raises `LibraryUnavailable`."""
-    machine = platform.machine()
-    if machine.lower() not in _X86_64:
-        raise LibraryUnavailable(f"they are for x86-64, and this processor is {machine}")
+    own = variants_here()
     flags = _cpu_flags()
-    for name in _allowed:
-        if VARIANTS[name][0] <= flags:
+    for name in own:
+        if name in _allowed and VARIANTS[name].flags <= flags:
             return name
-    raise LibraryUnavailable("the processor has no AVX2")
+    required = VARIANTS[own[-1]].flags
+    raise LibraryUnavailable(f"the processor has no {', '.join(sorted(required - flags))}")
+
+
+def variants_here() -> list[str]:
+    """The variants for processors of this machine's architecture. Raises `LibraryUnavailable` if
+    there are none."""
+    machine = platform.machine()
+    names = [name for name, one in VARIANTS.items() if machine.lower() in one.machines]
+    if not names:
+        raise LibraryUnavailable(f"they are for x86-64 and ARM64, and this processor is {machine}")
+    return names
 
 
 def build(
@@ -80,7 +117,7 @@ def build(
 
 
 def _built(variant: str, directory: Path | None, extra_flags: tuple[str, ...]) -> Path:
-    flags = (*_FLAGS, *VARIANTS[variant][1], *extra_flags)
+    flags = (*_FLAGS, *VARIANTS[variant].options, *extra_flags)
     name = f"{variant}-{_digest(flags)}.so"
     library = (directory or user_directory()) / name
     if directory is None and (BUILT / name).exists():
@@ -138,6 +175,8 @@ def _compile(library: Path, flags: tuple[str, ...]) -> None:
         done = subprocess.run(  # noqa: S603 (our own sources and flags)
             command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S
         )
+        if done.returncode and "simde/" in done.stderr:
+            raise LibraryUnavailable("the headers of SIMDe are missing: install libsimde-dev")
         if done.returncode:
             raise LibraryUnavailable(f"{compiler} failed: {done.stderr.strip()[:500]}")
         partial.chmod(0o700)
@@ -165,4 +204,5 @@ def _cpu_flags() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return frozenset()
-    return frozenset(next((line for line in lines if line.startswith("flags")), "").split())
+    of_first = (line for line in lines if line.startswith(("flags", "Features")))
+    return frozenset(next(of_first, "").split())

@@ -13,7 +13,7 @@ from kernels.native.library import Library, WeightView, pointer
 from kernels.quantized import BLOCKS, QuantizedWeight
 
 _PANEL = 16
-_FORMATS = {
+FORMATS = {
     name: number
     for number, name in enumerate(
         [
@@ -23,7 +23,7 @@ _FORMATS = {
     )
 }
 """`Format` of src/layouts.hpp."""
-PACKED_BLOCKS = _FORMATS.keys() & BLOCKS.keys()
+PACKED_BLOCKS = FORMATS.keys() & BLOCKS.keys()
 """The formats of ggml whose blocks the library multiplies."""
 
 
@@ -80,7 +80,7 @@ class PackedWeight:
         return WeightView(
             pointer(self.panels),
             pointer(self.bias),
-            _FORMATS[self.format],
+            FORMATS[self.format],
             self.outputs,
             self.inputs,
             -(-num_outputs // _PANEL),
@@ -113,13 +113,13 @@ def _panels(library: Library, run: list[Rows], outputs: int, num_threads: int) -
     """The panels of parts in the same format, packed separately where each fills whole panels, so
     that none is in memory twice."""
     name, inputs = run[0].format, run[0].inputs
-    if name not in _FORMATS:
-        raise ValueError(f"weights of {name} cannot be packed, only of {', '.join(_FORMATS)}")
+    if name not in FORMATS:
+        raise ValueError(f"weights of {name} cannot be packed, only of {', '.join(FORMATS)}")
     if inputs % 2:
         raise ValueError(f"{inputs} inputs; their number must be even")
     if any(len(rows.data) % _PANEL for rows in run[:-1]):
         run = [replace(run[0], data=torch.cat([rows.data for rows in run]))]
-    call, number = library.functions, _FORMATS[name]
+    call, number = library.functions, FORMATS[name]
     panel_bytes = call.warren_panel_bytes(number, inputs)
     panels = allocate(-(-outputs // _PANEL) * panel_bytes)
     first = 0

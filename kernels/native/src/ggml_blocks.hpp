@@ -14,7 +14,7 @@ struct GgmlBlocks {
     uint8_t codes[kMaxHeaderBlocks * kBlock];
 };
 
-inline float half(uint16_t bits) { return _cvtsh_ss(bits); }
+inline float half(uint16_t bits) { return from_half(bits); }
 
 // ggml's scale of MXFP4, whose values are doubled.
 inline float exponent_scale(uint8_t exponent) {

@@ -7,8 +7,9 @@
 #include <thread>
 #include <vector>
 
-#include <immintrin.h>
 #include <sched.h>
+
+#include "intrinsics.hpp"
 
 namespace warren {
 
@@ -36,13 +37,13 @@ class Pinned {
 // Denormal numbers are zero in the calling thread during its lifetime, as operands and as results.
 class FlushDenormals {
    public:
-    FlushDenormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON | _MM_DENORMALS_ZERO_ON); }
-    ~FlushDenormals() { _mm_setcsr(before_); }
+    FlushDenormals() : before_(arithmetic_modes()) { set_arithmetic_modes(before_ | kFlushesDenormals); }
+    ~FlushDenormals() { set_arithmetic_modes(before_); }
     FlushDenormals(const FlushDenormals&) = delete;
     FlushDenormals& operator=(const FlushDenormals&) = delete;
 
    private:
-    const unsigned before_;
+    const uint64_t before_;
 };
 
 class Team {

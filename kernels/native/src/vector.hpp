@@ -6,7 +6,7 @@
 // (`FlushDenormals`), as they are to the bfloat16 instructions.
 #pragma once
 
-#include <immintrin.h>
+#include "intrinsics.hpp"
 
 #include <cmath>
 #include <cstdint>

@@ -28,9 +28,33 @@ def test_without_a_compiler_the_message_says_what_to_install(
 
 
 def test_another_processor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    with pytest.raises(LibraryUnavailable, match="for x86-64, and this processor is aarch64"):
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    with pytest.raises(LibraryUnavailable, match="x86-64 and ARM64, and this processor is riscv64"):
         best_variant()
+
+
+def test_arm_has_a_variant_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(module, "_cpu_flags", lambda: frozenset({"asimd", "asimddp", "fphp"}))
+    assert best_variant() == "neon"
+
+    monkeypatch.setattr(module, "_cpu_flags", lambda: frozenset({"asimd"}))
+
+    with pytest.raises(LibraryUnavailable, match="the processor has no asimddp, fphp"):
+        best_variant()
+
+
+def test_without_its_headers_the_message_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        "#!/bin/sh\necho 'fatal error: simde/x86/avx2.h: No such file' >&2\nexit 1\n"
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.defpath}")
+    with pytest.raises(LibraryUnavailable, match="install libsimde-dev"):
+        build("neon", directory=tmp_path / "built")
 
 
 def test_a_compiler_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -161,14 +185,16 @@ def test_a_library_that_cannot_be_loaded_is_unavailable(cached: Path, tmp_path: 
 
 
 def test_every_variant_needs_what_it_is_compiled_for() -> None:
-    assert list(module.VARIANTS) == ["avx512", "avx2"]
-    assert "avx512_bf16" in module.VARIANTS["avx512"][0]
+    assert list(module.VARIANTS) == ["avx512", "avx2", "neon"]
+    assert "avx512_bf16" in module.VARIANTS["avx512"].flags
 
 
 def test_variants_above_the_limit_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_allowed", list(module.VARIANTS))
     monkeypatch.setattr(
-        module, "_cpu_flags", lambda: frozenset().union(*(f for f, _ in module.VARIANTS.values()))
+        module,
+        "_cpu_flags",
+        lambda: frozenset().union(*(one.flags for one in module.VARIANTS.values())),
     )
 
     unlimited = best_variant()
