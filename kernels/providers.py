@@ -20,6 +20,8 @@ from kernels.reference.choose_experts import choose_experts
 from kernels.reference.draw_rows import draw_rows
 from kernels.reference.filter_floors import filter_floors
 from kernels.reference.gated_delta_rule import gated_delta_rule
+from kernels.reference.group_rows import group_rows
+from kernels.reference.grouped_projection import grouped_projection
 from kernels.reference.logits import logits
 from kernels.reference.mask_logits import mask_logits
 from kernels.reference.most_likely import most_likely
@@ -33,6 +35,7 @@ from kernels.reference.short_convolution import short_convolution
 from kernels.reference.silu_mul import silu_mul
 from kernels.reference.state_space import state_space
 from kernels.reference.store_kv import store_kv
+from kernels.reference.sum_experts import sum_experts
 
 Provider: TypeAlias = Literal["reference", "native", "triton"]
 TILE_TOKENS: Mapping[Provider, int] = {"reference": 1, "native": 1, "triton": 128}
@@ -55,6 +58,9 @@ class Ops:
     silu_mul = staticmethod(silu_mul)
     activate = staticmethod(activate)
     choose_experts = staticmethod(choose_experts)
+    group_rows = staticmethod(group_rows)
+    grouped_projection = staticmethod(grouped_projection)
+    sum_experts = staticmethod(sum_experts)
     projection = staticmethod(projection)
     awq_linear = staticmethod(awq_linear)
     logits = staticmethod(logits)
