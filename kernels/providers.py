@@ -28,6 +28,7 @@ from kernels.reference.most_likely import most_likely
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.projection import projection
 from kernels.reference.rank_logits import rank_logits
+from kernels.reference.read_states import read_states
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.rope_store_kv import rope_store_kv
 from kernels.reference.selective_scan import selective_scan
@@ -36,6 +37,7 @@ from kernels.reference.silu_mul import silu_mul
 from kernels.reference.state_space import state_space
 from kernels.reference.store_kv import store_kv
 from kernels.reference.sum_experts import sum_experts
+from kernels.reference.write_states import write_states
 
 Provider: TypeAlias = Literal["reference", "native", "triton"]
 TILE_TOKENS: Mapping[Provider, int] = {"reference": 1, "native": 1, "triton": 128}
@@ -51,6 +53,8 @@ class Ops:
     store_kv = staticmethod(store_kv)
     rope_store_kv = staticmethod(rope_store_kv)
     paged_attention = staticmethod(paged_attention)
+    read_states = staticmethod(read_states)
+    write_states = staticmethod(write_states)
     short_convolution = staticmethod(short_convolution)
     gated_delta_rule = staticmethod(gated_delta_rule)
     state_space = staticmethod(state_space)

@@ -84,20 +84,32 @@ class _Step:
     layer_inputs: Tensor | None
     """[num_tokens, num_layers, size]; see `LayerInputs`."""
 
-    def states(self, layer: int, size: int) -> Tensor:
+    def states(self, layer: int, size: int, ops: Ops) -> Tensor:
         """The states of a layer before the step, float32 [num_seqs, size]; zeros at the start of a
         sequence."""
-        inputs = self.inputs
-        blocks = inputs.block_tables[-1, :, : self._num_state_blocks]
-        states = self.kv_cache.read_states(layer, blocks, size)
-        begins = inputs.context_lens == inputs.query_starts.diff()
-        return states.masked_fill(begins.unsqueeze(1), 0.0)
+        inputs, cache = self.inputs, self.kv_cache
+        return ops.read_states(
+            cache.keys,
+            cache.values,
+            inputs.block_tables[-1, :, : self._num_state_blocks],
+            inputs.query_starts,
+            inputs.context_lens,
+            first=cache.first_piece(layer),
+            size=size,
+        )
 
-    def keep_states(self, layer: int, states: Tensor) -> None:
+    def keep_states(self, layer: int, states: Tensor, ops: Ops) -> None:
         """Write the states of a layer after the step."""
-        num_blocks = self._num_state_blocks
+        num_blocks, cache = self._num_state_blocks, self.kv_cache
         blocks = self.inputs.block_tables[-1, :, num_blocks : 2 * num_blocks]
-        self.kv_cache.write_states(layer, blocks, states)
+        ops.write_states(
+            states,
+            cache.keys,
+            cache.values,
+            blocks,
+            self.inputs.context_lens,
+            first=cache.first_piece(layer),
+        )
 
     @property
     def _num_state_blocks(self) -> int:
@@ -296,9 +308,9 @@ class StackDecoder(SpecDecoder):
     def _recurrence(
         self, index: int, spec: Recurrence, weights: Recurrent, hidden: Tensor, step: _Step
     ) -> Tensor:
-        states = step.states(index, spec.state_size)
+        states = step.states(index, spec.state_size, self._ops)
         mixed, states = weights.mix(hidden, states, step.inputs.query_starts, self._ops)
-        step.keep_states(index, states)
+        step.keep_states(index, states, self._ops)
         return mixed
 
     def _attention(self, index: int, parts: _AttentionParts, hidden: Tensor, step: _Step) -> Tensor:
@@ -524,7 +536,7 @@ def attention_spec(spec: Attention, weights: AttentionWeights) -> AttentionSpec:
 
 def _has_kernels(spec: ModelSpec) -> bool:
     """Whether Triton has a kernel for every layer."""
-    return not spec.has_states and not any(
+    return not any(
         attention.chunk is not None
         or attention.latent is not None
         or attention.head_dim > _TRITON_HEAD_DIM

@@ -21,7 +21,14 @@ from worker.model.weights.layers import WeightReader, read_weights
 __all__ = ["quick_interpreter"]
 
 STEPS = [(5, 0), (1, 3)]
-FAMILIES = ("qwen3_moe", "gpt_oss")
+FAMILIES = (
+    "qwen3_moe",
+    "gpt_oss",
+    "qwen3_5_text",
+    "lfm2",
+    "falcon_h1",
+    "jamba",
+)
 MAX_RELATIVE_ERROR = 1e-5
 
 
