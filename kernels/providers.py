@@ -20,12 +20,15 @@ from kernels.reference.choose_experts import choose_experts
 from kernels.reference.draw_rows import draw_rows
 from kernels.reference.filter_floors import filter_floors
 from kernels.reference.gated_delta_rule import gated_delta_rule
+from kernels.reference.group_rows import group_rows
+from kernels.reference.grouped_projection import grouped_projection
 from kernels.reference.logits import logits
 from kernels.reference.mask_logits import mask_logits
 from kernels.reference.most_likely import most_likely
 from kernels.reference.paged_attention import paged_attention
 from kernels.reference.projection import projection
 from kernels.reference.rank_logits import rank_logits
+from kernels.reference.read_states import read_states
 from kernels.reference.rms_norm import rms_norm
 from kernels.reference.rope_store_kv import rope_store_kv
 from kernels.reference.scaled_linear import scaled_linear
@@ -34,6 +37,8 @@ from kernels.reference.short_convolution import short_convolution
 from kernels.reference.silu_mul import silu_mul
 from kernels.reference.state_space import state_space
 from kernels.reference.store_kv import store_kv
+from kernels.reference.sum_experts import sum_experts
+from kernels.reference.write_states import write_states
 
 Provider: TypeAlias = Literal["reference", "native", "triton"]
 TILE_TOKENS: Mapping[Provider, int] = {"reference": 1, "native": 1, "triton": 128}
@@ -49,6 +54,8 @@ class Ops:
     store_kv = staticmethod(store_kv)
     rope_store_kv = staticmethod(rope_store_kv)
     paged_attention = staticmethod(paged_attention)
+    read_states = staticmethod(read_states)
+    write_states = staticmethod(write_states)
     short_convolution = staticmethod(short_convolution)
     gated_delta_rule = staticmethod(gated_delta_rule)
     state_space = staticmethod(state_space)
@@ -56,6 +63,9 @@ class Ops:
     silu_mul = staticmethod(silu_mul)
     activate = staticmethod(activate)
     choose_experts = staticmethod(choose_experts)
+    group_rows = staticmethod(group_rows)
+    grouped_projection = staticmethod(grouped_projection)
+    sum_experts = staticmethod(sum_experts)
     projection = staticmethod(projection)
     awq_linear = staticmethod(awq_linear)
     scaled_linear = staticmethod(scaled_linear)

@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-Constexpr: TypeAlias = int | float | bool | str | None
+Constexpr: TypeAlias = Any
+"""A number, a word or None, or a function decorated with `triton.jit`."""
 
 TARGETS = (80, 90, 100)
 POINTER_TYPES = {

@@ -15,6 +15,12 @@ def check_tokens(**tensors: Tensor) -> None:
             )
 
 
+def with_adjacent_heads(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy, in which everything of a token or sequence, the first dimension, is
+    adjacent. Slices of a fused projection stay as they are."""
+    return tensor if tensor[:1].is_contiguous() else tensor.contiguous()
+
+
 def check_contiguous(**tensors: Tensor) -> None:
     """Raise `ValueError` unless all tensors are contiguous."""
     for name, tensor in tensors.items():

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.providers import load_ops
+from kernels.providers import Ops
 from tests.support.models.numerics import assert_close
 
 KEY_HEADS, HEADS, KEY_DIM, VALUE_DIM = 2, 4, 6, 5
@@ -30,7 +30,7 @@ def recurred(
 
 @pytest.mark.parametrize("factors", [(), (KEY_DIM,)], ids=["of a head", "of an element"])
 def test_every_division_into_steps_gives_the_recurrence_of_the_whole(
-    factors: tuple[int, ...],
+    provided_ops: Ops, factors: tuple[int, ...]
 ) -> None:
     torch.manual_seed(0)
     lens = [sum(step) for step in zip(*STEPS, strict=True)]
@@ -61,7 +61,7 @@ def test_every_division_into_steps_gives_the_recurrence_of_the_whole(
         ]
         query_starts = torch.tensor([0, *torch.tensor(step).cumsum(0)], dtype=torch.int32)
         query, key, value, decays, strengths = parts
-        mixed, states = load_ops().gated_delta_rule(
+        mixed, states = provided_ops.gated_delta_rule(
             query, key, value, decays, strengths, states, query_starts
         )
         for row, part in enumerate(torch.split(mixed, list(step))):

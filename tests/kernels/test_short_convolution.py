@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.providers import load_ops
+from kernels.providers import Ops
 from tests.support.models.numerics import assert_close
 
 STEPS = [(5, 1, 2), (1, 9, 1), (1, 1, 1), (7, 3, 1)]
@@ -21,7 +21,7 @@ def convolved(hidden: Tensor, taps: Tensor, bias: Tensor | None) -> Tensor:
 @pytest.mark.parametrize("num_taps", [2, 3, 5])
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_every_division_into_steps_gives_the_convolution_of_the_whole(
-    num_taps: int, *, has_bias: bool
+    provided_ops: Ops, num_taps: int, *, has_bias: bool
 ) -> None:
     torch.manual_seed(num_taps)
     size = 7
@@ -37,7 +37,7 @@ def test_every_division_into_steps_gives_the_convolution_of_the_whole(
             tokens[at : at + num] for tokens, at, num in zip(sequences, done, lens, strict=True)
         ]
         query_starts = torch.tensor([0, *torch.tensor(lens).cumsum(0)], dtype=torch.int32)
-        mixed, states = load_ops().short_convolution(
+        mixed, states = provided_ops.short_convolution(
             torch.cat(parts), taps, bias, states, query_starts
         )
         for row, part in enumerate(torch.split(mixed, list(lens))):

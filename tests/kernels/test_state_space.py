@@ -7,7 +7,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from kernels.providers import load_ops
+from kernels.providers import Ops
 from tests.support.models.numerics import assert_close
 
 NUM_HEADS, HEAD_DIM, NUM_GROUPS, STATE_DIM = 6, 5, 2, 7
@@ -40,7 +40,7 @@ def in_steps(sequences: list[list[Tensor]], states: Tensor, scan: Scan) -> list[
     return [torch.cat(parts) for parts in results]
 
 
-def test_every_division_into_steps_gives_the_scan_of_heads() -> None:
+def test_every_division_into_steps_gives_the_scan_of_heads(provided_ops: Ops) -> None:
     from transformers.models.granitemoehybrid import modeling_granitemoehybrid as theirs
 
     torch.manual_seed(0)
@@ -57,7 +57,7 @@ def test_every_division_into_steps_gives_the_scan_of_heads() -> None:
 
     def scan(tokens: list[Tensor], before: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
         hidden, steps, writes, reads = tokens
-        return load_ops().state_space(hidden, steps, rates, writes, reads, before, starts)
+        return provided_ops.state_space(hidden, steps, rates, writes, reads, before, starts)
 
     computed = in_steps(sequences, states, scan)
 
@@ -70,7 +70,7 @@ def test_every_division_into_steps_gives_the_scan_of_heads() -> None:
         assert_close(state, right_state[0], 1e-6)
 
 
-def test_every_division_into_steps_gives_the_scan_of_channels() -> None:
+def test_every_division_into_steps_gives_the_scan_of_channels(provided_ops: Ops) -> None:
     from transformers.models.mamba import modeling_mamba as theirs
 
     torch.manual_seed(0)
@@ -83,7 +83,7 @@ def test_every_division_into_steps_gives_the_scan_of_channels() -> None:
 
     def scan(tokens: list[Tensor], before: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
         hidden, steps, writes, reads = tokens
-        return load_ops().selective_scan(hidden, steps, rates, writes, reads, before, starts)
+        return provided_ops.selective_scan(hidden, steps, rates, writes, reads, before, starts)
 
     computed = in_steps(sequences, states, scan)
 

@@ -74,6 +74,9 @@ class DecodeGraphs:
         self._kv_cache = kv_cache
         self._sizes = sizes
         max_num_blocks = -(-max_seq_len // kv_cache.block_size)
+        state = kv_cache.layout.state
+        if state is not None:
+            max_num_blocks = max(max_num_blocks, 2 * state.num_blocks)
         num_groups = len(kv_cache.layout.groups)
         self._inputs = _padding(sizes[-1], max_num_blocks, num_groups, decoder.device)
         self._logits = torch.empty(

@@ -1,7 +1,6 @@
 """The KV cache, in blocks, and its size."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -131,35 +130,11 @@ class KVCache:
             values.view(-1)[:size].view(num_blocks, *shape),
         )
 
-    def read_states(self, layer: int, blocks: Tensor, size: int) -> Tensor:
-        """The states of a layer, float32 [num_seqs, size]. ``blocks``, [num_seqs, num_blocks], has
-        the blocks that hold the states of all layers."""
-        pieces = [piece[of_piece] for piece, of_piece in self._state_pieces(layer, blocks, size)]
-        return torch.cat(pieces, dim=1)[:, :size]
-
-    def write_states(self, layer: int, blocks: Tensor, states: Tensor) -> None:
-        """Write what `read_states` reads; no two sequences may have the same blocks."""
-        size, start = states.shape[1], 0
-        for piece, of_piece in self._state_pieces(layer, blocks, size):
-            part = states[:, start : start + piece.shape[1]]
-            piece[of_piece, : part.shape[1]] = part
-            start += piece.shape[1]
-
-    def _state_pieces(
-        self, layer: int, blocks: Tensor, size: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each piece of a layer's state in all blocks of the pool, float32 [pool, floats], and the
-        blocks of the sequences that have it, [num_seqs]."""
-        first, num_places = self.layout.states[layer], len(self.keys)
+    def first_piece(self, layer: int) -> int:
+        """Where the states of a layer begin; see `CacheLayout.states`."""
+        first = self.layout.states[layer]
         assert first is not None, "the layer has no state"
-        caches = [
-            cache.view(num_places, self.num_blocks, -1).view(torch.float32)
-            for cache in (self.keys, self.values)
-        ]
-        num_pieces = -(-size // caches[0].shape[2])
-        for at in range(first, first + num_pieces):
-            block, piece = divmod(at, 2 * num_places)
-            yield caches[piece % 2][piece // 2], blocks[:, block]
+        return first
 
     def _place(self, layer: int) -> LayerPlace:
         place = self.layout.places[layer]

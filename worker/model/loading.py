@@ -24,7 +24,7 @@ from worker.checkpoints.gguf_file import gguf_files
 from worker.engine.interface import NO_TOKEN
 from worker.model.config import read_json_config
 from worker.model.decoders import fused
-from worker.model.decoders.stack import StackDecoder, has_own_kernels
+from worker.model.decoders.stack import StackDecoder
 from worker.model.families import FAMILIES, spec_of
 from worker.model.forward import Decoder
 from worker.model.provision import can_be_native, foreign_ops, provider_on
@@ -351,9 +351,10 @@ def _native_decoder(
             cache_dtype=cache_dtype,
         )
     ops = load_ops(provider, is_batch_invariant=compute.is_batch_invariant)
-    if provider == "triton" and not has_own_kernels(spec):
+    decoder = StackDecoder(spec, read_weights(weights), ops, max_seq_len, cache_dtype)
+    if provider == "triton" and not decoder.has_own_kernels:
         logger.warning("some operations of this model have no GPU kernel: steps are slow")
-    return StackDecoder(spec, read_weights(weights), ops, max_seq_len, cache_dtype)
+    return decoder
 
 
 def fingerprint(directory: Path, weight_format: str = "auto") -> str:

@@ -155,6 +155,41 @@ def test_padded_steps_give_the_logits_of_plain_ones_and_write_nothing_else(
     check_steps(decoder, cache, graphs)
 
 
+def test_padded_steps_keep_the_states_of_others(tmp_path: Path) -> None:
+    """Padding has block 0 in its table, which belongs to a sequence here."""
+    write_tiny_model(tmp_path, "lfm2")
+    decoder = loaded(tmp_path, CPU, "reference")
+    layout = decoder.cache_layout(BLOCK_SIZE)
+    assert layout.state is not None
+    count = layout.state.num_blocks
+    block = BlockShape(
+        layout.num_places, BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim, decoder.dtype
+    )
+    caches = [KVCache.allocate(block, 2 + 4 * count, CPU, layout) for _ in range(2)]
+    graphs = DecodeGraphs(decoder, caches[1], [3], again, max_seq_len=BLOCK_SIZE)
+    states = [range(k * count, (k + 1) * count) for k in range(4)]
+    for start in range(3):
+        step = batch(
+            *(
+                share(
+                    [start + 5 * row],
+                    [4 * count + row],
+                    start=start,
+                    states=[*states[2 * row + 1 - start % 2], *states[2 * row + start % 2]][
+                        0 if start else count :
+                    ],
+                )
+                for row in range(2)
+            )
+        )
+        padded = lay_out(step, BLOCK_SIZE, CPU, graphs.size_for, layout)
+        with torch.inference_mode():
+            inputs = build_inputs(step, BLOCK_SIZE, CPU, layout).forward
+            expected = decoder.forward(inputs, caches[0])
+            got = graphs.logits(padded.send().forward)
+        assert_close(got[:2], expected, max_error(CPU))
+
+
 @pytest.mark.parametrize("is_batch_invariant", [False, True])
 def test_the_triton_kernels_skip_the_padding_too(
     directory: Path, is_batch_invariant: bool, decoder: StackDecoder

@@ -10,8 +10,6 @@ from tests.support.models.batches import batch, share
 from tests.support.models.numerics import assert_close
 from tests.support.models.tiny import reference_logits
 from tests.worker.model.conftest import TinyModels
-from worker.engine.cache.layout import FullCache, StateCache
-from worker.model.cache_layout import CacheLayout, LayerPlace
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import (
     BlockShape,
@@ -44,29 +42,6 @@ def test_a_block_takes_what_its_tensors_take() -> None:
     cache = KVCache.allocate(BLOCK, 5, CPU)
     assert cache.keys.nbytes + cache.values.nbytes == 5 * BLOCK.num_bytes
     assert (cache.num_blocks, cache.block_size) == (5, 16)
-
-
-def test_a_state_is_divided_among_the_places_of_its_blocks() -> None:
-    """A block of two places has four pieces of 192 floats."""
-    layout = CacheLayout(
-        groups=[FullCache(), StateCache(num_blocks=2, every=16)],
-        places=[LayerPlace(0, 0), LayerPlace(0, 1), None, None],
-        key_blocks=[1, 1],
-        num_places=2,
-        states=[None, None, 0, 3],
-    )
-    cache = KVCache.allocate(BLOCK, 6, CPU, layout)
-    blocks = torch.tensor([[5, 0], [2, 4]])
-    first, second = torch.rand(2, 450), torch.rand(2, 700)
-
-    cache.write_states(2, blocks, first)
-    cache.write_states(3, blocks, second)
-
-    assert torch.equal(cache.read_states(2, blocks, 450), first)
-    assert torch.equal(cache.read_states(3, blocks.flip(0), 700), second.flip(0))
-    for unused in (1, 3):
-        assert not cache.keys[:, unused].any()
-        assert not cache.values[:, unused].any()
 
 
 def test_the_given_bytes_are_filled_and_not_exceeded() -> None:

@@ -1,5 +1,6 @@
 """Runs any `ModelSpec` on the operations: the reference on all devices, and Triton on GPUs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -35,6 +36,7 @@ from worker.model.weights.layers import (
     NormWeights,
 )
 from worker.model.weights.recurrences.interface import Recurrent
+from worker.model.weights.stacked import StackedMlps
 from worker.model.weights.weight import Linear
 
 _TRITON_HEAD_DIM = 256
@@ -91,20 +93,32 @@ class _Step:
     layer_inputs: Tensor | None
     """[num_tokens, num_layers, size]; see `LayerInputs`."""
 
-    def states(self, layer: int, size: int) -> Tensor:
+    def states(self, layer: int, size: int, ops: Ops) -> Tensor:
         """The states of a layer before the step, float32 [num_seqs, size]; zeros at the start of a
         sequence."""
-        inputs = self.inputs
-        blocks = inputs.block_tables[-1, :, : self._num_state_blocks]
-        states = self.kv_cache.read_states(layer, blocks, size)
-        begins = inputs.context_lens == inputs.query_starts.diff()
-        return states.masked_fill(begins.unsqueeze(1), 0.0)
+        inputs, cache = self.inputs, self.kv_cache
+        return ops.read_states(
+            cache.keys,
+            cache.values,
+            inputs.block_tables[-1, :, : self._num_state_blocks],
+            inputs.query_starts,
+            inputs.context_lens,
+            first=cache.first_piece(layer),
+            size=size,
+        )
 
-    def keep_states(self, layer: int, states: Tensor) -> None:
+    def keep_states(self, layer: int, states: Tensor, ops: Ops) -> None:
         """Write the states of a layer after the step."""
-        num_blocks = self._num_state_blocks
+        num_blocks, cache = self._num_state_blocks, self.kv_cache
         blocks = self.inputs.block_tables[-1, :, num_blocks : 2 * num_blocks]
-        self.kv_cache.write_states(layer, blocks, states)
+        ops.write_states(
+            states,
+            cache.keys,
+            cache.values,
+            blocks,
+            self.inputs.context_lens,
+            first=cache.first_piece(layer),
+        )
 
     @property
     def _num_state_blocks(self) -> int:
@@ -162,11 +176,22 @@ class StackDecoder(SpecDecoder):
     def traits(self) -> Traits:
         return Traits(
             numerics="native",
-            can_record=self._ops.provider == "triton" and has_own_kernels(self._spec),
+            can_record=self.has_own_kernels,
             can_rewind=not self._spec.has_states,
             # An embedder has no cache for states.
             hidden_size=None if self._spec.has_states else self._spec.hidden_size,
         )
+
+    @property
+    def has_own_kernels(self) -> bool:
+        """Whether no operation falls back from Triton to the reference, which waits for the
+        device."""
+        are_stacked = (
+            layer.feed_forward.stacked is not None
+            for layer in self._weights.layers
+            if isinstance(layer.feed_forward, ExpertWeights)
+        )
+        return self.provider == "triton" and _has_kernels(self._spec) and all(are_stacked)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -297,9 +322,9 @@ class StackDecoder(SpecDecoder):
     def _recurrence(
         self, index: int, spec: Recurrence, weights: Recurrent, hidden: Tensor, step: _Step
     ) -> Tensor:
-        states = step.states(index, spec.state_size)
+        states = step.states(index, spec.state_size, self._ops)
         mixed, states = weights.mix(hidden, states, step.inputs.query_starts, self._ops)
-        step.keep_states(index, states)
+        step.keep_states(index, states, self._ops)
         return mixed
 
     def _attention(self, index: int, parts: _AttentionParts, hidden: Tensor, step: _Step) -> Tensor:
@@ -407,15 +432,17 @@ class StackDecoder(SpecDecoder):
 
     def _mlp(self, spec: Mlp, weights: MlpWeights, hidden: Tensor) -> Tensor:
         inner = self._linear(hidden, weights.gate_up)
+        return self._linear(self._activated(spec, inner, weights.constants), weights.down)
+
+    def _activated(self, spec: Mlp, inner: Tensor, constants: Sequence[float] = ()) -> Tensor:
+        """What the second product reads; may overwrite ``inner``, the result of the first."""
         if spec.gate_multiplier != 1:
             inner[:, : spec.size] *= spec.gate_multiplier
         if spec.activation == "silu" and spec.is_gated:
-            inner = self._ops.silu_mul(inner)
-        else:
-            inner = self._ops.activate(
-                inner, spec.activation, is_gated=spec.is_gated, constants=weights.constants
-            )
-        return self._linear(inner, weights.down)
+            return self._ops.silu_mul(inner)
+        return self._ops.activate(
+            inner, spec.activation, is_gated=spec.is_gated, constants=constants
+        )
 
     def _experts(
         self, spec: Experts, weights: ExpertWeights, hidden: Tensor, residual: Tensor
@@ -453,6 +480,8 @@ class StackDecoder(SpecDecoder):
         chosen, shares = self._ops.choose_experts(logits, router, weights.correction)
         if weights.factors is not None:
             shares = shares * weights.factors[chosen]
+        if weights.stacked is not None:
+            return self._stacked_experts(spec, weights.stacked, chosen, shares, hidden)
         shape = (*chosen.shape, hidden.shape[1])
         computed = torch.zeros(shape, dtype=hidden.dtype, device=hidden.device)
         for expert in sorted(set(chosen.flatten().tolist())):
@@ -464,6 +493,23 @@ class StackDecoder(SpecDecoder):
             outputs = self._mlp(spec.expert, weights.experts[expert], inputs)
             computed[rows, places] = (outputs * share).to(hidden.dtype)
         return computed.sum(dim=1)
+
+    def _stacked_experts(
+        self, spec: Experts, weights: StackedMlps, chosen: Tensor, shares: Tensor, hidden: Tensor
+    ) -> Tensor:
+        """The same as a few products of all experts, which do not wait for the device."""
+        ops, num_shared = self._ops, chosen.shape[1]
+        if spec.router.weighs_inputs:
+            weighed = (hidden.unsqueeze(1) * shares.unsqueeze(2)).to(hidden.dtype)
+            hidden, shares, num_shared = weighed.flatten(0, 1), torch.ones_like(shares), 1
+        order, starts = ops.group_rows(chosen, spec.count)
+        gate_up, down = weights.gate_up, weights.down
+        inner = ops.grouped_projection(
+            hidden, gate_up.weight, gate_up.bias, order, starts, num_shared=num_shared
+        )
+        inner = self._activated(spec.expert, inner)
+        outputs = ops.grouped_projection(inner, down.weight, down.bias, order, starts)
+        return ops.sum_experts(outputs, shares)
 
     def _add_norm(
         self, branch: Tensor, residual: Tensor, norm: Norm | None, weights: NormWeights | None
@@ -502,18 +548,13 @@ def attention_spec(spec: Attention, weights: AttentionWeights) -> AttentionSpec:
     )
 
 
-def has_own_kernels(spec: ModelSpec) -> bool:
-    """Whether no operation of the model falls back from Triton to the reference, which waits for
-    the device."""
-    return not (
-        spec.has_states
-        or any(isinstance(layer.feed_forward, Experts) for layer in spec.layers)
-        or any(
-            attention.chunk is not None
-            or attention.latent is not None
-            or attention.head_dim > _TRITON_HEAD_DIM
-            for attention in spec.attentions
-        )
+def _has_kernels(spec: ModelSpec) -> bool:
+    """Whether Triton has a kernel for every layer."""
+    return not any(
+        attention.chunk is not None
+        or attention.latent is not None
+        or attention.head_dim > _TRITON_HEAD_DIM
+        for attention in spec.attentions
     )
 
 

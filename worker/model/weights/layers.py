@@ -44,6 +44,7 @@ from worker.model.weights.formats.interface import Format, Target
 from worker.model.weights.recurrences import recurrence_of
 from worker.model.weights.recurrences.interface import LayerTensors, Recurrent
 from worker.model.weights.sources import TensorSource
+from worker.model.weights.stacked import StackedMlps, stacked
 from worker.model.weights.weight import DenseWeight, Linear, Weight
 
 logger = logging.getLogger(__name__)
@@ -139,6 +140,9 @@ class ExpertWeights:
     factors: Tensor | None = None
     """[num_experts] float32."""
     latents: ExpertLatents | None = None
+    stacked: StackedMlps | None = None
+    """``experts`` in the same memory, for a provider that computes them together. None if they are
+    packed."""
     norms: ExpertNorms | None = None
 
 
@@ -572,7 +576,7 @@ class WeightReader:
             factors = self.floats(f"{prefix}{names.factors}", (spec.count,))
         if spec.has_shared_gate:
             shared_gate = self.float_linear([f"{prefix}{names.shared_gate}"], (1, self.hidden_size))
-        return ExpertWeights(
+        weights = ExpertWeights(
             router=self.float_linear(
                 [f"{prefix}{names.router}"],
                 (spec.count, self.hidden_size),
@@ -601,6 +605,7 @@ class WeightReader:
             else self._expert_latents(prefix, spec.latent_size, has_bias=spec.has_latent_bias),
             norms=None if spec.own_norm is None else self._expert_norms(prefix, spec.own_norm),
         )
+        return _together(weights) if self._target.provider == "triton" else weights
 
     def _expert_latents(self, prefix: str, size: int, *, has_bias: bool) -> ExpertLatents:
         names, hidden = self._names.layers, self.hidden_size
@@ -696,6 +701,21 @@ class _LayerTensors(LayerTensors):
 
     def stacked_floats(self, names: Sequence[str], shape: tuple[int, ...]) -> Tensor:
         return self.reader.stacked_floats([f"{self.prefix}{name}" for name in names], shape)
+
+
+def _together(weights: ExpertWeights) -> ExpertWeights:
+    """The experts in one tensor for each of their matrices, if they are not packed."""
+    experts = weights.experts
+    gate_up = stacked([one.gate_up for one in experts])
+    down = stacked([one.down for one in experts])
+    if gate_up is None or down is None or any(one.constants for one in experts):
+        return weights
+    parts = zip(gate_up.parts(), down.parts(), strict=True)
+    return replace(
+        weights,
+        experts=tuple(MlpWeights(*both) for both in parts),
+        stacked=StackedMlps(gate_up, down),
+    )
 
 
 def _softplus(number: float) -> float:
