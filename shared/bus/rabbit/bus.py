@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -92,6 +93,8 @@ class RabbitBus:
         self._places = Places(timeout_s)
         self._resources = Resources(partial(self._home.open_channel, waits=False))
         self._exclusive: dict[str, Queue] = {}
+        self._consumers: defaultdict[str, list[RabbitConsumer]] = defaultdict(list)
+        """The open consumers, by queue."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -191,9 +194,13 @@ class RabbitBus:
         self, queue: str, *, prefetch: int = 0, is_exclusive: bool = False
     ) -> AsyncIterator[RabbitConsumer]:
         consumer = await self._start_consumer(queue, prefetch, is_exclusive)
+        self._consumers[queue].append(consumer)
         try:
             yield consumer
         finally:
+            self._consumers[queue].remove(consumer)
+            if not self._consumers[queue]:
+                del self._consumers[queue]
             await consumer.close()
 
     async def _start_consumer(
@@ -230,7 +237,15 @@ class RabbitBus:
 
     async def _delete_queue(self, name: str) -> None:
         self._exclusive.pop(name, None)
-        await self._resources.delete_queue(name)
+        consumers = list(self._consumers.get(name, ()))
+        for consumer in consumers:
+            consumer.is_deleted = True
+        try:
+            await self._resources.delete_queue(name)
+        except BusError:
+            for consumer in consumers:
+                consumer.is_deleted = False
+            raise
 
     async def _consume(
         self, link: Link, queue: str, prefetch: int, is_exclusive: bool

@@ -68,6 +68,8 @@ class RabbitConsumer(MessageFrames):
         self._inspect = inspect
         self._link = link
         self._tag = ""
+        self.is_deleted = False
+        """Whether this process has deleted the queue, or is about to."""
         self._inbox: Inbox[RabbitDelivery] = Inbox()
         self._delivering = 0, False
         """The delivery tag of the message that is arriving, and whether it was delivered before."""
@@ -80,8 +82,9 @@ class RabbitConsumer(MessageFrames):
             return await self._inbox.get()
         except QueueNotFound:
             # Brokers also cancel consumers of queues that still exist: after a timeout or a change
-            # of leader.
-            if await self._inspect(self._queue) is None:
+            # of leader. To ask about a queue that is gone costs a channel, which the broker closes,
+            # and every request ends with the deletion of a queue.
+            if self.is_deleted or await self._inspect(self._queue) is None:
                 raise
             raise BusUnavailable(f"the broker stopped the consumer of {self._queue}") from None
 

@@ -28,6 +28,7 @@ from shared.errors import (
     BusUnavailable,
     PublishersBlocked,
     PublishUnconfirmed,
+    QueueNotFound,
     StartupError,
     TooManyQueues,
     Unanswered,
@@ -66,6 +67,7 @@ FORBID_QUEUES = (
     'ok = rabbit_vhost_limit:parse_set(<<"warren">>, <<"{\\"max-queues\\": 0}">>, <<"test">>)'
 )
 ALLOW_QUEUES = 'ok = rabbit_vhost_limit:clear(<<"warren">>, <<"test">>)'
+CHANNELS = "lists:sort(rabbit_channel:list())"
 FORGET = (
     'Name = rabbit_misc:r(<<"warren">>, queue, <<"%s">>),'
     " case erlang:function_exported(rabbit_db_queue, delete, 2) of"
@@ -264,6 +266,23 @@ async def test_the_end_of_a_lost_queue_cannot_unbind_the_one_declared_in_its_pla
         await publish(bus, queue, numbered(1))
         async with bus.consume(queue.name) as consumer:
             assert await take_bodies(consumer, 1) == numbered(1)
+
+
+async def test_a_consumer_asks_nothing_about_a_queue_that_its_own_bus_deletes(
+    node: RabbitNode,
+) -> None:
+    async with connected_to(node.url) as bus, AsyncExitStack() as stack:
+        queue = queue_maker(bus, stack)()
+        await bus.declare(queue)
+        async with bus.consume(queue.name) as consumer:
+            channels = await asyncio.to_thread(node.evaluate, CHANNELS)
+
+            await bus.delete_queue(queue.name)
+            with pytest.raises(QueueNotFound):
+                await anext(consumer)
+
+            # The broker closes the channel on which it is asked about a queue that is gone.
+            assert await asyncio.to_thread(node.evaluate, CHANNELS) == channels
 
 
 async def test_a_connection_may_end_before_an_acknowledgement_is_on_its_way(
