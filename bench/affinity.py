@@ -47,7 +47,7 @@ from tests.support.deployment import processes
 from tests.support.deployment.processes import NO_TLS, WarrenProcess
 from tests.support.metrics import sample
 
-_TEXT = Path(__file__).parent / "texts" / "alice.txt"
+TEXT = Path(__file__).parent / "texts" / "alice.txt"
 _PROMPT_TOKENS = "warren_worker_prefix_cache_queries_total"
 _ANNOUNCED = "warren_fleet_workers"
 _STARTED_AT_ONCE = 2
@@ -82,6 +82,9 @@ class System:
     size: int = 1
     """The size of a worker, relative to the plan's workers."""
     has_affinity: bool = True
+    has_hedging: bool = False
+    slowdown: float = 1.0
+    """How many times as long as a step of the others a step of the first worker takes."""
     is_one_killed: bool = False
 
 
@@ -155,7 +158,7 @@ class Fleet:
     def __init__(self, broker: str, plan: Plan, system: System, stack: ExitStack) -> None:
         logs = Path(stack.enter_context(TemporaryDirectory(prefix="warren-affinity-")))
         options = ("--log-level=warning", "--max-requests=4096")
-        tuning = {"has_affinity": system.has_affinity}
+        tuning = {"has_affinity": system.has_affinity, "has_hedging": system.has_hedging}
         self.gateway = stack.enter_context(
             processes.gateway(broker, logs / "gateway", *options, tuning=tuning)
         )
@@ -165,9 +168,12 @@ class Fleet:
             "WARREN_MAX_NUM_SEQS": str(size * plan.num_slots),
             "WARREN_MAX_NUM_BATCHED_TOKENS": str(size * plan.step_tokens),
         }
-        sizes = (f"--step-ms={1e3 * plan.step_s}", f"--num-blocks={size * plan.num_blocks}")
+        blocks = f"--num-blocks={size * plan.num_blocks}"
+        steps_ms = [1e3 * plan.step_s * system.slowdown, *[1e3 * plan.step_s] * system.num_workers]
         self.workers = [
-            processes.echo_worker(broker, logs / f"worker-{k}", *sizes, **variables)
+            processes.echo_worker(
+                broker, logs / f"worker-{k}", f"--step-ms={steps_ms[k]}", blocks, **variables
+            )
             for k in range(system.num_workers)
         ]
         for first in range(0, system.num_workers, _STARTED_AT_ONCE):
@@ -196,11 +202,12 @@ async def hold(fleet: Fleet, plan: Plan, conversation: Conversation, text: str) 
         for number in range(plan.num_turns):
             await asyncio.sleep(draw.expovariate(1 / plan.pause_s))
             body = conversation.ask(question, plan.answer_tokens)
-            await _turn(http, conversation, body)
+            await ask(http, conversation, body)
             question = f"{number + 2}. And what happens after that? Please say a little more."
 
 
-async def _turn(http: httpx.AsyncClient, conversation: Conversation, body: dict[str, Any]) -> None:
+async def ask(http: httpx.AsyncClient, conversation: Conversation, body: dict[str, Any]) -> None:
+    """Stream the answer to a question. Raises `LoadError` if it is cut off or fails."""
     sent_at, first_at, text = time.perf_counter(), 0.0, ""
     usage: dict[str, Any] = {}
     async with http.stream("POST", "/v1/chat/completions", json=body) as response:
@@ -323,7 +330,7 @@ def main(
     plan = Plan(
         num_workers=workers, num_conversations=conversations, num_turns=turns, pause_s=pause_s
     )
-    text = _TEXT.read_text(encoding="utf-8")[: plan.text_chars]
+    text = TEXT.read_text(encoding="utf-8")[: plan.text_chars]
     systems = [
         System(name="one worker as large as all", num_workers=1, size=workers),
         System(name="shared queue", num_workers=workers, has_affinity=False),

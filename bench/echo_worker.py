@@ -74,6 +74,7 @@ def echo_model(
         max_seq_len=min(runner.max_seq_len, num_blocks * BLOCK_SIZE),
         fingerprint=MODEL,
         numerics=numerics,
+        is_exact=True,
         tool_parser=tool_parser(tokenizer, worker.tool_parser),
         facts={
             "device": "cpu",

@@ -85,6 +85,7 @@ def create_app(settings: GatewaySettings, bus: Bus, tuning: Tuning = TUNING) -> 
             for work in (
                 gateway.reply_queues.keep_spares,
                 gateway.relays.watch,
+                gateway.hedge,
                 gateway.log_bindings.run,
                 gateway.upkeep.run,
                 gateway.quick.listen,

@@ -20,7 +20,14 @@ from shared.telemetry.metrics import (
 from shared.telemetry.requests import TenantLabels
 
 _MAX_TENANTS = 1000
-_REASONS = ("worker_lost", "worker_silent", "connection_lost", "handed_over", "requested_again")
+_REASONS = (
+    "worker_lost",
+    "worker_silent",
+    "connection_lost",
+    "handed_over",
+    "outrun",
+    "requested_again",
+)
 _LIMITS = (
     "max_requests",
     "max_bytes_in_flight",
@@ -146,7 +153,7 @@ class Metrics:
         self.takeovers = catalog.counter(
             "warren_gateway_takeovers_total",
             "Streams that moved to another worker, by the reason: worker_lost, worker_silent, "
-            "connection_lost, handed_over or requested_again.",
+            "connection_lost, handed_over, outrun (by a hedge) or requested_again.",
             "model",
             "reason",
         )

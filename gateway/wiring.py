@@ -29,6 +29,7 @@ from gateway.ledger.budgets import Budgets
 from gateway.ledger.prices import PriceTable
 from gateway.ledger.recorder import UsageRecorder
 from gateway.log.bindings import LogBindings
+from gateway.log.hedging import Hedging
 from gateway.log.registry import Relays
 from gateway.log.reply_queues import ReplyQueues
 from gateway.metrics import Metrics
@@ -92,6 +93,8 @@ class Tuning:
     reply_retention_s: float = 60.0
     """The least time for which the broker keeps a log after its last reader has gone: a gateway
     restarts within this time."""
+    has_hedging: bool = True
+    """Whether slow streams get a second worker; benchmarks compare."""
     has_affinity: bool = True
     """Whether conversations have affinity targets; benchmarks compare."""
     worker_silence_s: float = 4 * topology.ANNOUNCE_INTERVAL_S
@@ -158,6 +161,7 @@ class Gateway:
     admission: Admission
     reply_queues: ReplyQueues
     relays: Relays
+    hedging: Hedging
     workers: LiveWorkers
     queues: QueueWatch
     samples: Samples
@@ -225,6 +229,9 @@ class Gateway:
         for name, outage in store.outages.items():
             metrics.store_up.labels(name).set_function(outage.is_up)
         relays = Relays(bus, reply_queues, workers, settings, tuning.worker_silence_s)
+        hedging = Hedging(bus, workers, metrics.catalog)
+        if tuning.has_hedging:
+            relays.on_start = hedging.hear_start
         export_fleet(
             metrics.catalog,
             settings,
@@ -253,6 +260,7 @@ class Gateway:
             admission=admission,
             reply_queues=reply_queues,
             relays=relays,
+            hedging=hedging,
             workers=workers,
             keys=keys,
             refusals=Refusals(),
@@ -301,6 +309,11 @@ class Gateway:
             log_bindings=LogBindings(bus, lambda: [*reply_queues.spare, *relays.logs]),
             upkeep=Upkeep(bus, lambda: (*topology.EXCHANGES, topology.LEDGER_RECORDS)),
         )
+
+    async def hedge(self) -> None:
+        """Give slow streams a second worker, if that is wanted."""
+        if self.tuning.has_hedging:
+            await self.hedging.watch(self.relays.current)
 
     @property
     def state(self) -> GatewayState:

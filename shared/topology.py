@@ -321,7 +321,7 @@ class Publishers:
         own = msgspec.structs.replace(job, tenant=user, key_id="")
         if isinstance(own, GenerationJob):
             # Limits count jobs by their request ids, which executions would share.
-            return msgspec.structs.replace(own, execution=0, is_counted=False)
+            return msgspec.structs.replace(own, execution=0, is_counted=False, hedge=None)
         return own
 
     def is_trusted(self, user: str) -> bool:

@@ -324,7 +324,7 @@ class LiveWorkers:
         """
         near, shared = (self._published.labels(job.model, route) for route in ("near", "shared"))
         target = self._affinity_target(job) if job_class == "interactive" else None
-        if target is not None and await self._publish_near(job, reply_key, target.worker):
+        if target is not None and await self.publish_near(job, reply_key, target.worker):
             near.inc()
         else:
             await self.jobs.publish(job, reply_key, job_class)
@@ -404,7 +404,7 @@ class LiveWorkers:
         root = affinity.root_of(job)
         return None if root is None else affinity.target_of(root, candidates)
 
-    async def _publish_near(self, job: GenerationJob, reply_key: str, address: str) -> bool:
+    async def publish_near(self, job: GenerationJob, reply_key: str, address: str) -> bool:
         """Publish to the queue of a worker; False if it is gone or full. Raises `BusError`."""
         message = job_message(job, reply_key, self.clocks.shift_s([address]))
         with suppress(Unroutable, PublishRefused, MessageTooLarge):

@@ -7,7 +7,7 @@ events. What follows `Restarted` is the whole log. A renderer starts again too, 
 client has been sent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 from typing import Annotated, TypeAlias
 
@@ -185,6 +185,10 @@ _AFTER_END = {
 }
 
 
+def do_nothing() -> None:
+    pass
+
+
 class Restarted(msgspec.Struct, frozen=True):
     """The log is read from its start again."""
 
@@ -202,6 +206,8 @@ class LogCursor:
         self.facts = facts
         self.end = LogEnd.OPEN
         """How the log ended, in this reading or an earlier reading."""
+        self.on_start: Callable[[], object] = do_nothing
+        """Called when a run has become the log's writer."""
         self.num_accepted = 0
         """How often gateways have accepted the request."""
         self.publication = 0
@@ -269,7 +275,9 @@ class LogCursor:
             self._learn(event)
         actions = self.reader.read(event)
         if isinstance(event, Started | HandedOver) and not was_waiting:
-            self._follow_run(event, actions)
+            self._follow_run(event)
+        if not was_waiting and (len(actions) > 1 or isinstance(event, Started)):
+            self._note_starts(actions)
         self._keep(event, actions, was_waiting=was_waiting)
         if self.reader.is_ended and actions:
             self.end = LogEnd.FAILED if isinstance(event, Failed) else LogEnd.FINISHED
@@ -278,10 +286,16 @@ class LogCursor:
             return [Restarted(), *actions]
         return actions
 
-    def _follow_run(self, event: Started | HandedOver, actions: Sequence[Action]) -> None:
+    def _note_starts(self, actions: Sequence[Action]) -> None:
+        """Note the runs that have become the log's writer. A hedge does so with its first
+        tokens."""
+        for action in actions:
+            if isinstance(action, Relay) and isinstance(action.event, Started):
+                self.lost_runs.append(self.reader.num_lost_runs)
+                self.on_start()
+
+    def _follow_run(self, event: Started | HandedOver) -> None:
         self.is_untouched = False
-        if isinstance(event, Started) and any(isinstance(action, Relay) for action in actions):
-            self.lost_runs.append(self.reader.num_lost_runs)
         if event.ticket == self.reader.ticket:
             # The worker that has the job next may have been answered by the old queue of the log.
             self.is_deserted = self._is_renewed and isinstance(event, HandedOver)

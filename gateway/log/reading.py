@@ -11,6 +11,7 @@ whose log has no reader is cancelled.
 import asyncio
 import logging
 import math
+import time
 from contextlib import suppress
 
 from gateway.log.cursor import Item, LogCursor, LogEnd, LogEvent, Restarted
@@ -169,6 +170,8 @@ class LogReading:
         self._recreating: asyncio.Task[None] | None = None
         """Goes on if the reading is cancelled: others read the messages that it publishes."""
         self._last_id = ""
+        self.read_at = -math.inf
+        """Monotonic time of the last message that was read."""
         self._marker = ""
         self._caught_up: asyncio.Future[None] | None = None
         self._has_job = self.has_attached or bool(cursor.claim.body_hash)
@@ -386,6 +389,7 @@ class LogReading:
         if self._copy is not None and not cursor.is_waiting:
             self._copy = None
         self._num_read += 1
+        self.read_at = time.monotonic()
         self._last_id = message.message_id
         if message.message_id == self._marker:
             self._tell_caught_up()

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from gateway.fleet.live_workers import LiveWorkers
-from gateway.log.cursor import NOT_FOUND, Fate, LogFacts, Retention
+from gateway.log.cursor import NOT_FOUND, Fate, LogFacts, Retention, do_nothing
 from gateway.log.reading import EXPIRED, NODE_DOWN
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog, ReplyQueues
@@ -75,6 +75,10 @@ class Relays:
         self._departed: dict[str, tuple[LogRelay, asyncio.Future[None]]] = {}
         """Logs whose clients may return, by request id; the future ends the wait."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self.on_start: Callable[[LogRelay], object] = _ignore
+        """Called when a worker has begun to write the log of a relay."""
+        self.on_end: Callable[[LogRelay], object] = _ignore
+        """Called when a relay leaves its log."""
 
     @asynccontextmanager
     async def open(
@@ -338,9 +342,11 @@ class Relays:
     def _registered(self, relay: LogRelay) -> Iterator[None]:
         self._let_go(relay.claim, is_local=True)
         self._relays[relay.request_id] = relay
+        relay.cursor.on_start = partial(self.on_start, relay)
         try:
             yield
         finally:
+            relay.cursor.on_start = do_nothing  # it would keep the relay, in a cycle
             if self._relays.get(relay.request_id) is relay:
                 del self._relays[relay.request_id]
             self._part(relay)
@@ -380,6 +386,7 @@ class Relays:
 
     def _part(self, relay: LogRelay) -> None:
         """Leave a log according to its fate, in the background."""
+        self.on_end(relay)
         fate = relay.fate
         if fate is not Fate.WAITS or not self._settings.disconnect_grace_s:
             self._spawn(self._close(relay, is_end=fate is not Fate.STAYS), relay.request_id)
@@ -455,6 +462,10 @@ def _refusal(code: str) -> WarrenError:
     if code == Unavailable.code:
         return Unavailable("This stream is moving to another node of the broker.")
     return StreamNotFound(NOT_FOUND)
+
+
+def _ignore(relay: LogRelay) -> None:
+    pass
 
 
 def _resolve(future: "asyncio.Future[None]") -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import math
+import time
 from collections.abc import Awaitable
 from functools import cached_property
 
@@ -59,6 +60,8 @@ class LogRelay:
         """The job that may be published again, if this client has just sent it."""
         self.lane: JobClass = "interactive"
         """The queue of the job."""
+        self.began_at = time.monotonic()
+        """Monotonic time."""
         self.repeats_earlier = False
         """Whether the log was already there when this client sent the request."""
         self.claim = claim

@@ -21,6 +21,7 @@ from shared.messages import (
     Failed,
     Finished,
     HandedOver,
+    Hedge,
     Progress,
     PromptScores,
     Replaced,
@@ -114,6 +115,19 @@ class Run:
 _NO_RUN = Run(-1, is_alone=False, num_returns=0)
 
 
+@dataclass(frozen=True, slots=True)
+class Challenger:
+    """A hedge: a run that may become the log's writer by writing before the current run does."""
+
+    started: Started
+    attempt: int
+    """The attempt that it opens if it becomes the writer."""
+
+    @property
+    def run(self) -> Run:
+        return Run.of(self.started)
+
+
 def is_acceptance(event: Accepted) -> bool:
     """Whether a gateway has accepted the request. Otherwise the event only marks the position up to
     which a gateway reads."""
@@ -159,6 +173,13 @@ class LogReader:
         or if it does not state them."""
         self._run = _NO_RUN
         self._run_numerics = ""
+        self._challenger: Challenger | None = None
+        self._won: set[int] = set()
+        """The hedges that have become the log's writer, by their numbers."""
+        self._last_attempt = 0
+        """The highest attempt so far, of a run or of a challenger."""
+        self._outrun: set[str] = set()
+        """The tickets of hedges that came too late, and of runs that a hedge has outrun."""
         self._contenders: set[str] = set()
         """The tickets of the runs of the newest delivery; any of them may hold the job."""
         self._replaced: dict[str, Run] = {}
@@ -167,6 +188,20 @@ class LogReader:
         """The tickets of the runs that generated tokens or scores that count, in order."""
         self._cut_off = frozenset(cut_off)
         self._handed_over = set(cut_off)
+
+    @property
+    def publication(self) -> int:
+        """The publication of the current run; -1 if no run has started."""
+        return self._run.publication
+
+    def has_won(self, hedge: Hedge) -> bool:
+        """Whether a run of the hedge is, or was, the log's writer."""
+        return hedge.number in self._won
+
+    @property
+    def num_tokens(self) -> int:
+        """The number of accepted tokens, of all choices together."""
+        return sum(len(chain.token_ids) for chain in self.chains)
 
     @property
     def num_lost_runs(self) -> int:
@@ -185,7 +220,7 @@ class LogReader:
         return sum(self._was_alone(self._replaced[ticket]) for ticket in self._crashes())
 
     def _lost_runs(self) -> set[str]:
-        return self._replaced.keys() - self._handed_over
+        return self._replaced.keys() - self._handed_over - self._outrun
 
     def _crashes(self) -> set[str]:
         lost = self._lost_runs()
@@ -228,7 +263,7 @@ class LogReader:
 
     def cancel(self) -> list[Send]:
         """The commands that stop the job, for a reader whose client is gone."""
-        return self._cancel()
+        return [*self._cancel(), *self._stop_challenger()]
 
     def _cancel(self, *, is_replaced: bool = False) -> list[Send]:
         if self.is_ended or self.worker is None:
@@ -253,25 +288,109 @@ class LogReader:
             return [self._stop(event.worker, event.ticket, is_foreign=True)]
         if event.ticket == self.ticket:
             return [Send(event.worker, self._continue(event))] if event.is_waiting else []
+        if self._is_challenge(event):
+            return self._challenge(event, run)
         if self._is_late(run):
             return [self._stop(event.worker, event.ticket)]
         if self._is_rival(run):
             self._contenders.add(event.ticket)
             return [self._stop(event.worker, event.ticket, is_replaced=True)]
-        fence = self._cancel(is_replaced=True)
-        if self.worker is not None and self.ticket is not None:
-            reason = self._why_replaced(self.ticket, run)
-            self.replaced = Replaced(worker=self.worker, ticket=self.ticket, reason=reason)
-            self._replaced[self.ticket] = self._run
-        self._run, self._run_numerics = run, event.numerics
-        self.worker, self.ticket = event.worker, event.ticket
-        self._contenders = {event.ticket}
-        # Attempt 1 is reserved for the run that did not wait, even if its `Started` arrives late.
-        self.attempt = max(self.attempt, int(event.is_waiting)) + 1
+        fence = [*self._cancel(is_replaced=True), *self._drop_challenger()]
+        reason = "" if self.ticket is None else self._why_replaced(self.ticket, run)
+        self._replace_by(event, self._next_attempt(event), reason)
         start: list[Action] = [Relay(self.ordinal, event)]
         if fence or event.is_waiting:
             start.append(Send(event.worker, self._continue(event)))
         return [*start, *fence]
+
+    def _next_attempt(self, event: Started) -> int:
+        # Attempt 1 is reserved for the run that did not wait, even if its `Started` arrives late.
+        self._last_attempt = max(self._last_attempt, int(event.is_waiting)) + 1
+        return self._last_attempt
+
+    def _replace_by(self, event: Started, attempt: int, reason: str) -> None:
+        """Make the run of ``event`` the log's writer."""
+        if self.worker is not None and self.ticket is not None:
+            self.replaced = Replaced(worker=self.worker, ticket=self.ticket, reason=reason)
+            self._replaced[self.ticket] = self._run
+        self._run, self._run_numerics = Run.of(event), event.numerics
+        self.worker, self.ticket = event.worker, event.ticket
+        self._contenders = {event.ticket}
+        self.attempt = attempt
+        if event.hedge is not None:
+            self._won.add(event.hedge.number)
+
+    def _is_challenge(self, event: Started) -> bool:
+        """Whether the run only hedges the current run. A hedge without a run before it, and a later
+        run of a hedge that has become the writer, are runs like others."""
+        if event.hedge is None or self.ticket is None:
+            return False
+        return not self.has_won(event.hedge)
+
+    def _challenge(self, event: Started, run: Run) -> list[Action]:
+        before = self._challenger
+        if before is not None and event.ticket == before.started.ticket:
+            return [self._continue_challenger(before, event)] if event.is_waiting else []
+        if self._is_too_late(event) or (before is not None and run < before.run):
+            self._outrun.add(event.ticket)
+            return [self._stop(event.worker, event.ticket, is_outrun=True)]
+        if before is not None and run == before.run:
+            return [self._stop(event.worker, event.ticket, is_replaced=True)]
+        if before is not None and before.run.publication == run.publication:
+            # A hedge that runs again without having written anything was lost with its worker.
+            self._replaced[before.started.ticket] = before.run
+        dropped = self._stop_challenger()
+        self._challenger = Challenger(event, self._next_attempt(event))
+        return [self._continue_challenger(self._challenger, event), *dropped]
+
+    def _is_too_late(self, event: Started) -> bool:
+        """Whether the log has got further since the hedge was published."""
+        assert event.hedge is not None
+        return event.ticket in self._outrun or event.hedge.num_tokens != self.num_tokens
+
+    def _continue_challenger(self, challenger: Challenger, event: Started) -> Send:
+        assert self.worker is not None
+        assert self.ticket is not None
+        hedged = Replaced(worker=self.worker, ticket=self.ticket, reason="outrun")
+        command = replace(
+            self._continue(event), attempt=challenger.attempt, replaced=hedged, is_contested=True
+        )
+        return Send(event.worker, command)
+
+    def _stop_challenger(self) -> list[Send]:
+        """The command that stops the hedge, if there is a hedge."""
+        if self._challenger is None:
+            return []
+        started = self._challenger.started
+        return [self._stop(started.worker, started.ticket, is_outrun=True)]
+
+    def _drop_challenger(self) -> list[Send]:
+        """Let the current run stay the writer."""
+        stops = self._stop_challenger()
+        if self._challenger is not None:
+            self._outrun.add(self._challenger.started.ticket)
+            self._challenger = None
+        return stops
+
+    def _let_write(self, event: PromptScores | TokenDelta | Finished) -> list[Action] | None:
+        """Decide which run is the log's writer when a run writes ``event`` at the log's end.
+
+        Returns what follows from the decision, or None if the event is late: neither the current
+        run's nor the challenger's.
+        """
+        challenger = self._challenger
+        if self._is_current(event):
+            return [] if challenger is None else [*self._drop_challenger()]
+        if challenger is None or event.attempt != challenger.attempt:
+            return None
+        assert self.ticket is not None
+        fence = self._cancel(is_replaced=True)
+        self._challenger = None
+        self._outrun.add(self.ticket)
+        started = challenger.started
+        self._replace_by(started, challenger.attempt, "outrun")
+        confirmed = Send(started.worker, replace(self._continue(started), choices=()))
+        return [Relay(self.ordinal, started), confirmed, *fence]
 
     def _why_replaced(self, ticket: str, run: Run) -> str:
         """Why ``run`` replaces the run with ``ticket``, as far as the log shows it."""
@@ -318,15 +437,20 @@ class LogReader:
     def _score(self, event: PromptScores) -> list[Action]:
         num_scored = self.num_scored.get(event.prompt, 0)
         is_of_a_prompt = event.prompt < len(self.chains)  # each prompt has at least one choice
-        is_ours = self._is_current(event) and not self.is_foreign(event)
-        if not (is_of_a_prompt and is_ours) or event.start != num_scored:
+        if not is_of_a_prompt or self.is_foreign(event) or event.start != num_scored:
+            return []
+        decided = self._let_write(event)
+        if decided is None:
             return []
         self.num_scored[event.prompt] = num_scored + len(event.token_ids)
         self._note_progress()
-        return [self._relay(event)]
+        return [*decided, self._relay(event)]
 
     def _extend(self, event: TokenDelta | Finished) -> list[Action]:
-        if not (self._is_current(event) and self._is_next(event)):
+        if not self._is_next(event):
+            return []
+        decided = self._let_write(event)
+        if decided is None:
             return []
         self._note_progress()
         chain = self.chains[event.choice]
@@ -335,7 +459,7 @@ class LogReader:
             chain.is_finished = True
             chain.num_cached_tokens = event.num_cached_tokens
             self.is_ended = all(chain.is_finished for chain in self.chains)
-        return [self._relay(event)]
+        return [*decided, self._relay(event)]
 
     def _note_progress(self) -> None:
         self.numerics = self._run_numerics
@@ -344,8 +468,9 @@ class LogReader:
     def _fail(self, event: Failed) -> list[Action]:
         if not self._counts(event):
             return []
+        dropped = self._drop_challenger()
         self.is_ended = True
-        return [self._relay(event)]
+        return [self._relay(event), *dropped]
 
     def _counts(self, event: Failed) -> bool:
         if self.is_foreign(event):

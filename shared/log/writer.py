@@ -142,6 +142,8 @@ class Verdict(Enum):
     """Continue from the position of `Attempt.log`."""
     STOP = auto()
     """No reader needs further events: acknowledge the job."""
+    OUTRUN = auto()
+    """The run that this run hedges was faster: acknowledge the job without an answer."""
     FOREIGN = auto()
     """The log is of another execution: acknowledge the job without an answer."""
     ENDED = auto()
@@ -177,6 +179,8 @@ class Attempt:
         """None while the attempt waits for `Continue`."""
         self.replaced: Replaced | None = None
         """The run before this run, if its reader has named it."""
+        self.is_contested = False
+        """Whether this run is a hedge, and not the log's writer as far as it knows."""
         self.is_continued = False
         """Whether another run has been there. A job that waited in vain for its worker is delivered
         for the second time, and runs for the first time."""
@@ -194,6 +198,7 @@ class Attempt:
         read everything that was written."""
         self.num_moves += 1
         self.is_first = False
+        self.is_contested = False
         self.log = None
         self._num_inquiries = 0
 
@@ -206,8 +211,12 @@ class Attempt:
             return None
         if isinstance(command, Cancel) and command.is_foreign:
             return Verdict.FOREIGN
+        if isinstance(command, Cancel) and command.is_outrun:
+            return Verdict.OUTRUN
         if isinstance(command, Cancel):
             return Verdict.REQUEUE if command.is_replaced else Verdict.STOP
+        if self.log is not None and command.attempt == self.log.attempt:
+            self.is_contested &= command.is_contested
         if self.log is not None or len(command.choices) != self._num_choices:
             return None
         verdict = self._judge(command) if is_settled else Verdict.CONTINUE
@@ -217,6 +226,7 @@ class Attempt:
                 return None
         self.log = LogWriter.resume(command, self._execution)
         self.replaced = command.replaced
+        self.is_contested = command.is_contested
         has_tokens = any(choice.token_ids for choice in command.choices)
         self.is_continued = has_tokens or command.replaced is not None
         self.numerics = command.numerics

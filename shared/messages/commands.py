@@ -26,6 +26,9 @@ class Cancel(Wire, frozen=True, kw_only=True):
     is_replaced: bool = False
     """Another run owns the stream. The job is requeued rather than acknowledged, in case that other
     run no longer holds it."""
+    is_outrun: bool = False
+    """The run is a hedge, and the run that it hedges has written first. The job is acknowledged
+    without a word, because the other run still holds it."""
     is_foreign: bool = False
     """The log is of a later execution of the request, so that the job is acknowledged without a
     word."""
@@ -47,13 +50,14 @@ class Replaced(Struct, frozen=True, kw_only=True):
     """The address of its worker."""
     ticket: str
     reason: str
-    """``worker lost``, ``worker silent``, ``connection lost`` (to the broker), ``handed over``, or
-    ``requested again`` (with the same Idempotency-Key, so that the job was published twice)."""
+    """``worker lost``, ``worker silent``, ``connection lost`` (to the broker), ``handed over``,
+    ``outrun`` (by a hedge), or ``requested again`` (with the same Idempotency-Key, so that the job
+    was published twice)."""
 
     @property
     def is_planned(self) -> bool:
         """Whether nothing has failed."""
-        return self.reason in ("handed over", "requested again")
+        return self.reason in ("handed over", "outrun", "requested again")
 
 
 class Continue(Wire, frozen=True, kw_only=True):
@@ -79,6 +83,9 @@ class Continue(Wire, frozen=True, kw_only=True):
     """The attempts among ``num_crashes`` that ran this publication of the job in quarantine."""
     replaced: Replaced | None = None
     """The run that this run replaces; None if it replaces no run."""
+    is_contested: bool = False
+    """The run is a hedge, and ``replaced`` is the log's writer until this run writes. When it has
+    become the writer, it is told again, without this and without ``choices``."""
 
 
 class Release(Wire, frozen=True, kw_only=True):
@@ -202,6 +209,8 @@ class Announcement(Wire, frozen=True, kw_only=True):
     """Names the worker's arithmetic: device, instruction set, data type and kernels. Workers with
     equal numerics generate the same tokens. A request that has tokens prefers workers with the
     numerics that generated them."""
+    is_exact: bool = False
+    """Whether that holds for every answer, whatever else the workers compute at the time."""
     max_num_seqs: Count
     """The most sequences that run at once."""
     num_running: Count = 0

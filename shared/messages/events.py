@@ -9,6 +9,7 @@ from shared.messages.fields import (
     Count,
     Execution,
     FinishReason,
+    Hedge,
     PrefixHash,
     RequestId,
     TokenId,
@@ -66,6 +67,9 @@ class Started(Wire, frozen=True, kw_only=True):
     """The publication number of the job."""
     num_returns: Count = 0
     """How often this publication of the job was returned to its queue."""
+    hedge: Hedge | None = None
+    """The job's. A run beside it that is the log's writer stays the writer until this run writes
+    tokens or scores."""
     is_alone: bool = False
     """The job runs in quarantine, with nothing else in the worker."""
     num_moves: Count = 0

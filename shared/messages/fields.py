@@ -62,3 +62,13 @@ def _snake_case(name: str) -> str:
 
 class Wire(Struct, frozen=True, kw_only=True, tag=_snake_case):
     """The base of all tagged structs."""
+
+
+class Hedge(Struct, frozen=True, kw_only=True):
+    """Why a gateway has published a job beside a run that has it."""
+
+    number: Count
+    """Identifies the hedge within its request, also if its message is published again."""
+    num_tokens: Count = 0
+    """The tokens that the log had when the hedge was published, of all choices together. A hedge
+    whose log has got further since is too late."""

@@ -15,6 +15,7 @@ from shared.messages.fields import (
     Context,
     Count,
     Execution,
+    Hedge,
     KeyId,
     ModelName,
     RequestId,
@@ -69,6 +70,12 @@ class GenerationJob(Wire, frozen=True, kw_only=True):
     publication: Count = 0
     """How often this request was published before. Runs of an older publication are superseded once
     a run of a newer publication has started."""
+    expected_ids: Annotated[tuple[TokenIds, ...], Meta(max_length=MAX_CHOICES)] = ()
+    """The tokens that each choice is expected to have, if that is known: a worker that checks
+    drafts computes many of them in a step. They do not change the answer."""
+    hedge: Hedge | None = None
+    """The job still runs elsewhere, and that run is silent. The run of this job becomes the log's
+    writer only if it writes first. None: the job is no hedge."""
     execution: Execution = 0
     """The number of the execution that the job belongs to; 0 if the request's id is used only once.
     A log may be deleted while its job still waits, and another request may have the same id because

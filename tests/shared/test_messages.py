@@ -63,14 +63,14 @@ GOLDEN_JOB = (
     '"sampling":{"max_tokens":3,"temperature":0.5,"stop":["x"]},"mode":"stream","deadline":1.5,'
     '"created_at":0.0,"tenant":"","key_id":"","is_detached":false,"each_token":false,"is_counted":false,'
     '"max_total_tokens":null,"given_ids":[],"wants_prompt_text":false,"wants_provenance":false,'
-    '"publication":0,"execution":0,"context":"","trace":{},"version":1}'
+    '"publication":0,"expected_ids":[],"hedge":null,"execution":0,"context":"","trace":{},"version":1}'
 )
 GOLDEN_EVENTS = [
     (Accepted(body_hash="h"), '{"type":"accepted","body_hash":"h","context":"","execution":0}'),
     (
         Started(worker="worker.1", ticket="t", num_prompt_tokens=(7,)),
         '{"type":"started","worker":"worker.1","ticket":"t","num_prompt_tokens":[7],'
-        '"is_waiting":false,"publication":0,"num_returns":0,"is_alone":false,'
+        '"is_waiting":false,"publication":0,"num_returns":0,"hedge":null,"is_alone":false,'
         '"num_moves":0,"execution":0,"numerics":"","context":"","prompt_texts":[],'
         '"provenance":null}',
     ),
@@ -120,13 +120,14 @@ GOLDEN_EVENTS = [
 GOLDEN_COMMANDS = [
     (
         Cancel(request_id="r"),
-        '{"type":"cancel","request_id":"r","ticket":null,"is_replaced":false,"is_foreign":false}',
+        '{"type":"cancel","request_id":"r","ticket":null,"is_replaced":false,"is_outrun":false,'
+        '"is_foreign":false}',
     ),
     (
         Continue(request_id="r", ticket="t", attempt=2, choices=(Progress(token_ids=(1,)),)),
         '{"type":"continue","request_id":"r","ticket":"t","attempt":2,"choices":[{"token_ids":[1],'
         '"is_finished":false,"num_cached_tokens":0}],"numerics":"","num_moves":0,"num_crashes":0,"num_crashes_alone":0,'
-        '"replaced":null}',
+        '"replaced":null,"is_contested":false}',
     ),
     (
         Release(request_id="r"),
@@ -152,7 +153,7 @@ GOLDEN_COMMANDS = [
 ]
 GOLDEN_ANNOUNCEMENT = (
     '{"type":"announcement","worker":"worker.1","model":"m","vocab_size":9,"max_seq_len":8,'
-    '"fingerprint":"f","numerics":"","max_num_seqs":4,"num_running":0,"num_running_batch":0,"batch_reserve":0,'
+    '"fingerprint":"f","numerics":"","is_exact":false,"max_num_seqs":4,"num_running":0,"num_running_batch":0,"batch_reserve":0,'
     '"num_waiting":0,"num_answered":0,'
     '"kv_usage":0.0,"newest_taken":{},"mean_job_tokens":0.0,"mean_job_work_s":0.0,"tool_parser":null,"reasoning_parser":null,"reasoning_switches":[],"engine":"","is_engine_away":false,"unsupported":[],"takes_near_jobs":false,"is_leaving":false,"started_at":0.0,"sent_at":0.0}'
 )

@@ -569,7 +569,7 @@ class Choices:
         scores_prompt: bool,
     ) -> Submit:
         plan = self._plan_of(sequence_id.choice)
-        vocabulary = plan.vocabulary
+        vocabulary, expected = plan.vocabulary, self._job.expected_ids
         return Submit(
             sequence_id=sequence_id,
             prompt_ids=plan.prompt_ids,
@@ -585,4 +585,5 @@ class Choices:
             bad_words=vocabulary.bad_words,
             allowed=vocabulary.allowed,
             constraint=self._matchers[sequence_id.choice],
+            expected_ids=() if not expected else expected[sequence_id.choice],
         )

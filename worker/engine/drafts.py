@@ -12,14 +12,15 @@ Speculative Decoding", Leviathan et al., ICML 2023.
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import NamedTuple
 
 from worker.engine.interface import LogitEdits
 
 _TOKEN = struct.Struct("<I")
-_MATCH_LENS = (6, 3)
+MAX_MATCH_LEN = 6
+_MATCH_LENS = (MAX_MATCH_LEN, 3)
 """The numbers of latest tokens that are looked up; a longer match is the better draft."""
 _MAX_SEARCHED = 1 << 14
 """The number of tokens that are searched, which bounds the time."""
@@ -46,9 +47,11 @@ NO_DRAFT = TokenDraft(())
 class Drafter:
     """Drafts the tokens of a sequence, and learns how often they are right."""
 
-    def __init__(self, token_ids: Iterable[int]) -> None:
-        self._tokens = bytearray(b"".join(map(_TOKEN.pack, token_ids)))
-        self._chance = _FIRST_CHANCE
+    def __init__(self, token_ids: Sequence[int], expected_ids: Sequence[int] = ()) -> None:
+        """``expected_ids`` probably occur in the sequence, and are looked up like its beginning."""
+        known = (*expected_ids, *token_ids)
+        self._tokens = bytearray(b"".join(map(_TOKEN.pack, known)))
+        self._chance = _MAX_CHANCE if expected_ids else _FIRST_CHANCE
         """The estimated probability that a drafted token is drawn, if all drafted tokens before it
         were."""
 

@@ -78,6 +78,8 @@ class Submit:
     allowed: bytes | None = None
     """The tokens that may be drawn, as `TokenConstraint.mask`; not needed with a constraint."""
     constraint: TokenConstraint | None = None
+    expected_ids: Sequence[int] = ()
+    """The output that is expected. Steps check it as drafts, so that its tokens take few steps."""
 
 
 @dataclass(frozen=True, slots=True)

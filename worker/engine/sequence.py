@@ -5,7 +5,7 @@ from collections.abc import Sequence as Items
 from shared.messages import FinishReason
 from worker.engine.cache.state_blocks import StateBlocks
 from worker.engine.cache.token_blocks import TokenBlocks
-from worker.engine.drafts import NO_DRAFT, Drafter, TokenDraft
+from worker.engine.drafts import MAX_MATCH_LEN, NO_DRAFT, Drafter, TokenDraft
 from worker.engine.interface import ScheduledSequence, Submit
 from worker.engine.logit_edits import editor
 
@@ -121,7 +121,7 @@ class Sequence:
         if max_tokens <= 0:
             return NO_DRAFT
         if self._drafter is None:
-            self._drafter = Drafter(self.token_ids)
+            self._drafter = Drafter(self.token_ids, self._expected())
         token_ids = () if self._editor is None else self._editor.forced_tokens()[:max_tokens]
         num_tokens = min(max_tokens, self._drafter.num_worthwhile(least_chance))
         if not token_ids and num_tokens:
@@ -131,6 +131,13 @@ class Sequence:
         position = self.num_tokens - len(self.submit.prompt_ids)
         edits = self._editor.edits_after(token_ids, position)
         return TokenDraft(token_ids[: len(edits)], edits)
+
+    def _expected(self) -> list[int]:
+        """The expected output, after the end of the prompt, so that its beginning is found."""
+        submit = self.submit
+        return [*submit.prompt_ids[-MAX_MATCH_LEN:], *submit.expected_ids] * bool(
+            submit.expected_ids
+        )
 
     def take(
         self,

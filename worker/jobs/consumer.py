@@ -112,6 +112,12 @@ class HeldJob:
         self._is_delivery_known.set()
         return True
 
+    def is_beside(self, job: GenerationJob) -> bool:
+        """Whether ``job`` is to run on another worker, because the log decides which of them is its
+        writer: a hedge of this job, or the job that this run hedges."""
+        is_other = job.hedge != self.job.hedge
+        return is_other and (job.hedge is not None or self.runner.is_contested)
+
     def give_up(self, loss: int) -> None:
         """Hand the job over: the delivery did not come back after the loss of this number, so
         another worker has it. No effect after a later loss, for which a new wait begins."""
@@ -450,6 +456,8 @@ class JobConsumer:
         if previous is not None and previous.adopt(job, delivery):
             previous.runner.write("job adopted", {})
             return None
+        if previous is not None and previous.is_beside(job):
+            return await delivery.give_back()
         if previous is not None and previous.job.publication > job.publication:
             # The worker that published the newer message could not acknowledge this delivery, and
             # the newer message is already here.

@@ -15,6 +15,7 @@ _REASONS = (
     "worker_silent",
     "connection_lost",
     "handed_over",
+    "outrun",
     "requested_again",
     "redelivered",
 )
@@ -121,8 +122,8 @@ class JobMetrics:
         self.takeovers = catalog.counter(
             "warren_worker_takeovers_total",
             "Jobs continued from another run, by the reason: worker_lost, worker_silent, "
-            "connection_lost, handed_over, requested_again, or redelivered if there is no log that "
-            "names one.",
+            "connection_lost, handed_over, outrun (as a hedge), requested_again, or redelivered if "
+            "there is no log that names one.",
             *by_class,
             "reason",
         )

@@ -240,6 +240,8 @@ class JobRun:
         self._is_again = False
         """Whether the first event is being published for the second time."""
         self._outcome = Outcome.ANSWERED
+        self._has_written = False
+        """Whether the broker has confirmed tokens or scores of this run."""
 
     @property
     def log(self) -> LogWriter:
@@ -252,6 +254,11 @@ class JobRun:
     def replaced(self) -> Replaced | None:
         """The run that this run continues, if its reader has named it."""
         return self._attempt.replaced
+
+    @property
+    def is_contested(self) -> bool:
+        """Whether the run is a hedge, and not the log's writer as far as it knows."""
+        return self._attempt.is_contested
 
     @property
     def numerics(self) -> str:
@@ -373,6 +380,7 @@ class JobRun:
             is_waiting=not self._attempt.is_first,
             publication=self._job.publication,
             num_returns=self._num_returns,
+            hedge=self._job.hedge,
             is_alone=self._is_suspect,
             num_moves=self._attempt.num_moves,
             execution=self._job.execution,
@@ -412,21 +420,28 @@ class JobRun:
                 may_be_old = self.state is State.POSITIONING
                 outcome = Outcome.SUPERSEDED if may_be_old else Outcome.ANSWERED
                 return self._fail(Cancelled("The request was cancelled."), outcome)
-            case Verdict.FOREIGN | Verdict.ENDED:
+            case Verdict.FOREIGN | Verdict.OUTRUN | Verdict.ENDED:
                 is_over = verdict is Verdict.ENDED
                 return self._settle(Outcome.ANSWERED if is_over else Outcome.SUPERSEDED)
             case Verdict.REQUEUE:
                 return self._hand_over(Outcome.REQUEUED)
-            case Verdict.QUARANTINE:
-                return self._hand_over(Outcome.QUARANTINED)
-            case Verdict.DEAD_LETTER:
-                return self._fail(_worker_lost(), Outcome.DEAD_LETTERED)
+            case Verdict.QUARANTINE | Verdict.DEAD_LETTER:
+                return self._condemn(verdict)
             case Verdict.FAIL:
                 return self._fail(InternalError("The request's log cannot be read."))
+
+    def _condemn(self, verdict: Verdict) -> list[Action]:
+        if self._is_beside:
+            return self._settle(Outcome.SUPERSEDED)
+        if verdict is Verdict.QUARANTINE:
+            return self._hand_over(Outcome.QUARANTINED)
+        return self._fail(_worker_lost(), Outcome.DEAD_LETTERED)
 
     def _change_numerics(self) -> list[Action]:
         """Leave the job to a worker with the numerics of its tokens, if such a worker exists. A job
         in quarantine stays, because it must not run beside others."""
+        if self._is_beside:
+            return self._settle(Outcome.SUPERSEDED)
         if self._is_suspect:
             if self._requires_same_numerics:
                 return self._fail(_worker_lost(), Outcome.DEAD_LETTERED)
@@ -445,7 +460,15 @@ class JobRun:
         self._failure = error, outcome
         return [Work.NONE, *self._open()]
 
+    @property
+    def _is_beside(self) -> bool:
+        """Whether this run is a hedge that has written nothing. The run that it hedges is the log's
+        writer and has the job, so that this run may end without a word."""
+        return self._attempt.is_contested and not self._has_written
+
     def _fail(self, error: WarrenError, outcome: Outcome = Outcome.ANSWERED) -> list[Action]:
+        if self._is_beside:
+            return self._settle(Outcome.SUPERSEDED)
         opening: list[ReplyEvent] = []
         if not self._started and self._whole is None and self._attempt.log is None:
             # Readers that have tokens of other runs accept a failure only of a run that started.
@@ -510,13 +533,15 @@ class JobRun:
         log = self._attempt.log if self._whole is None else self._whole.log
         chains = [] if log is None else log.chains
         num_takeovers = self._num_returns + self._job.publication
+        # The record of a hedge that fails must not replace the record of the run that it hedges.
+        is_doubtful = self._attempt.is_contested and outcome != "completed"
         attempt = 0 if log is None else num_takeovers + 1
         if log is not None and self._whole is None:
             attempt = log.attempt
             num_takeovers = attempt - 1 if self._attempt.is_continued else 0
         return Record(
             outcome=outcome,
-            attempt=attempt if is_read else 0,
+            attempt=attempt if is_read and not is_doubtful else 0,
             num_prompt_tokens=sum(self._planned.num_prompt_tokens),
             num_cached_tokens=_num_cached(chains, self._job.num_choices),
             num_output_tokens=sum(len(chain.token_ids) for chain in chains),
@@ -526,7 +551,7 @@ class JobRun:
     def _confirmed(self) -> list[Action]:
         if not self._outbox:
             return []
-        self._outbox.popleft()
+        self._has_written |= not isinstance(self._outbox.popleft(), Started)
         self._is_again = False
         if self._outbox:
             return self._publish_next()
@@ -564,6 +589,7 @@ class JobRun:
         if isinstance(last, Failed):
             self._failure = from_code(last.code, last.message, last.param), self._outcome
         self._outbox.clear()
+        self._has_written = False
         self._attempt.forget_place()
         self._started = self._new_started()
         self.state = State.POSITIONING
@@ -592,6 +618,8 @@ class JobRun:
             case _ if refused is self._started:
                 self._started = None
                 return self._fail(error)
+            case _ if self._is_beside:
+                return self._settle(Outcome.SUPERSEDED)
             # `log` is already past the refused event, a position that no reader will have.
             case _:
                 return self._end(Outcome.ANSWERED, [self._failed(error, has_position=False)])

@@ -151,6 +151,11 @@ class JobRunner:
         return self._run.numerics
 
     @property
+    def is_contested(self) -> bool:
+        """Whether the run is a hedge, and not the log's writer as far as it knows."""
+        return self._run.is_contested
+
+    @property
     def num_tokens(self) -> int:
         """The tokens of the prompts, and of the answers so far."""
         chains = () if self._choices is None else self._run.log.chains

@@ -488,6 +488,7 @@ class Worker:
             max_seq_len=self._model.max_seq_len,
             fingerprint=self._model.fingerprint,
             numerics=self._model.numerics,
+            is_exact=self._model.is_exact,
             max_num_seqs=self._settings.max_num_seqs,
             num_running=load.num_running,
             num_running_batch=load.num_running_batch,

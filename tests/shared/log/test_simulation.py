@@ -19,6 +19,7 @@ from shared.messages import (
     Failed,
     Finished,
     HandedOver,
+    Hedge,
     PromptScores,
     ReplyEvent,
     Restored,
@@ -76,6 +77,21 @@ def a_model_with_a_left_job(seed: int) -> Model:
         a_fleet_with_an_affinity_target,
     )
     return replace(new_models[seed % len(new_models)](seed), has_left_job=True, deadly_at=None)
+
+
+def a_hedged_model(seed: int) -> Model:
+    new_models = (
+        a_model,
+        a_seeded_model,
+        a_model_with_a_deadline,
+        a_model_with_nodes,
+        a_mixed_fleet,
+        a_strict_fleet,
+        a_fleet_with_an_affinity_target,
+        a_model_with_a_left_job,
+        a_deadly_model,
+    )
+    return replace(new_models[seed % len(new_models)](seed), is_hedged=True)
 
 
 def first_failure(
@@ -143,6 +159,13 @@ def test_a_job_published_to_one_worker_is_lost_no_more_than_others() -> None:
 @pytest.mark.timeout(600)
 def test_the_job_of_an_earlier_execution_changes_nothing() -> None:
     failure = first_failure(SEEDS, a_model_with_a_left_job)
+
+    assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
+
+
+@pytest.mark.timeout(600)
+def test_second_writers_lose_repeat_and_change_nothing() -> None:
+    failure = first_failure(SEEDS, a_hedged_model)
 
     assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
 
@@ -357,6 +380,25 @@ def test_without_the_numbers_of_executions_a_schedule_fails() -> None:
     failure = first_failure(range(3000), a_model_with_a_left_job, reader_class=AnyExecution)
 
     assert failure is not None
+
+
+class LateHedges(LogReader):
+    """Lets a hedge compete that does not know the newest tokens."""
+
+    def _is_too_late(self, event: Started) -> bool:
+        return False
+
+
+class HedgesTakeOver(LogReader):
+    """Takes each run of a hedge for a challenger, also after a hedge has become the writer."""
+
+    def has_won(self, hedge: Hedge) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("reader_class", [LateHedges, HedgesTakeOver])
+def test_without_a_guard_of_second_writers_a_schedule_fails(reader_class: type[LogReader]) -> None:
+    assert first_failure(range(5000), a_hedged_model, reader_class=reader_class) is not None
 
 
 class ForgetsNumerics(LogReader):

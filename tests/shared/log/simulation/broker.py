@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from shared.log import Send
-from shared.messages import Command, ReplyEvent
+from shared.messages import Command, Hedge, ReplyEvent
 from worker.jobs.run import Record
 
 _EXPIRED_SHARE = 0.8
@@ -23,6 +23,8 @@ class Job:
     """Whether it is of an earlier execution of the request."""
     num_renewals: int = 0
     """Into which queue of the log it is answered."""
+    hedge: Hedge | None = None
+    """Why it was published beside another run."""
     numerics: str = ""
     """Of the workers for which it waits; empty if any may take it."""
     affinity_target: str = ""

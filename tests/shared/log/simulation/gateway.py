@@ -169,6 +169,11 @@ class Gateway:
         return self._cursor.publication
 
     @property
+    def num_tokens(self) -> int:
+        """The tokens that count, as far as the log was read."""
+        return self._cursor.reader.num_tokens
+
+    @property
     def is_deserted(self) -> bool:
         return self.is_attached and self._cursor.is_deserted and not self._copy
 

@@ -37,6 +37,8 @@ class Model:
     """Whether the job is first published to the queue of a single worker."""
     has_left_job: bool = False
     """Whether the job of an earlier execution of the request is still in its queue."""
+    is_hedged: bool = False
+    """Whether a gateway takes runs for slow, and publishes hedges."""
     records_first: bool = True
     """Whether what a request has used is recorded before its end is written."""
     reader_class: type[LogReader] = LogReader

@@ -116,6 +116,7 @@ class Process:
                 num_choices=self._model.num_choices,
                 mode="stream",
                 publication=job.publication,
+                hedge=job.hedge,
                 execution=self._model.execution_of(is_left=job.is_left),
             ),
             worker=self.name,
@@ -271,6 +272,7 @@ class Process:
             case Outcome.QUARANTINED:
                 again = Job(
                     is_left=delivery.job.is_left,
+                    hedge=delivery.job.hedge,
                     publication=delivery.job.publication + 1,
                     is_suspect=True,
                     num_renewals=delivery.job.num_renewals,
@@ -279,6 +281,7 @@ class Process:
             case Outcome.MOVED:
                 again = Job(
                     is_left=delivery.job.is_left,
+                    hedge=delivery.job.hedge,
                     publication=delivery.job.publication + 1,
                     num_renewals=delivery.job.num_renewals,
                     numerics=delivery.run.numerics,

@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 
 from shared.log.writer import MAX_CRASHES
-from shared.messages import Accepted
+from shared.messages import Accepted, Hedge
 from tests.shared.log.simulation.broker import Broker, Job
 from tests.shared.log.simulation.gateway import Client, Gateway
 from tests.shared.log.simulation.model import NUMERICS, Model
@@ -15,6 +15,9 @@ _MAX_FAULTS = 12
 _FAULT_SHARE = 0.08
 _MAX_STEPS = 5000
 _MAX_PUBLICATIONS = 3
+_MAX_HEDGES = 3
+_RIGHTLY_SHARE = 0.5
+"""How often a hedged worker stands still."""
 
 
 class Schedule:
@@ -31,6 +34,9 @@ class Schedule:
         self._workers: list[Process] = []
         self._num_born = 0
         self._num_published = 1
+        self._num_hedges = 0
+        self._num_skipped = 0
+        """The publication numbers of hedges, and between them."""
         self._is_accepted = not model.has_left_job
         drawn = self._dice.randint(0, _MAX_FAULTS)
         self._num_faults = drawn if num_faults is None else num_faults
@@ -129,9 +135,11 @@ class Schedule:
         of_nodes = [self._lose_log, self._return_node] if self._model.is_cluster else []
         can_expire = self._model.is_mixed or self._model.has_affinity_target
         of_time = [self._broker.expire] if can_expire else []
+        of_hedges = [self._hedge] * 3 if self._model.is_hedged else []
         return [
             *of_nodes,
             *of_time,
+            *of_hedges,
             lambda: self._kill(worker),
             lambda: self._pause(worker),
             lambda: self._wake(worker),
@@ -180,7 +188,8 @@ class Schedule:
     def _republish(self) -> None:
         """A gateway's stall timer fires, rightly or not."""
         self._num_losses += 1
-        may_publish = self._is_accepted and self._num_published < _MAX_PUBLICATIONS
+        num_published = self._num_published - self._num_skipped
+        may_publish = self._is_accepted and num_published < _MAX_PUBLICATIONS
         if may_publish and not self._client.is_done:
             self._publish_again()
 
@@ -189,6 +198,21 @@ class Schedule:
         self._broker.jobs.append(Job(publication, num_renewals=self._broker.num_renewals))
         self._num_published = publication + 1
         return True
+
+    def _hedge(self) -> None:
+        """A gateway takes the current run for slow, rightly or not."""
+        busy = [worker for worker in self._workers if worker.deliveries]
+        if busy and self._dice.random() < _RIGHTLY_SHARE:
+            self._pause(self._dice.choice(busy))
+        may_hedge = self._gateway.is_attached and self._is_accepted
+        if may_hedge and self._num_hedges < _MAX_HEDGES and not self._client.is_done:
+            self._num_hedges += 1
+            publication = max(self._num_published, self._gateway.publication + 1) + 1
+            hedge = Hedge(number=publication, num_tokens=self._gateway.num_tokens)
+            again = Job(publication, num_renewals=self._broker.num_renewals, hedge=hedge)
+            self._broker.jobs.append(again)
+            self._num_skipped += publication + 2 - self._num_published
+            self._num_published = publication + 2
 
     def _lose_log(self) -> None:
         """The node that keeps the log dies, maybe for good."""
