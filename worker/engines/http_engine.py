@@ -3,6 +3,7 @@ second."""
 
 import asyncio
 import logging
+import selectors
 import threading
 import time
 from collections import Counter
@@ -34,9 +35,10 @@ from worker.engine.interface import (
 from worker.engine.shares import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST, Shares
 from worker.engine.step_times import StepTimes
 from worker.engines.adapter import Adapter, Piece
+from worker.engines.answer import EngineAway, EngineBusy
 from worker.engines.child import EngineProcess
 from worker.engines.remote_sequence import RemoteSequence
-from worker.engines.server import EngineAway, EngineBusy, EngineServer, events
+from worker.engines.server import EngineServer
 from worker.text import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,8 @@ _MAX_MISSED_LOOKS = 2
 _MAX_MISSED_AS_CHILD = 20
 """Looks in succession that a child leaves unanswered before it is ended and started again. A child
 that has not answered yet is loading its model, which may take any time."""
+_GATHER_S = 0.002
+"""How long the loop waits after the first token of a step for the tokens of other sequences."""
 _BUSY_PAUSE_S = 0.1
 _MAX_BUSY_PAUSE_S = 2.0
 
@@ -95,7 +99,7 @@ class HttpEngine:
         """The requests of all sequences share it: which of them the server works on at a moment is
         unknown."""
         self._load = self._new_load()
-        self._loop: asyncio.AbstractEventLoop = asyncio.new_event_loop()
+        self._loop = asyncio.SelectorEventLoop(_GatheringSelector())
         self._stopping = asyncio.Event()
         self._looks = asyncio.Event()
         """Set to look at the server at once."""
@@ -145,16 +149,15 @@ class HttpEngine:
             self._listener.hear_failure(error)
 
     async def _serve(self) -> None:
-        async with self._server.open() as self._client:
-            watching = asyncio.create_task(self._watch())
-            stopping = asyncio.create_task(self._stopping.wait())
-            await asyncio.wait([watching, stopping], return_when=asyncio.FIRST_COMPLETED)
-            tasks = [task for _, task in self._running.values()]
-            for task in [watching, stopping, *tasks]:
-                task.cancel()
-            await asyncio.wait([watching, stopping, *tasks])
-            if not self._stopping.is_set():
-                watching.result()
+        watching = asyncio.create_task(self._watch())
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait([watching, stopping], return_when=asyncio.FIRST_COMPLETED)
+        tasks = [task for _, task in self._running.values()]
+        for task in [watching, stopping, *tasks]:
+            task.cancel()
+        await asyncio.wait([watching, stopping, *tasks])
+        if not self._stopping.is_set():
+            watching.result()
 
     def _obey(self, command: Command) -> None:
         match command:
@@ -248,20 +251,23 @@ class HttpEngine:
         sequence.is_at_work = True
         num_violations = sequence.num_violations
         began_at = time.monotonic()
-        stream = events(self._client, call)
+        stream = self._server.events(call)
         goes_on, is_empty = True, True
         self._time.enter(sequence.submit.sequence_id)
         try:
-            async for event in stream:
-                outputs, goes_on = sequence.take(call.read(event))
-                is_empty = is_empty and not outputs
+            async for arrived in stream:
                 now = time.monotonic()
-                self.step_times.add(now - began_at)
+                for event in arrived:
+                    outputs, goes_on = sequence.take(call.read(event))
+                    is_empty = is_empty and not outputs
+                    self.step_times.add((now - began_at) / len(arrived))
+                    self._put(sequence, outputs)
+                    if outputs and outputs[-1].finish_reason is not None:
+                        return False
+                    if not goes_on:
+                        break
                 began_at = now
                 self._time.settle(sequence.submit.sequence_id)
-                self._put(sequence, outputs)
-                if outputs and outputs[-1].finish_reason is not None:
-                    return False
                 if not goes_on:
                     break
         finally:
@@ -382,6 +388,21 @@ class HttpEngine:
             num_waiting_batch=sum(waiting),
             num_failures=dict(self._failures),
         )
+
+
+class _GatheringSelector(selectors.DefaultSelector):
+    """Reports what becomes ready in the moment after the first event together with that event.
+
+    A server sends the tokens of a step over many connections, one after another. Without the pause,
+    each would wake this thread and the worker's, at the expense of a server on the same cores.
+    """
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(timeout)
+        if not ready or timeout == 0:
+            return ready
+        time.sleep(_GATHER_S)
+        return super().select(0)
 
 
 async def _in_thread(work: Callable[[], object]) -> object:

@@ -1,47 +1,38 @@
-"""The connection to an engine's server, and what its failures mean."""
+"""The connection to an engine's server: short questions, and the streams of sequences."""
 
-import json
 import threading
-from collections.abc import AsyncGenerator, Iterator
+from base64 import b64encode
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import httpx
 
-from shared.errors import EngineFailed, InvalidRequest
+from shared.errors import EngineFailed
 from worker.engines.adapter import EngineCall, Json
+from worker.engines.answer import BUSY, EngineAway, decoded, events, said
 
-_CONNECT_S = 5.0
 _QUESTION_S = 10.0
 _HEALTH_S = 3.0
-_MAX_REASON_CHARS = 300
-_BUSY = (429, 503)
-_REFUSED = (400, 413, 422)
-
-
-class EngineAway(Exception):
-    """The engine cannot be reached, so that no request has begun there."""
-
-
-class EngineBusy(Exception):
-    """The engine takes no request now, and may take it soon."""
 
 
 class EngineServer:
-    """An engine at a URL. Its two clients have the same settings: one asks questions from any
-    thread, the other streams in the engine's thread."""
+    """An engine at a URL. Questions may be asked in any thread; streams belong to the engine's
+    thread."""
 
     def __init__(self, url: str, api_key: str | None, silence_s: float) -> None:
         """``silence_s`` is how long a stream may be silent."""
         self.url = url
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        self._options: dict[str, Any] = {
-            "base_url": url,
-            "headers": headers,
-            "trust_env": False,  # a proxy of the environment must not see prompts
-        }
-        self._stream_timeout = httpx.Timeout(silence_s, connect=_CONNECT_S)
-        self._questions = httpx.Client(**self._options, timeout=_QUESTION_S)
+        self._silence_s = silence_s
+        self._security = httpx.create_ssl_context(trust_env=False)
+        # A proxy of the environment must not see prompts.
+        self._questions = httpx.Client(
+            base_url=url,
+            headers=_credentials(httpx.URL(url), api_key),
+            timeout=_QUESTION_S,
+            trust_env=False,
+            verify=self._security,
+        )
         self._lock = threading.Lock()
         self._num_open = 0
         """Questions without an answer yet."""
@@ -61,10 +52,11 @@ class EngineServer:
             return False
         return response.status_code == httpx.codes.OK
 
-    def open(self) -> httpx.AsyncClient:
-        """The client for streams. As many run at once as the engine has slots."""
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        return httpx.AsyncClient(**self._options, timeout=self._stream_timeout, limits=limits)
+    def events(self, call: EngineCall) -> AsyncGenerator[Sequence[Json], None]:
+        """The events of a call's stream: see `answer.events`."""
+        request = self._questions.build_request("POST", call.path, json=call.body)
+        security = self._security if request.url.scheme == "https" else None
+        return events(request, security, self._silence_s)
 
     def close(self) -> None:
         """Returns at once. A question that another thread asks ends as it would have."""
@@ -92,70 +84,19 @@ class EngineServer:
                 response = self._questions.request(method, path, json=body)
         except httpx.TransportError as error:
             raise EngineAway(_reason(error)) from error
-        if response.status_code in _BUSY:
+        if response.status_code in BUSY:
             raise EngineAway(f"{path} answers {response.status_code}")
         if response.status_code != httpx.codes.OK:
-            raise EngineFailed(f"{path} answers {response.status_code}: {_said(response.content)}")
-        return _decoded(response.text)
+            raise EngineFailed(f"{path} answers {response.status_code}: {said(response.content)}")
+        return decoded(response.content)
 
 
-async def events(client: httpx.AsyncClient, call: EngineCall) -> AsyncGenerator[Json, None]:
-    """The events of a call's stream, each a JSON object.
-
-    Raises `EngineAway` and `EngineBusy` before the engine has begun, `InvalidRequest` if it refuses
-    the request, and `EngineFailed`.
-    """
-    try:
-        async with client.stream("POST", call.path, json=call.body) as response:
-            if response.status_code != httpx.codes.OK:
-                raise _refusal(response.status_code, await response.aread())
-            if response.headers.get("content-type", "").startswith("application/json"):
-                yield _decoded((await response.aread()).decode(errors="replace"))
-                return
-            async for line in response.aiter_lines():
-                name, _, value = line.partition(":")
-                if name == "error":
-                    raise EngineFailed(f"The engine reports {value[:_MAX_REASON_CHARS]}")
-                if name == "data" and value.strip() != "[DONE]":
-                    event = _decoded(value)
-                    if error := event.get("error"):
-                        raise EngineFailed(f"The engine reports {_text_of(error)}")
-                    yield event
-    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-        raise EngineAway(_reason(error)) from error
-    except httpx.TransportError as error:
-        raise EngineFailed(f"The engine's stream broke: {_reason(error)}") from error
-
-
-def _refusal(status: int, content: bytes) -> Exception:
-    if status in _BUSY:
-        return EngineBusy(f"the engine answers {status}")
-    if status in _REFUSED:
-        return InvalidRequest(f"The engine refuses the request: {_said(content)}")
-    return EngineFailed(f"The engine answers {status}: {_said(content)}")
-
-
-def _said(content: bytes) -> str:
-    try:
-        body = json.loads(content)
-    except ValueError:
-        return content[:_MAX_REASON_CHARS].decode(errors="replace")
-    return _text_of(body.get("error", body) if isinstance(body, dict) else body)
-
-
-def _text_of(error: object) -> str:
-    message = error.get("message", error) if isinstance(error, dict) else error
-    return str(message)[:_MAX_REASON_CHARS]
-
-
-def _decoded(text: str) -> Json:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        raise EngineFailed("The engine's answer is not JSON.") from None
-    if not isinstance(value, dict):
-        raise EngineFailed("The engine's answer is not a JSON object.")
-    return value
+def _credentials(url: httpx.URL, api_key: str | None) -> dict[str, str]:
+    if api_key is not None:
+        return {"Authorization": f"Bearer {api_key}"}
+    if url.userinfo:
+        return {"Authorization": f"Basic {b64encode(unquote_to_bytes(url.userinfo)).decode()}"}
+    return {}
 
 
 def _reason(error: Exception) -> str:

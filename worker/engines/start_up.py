@@ -11,9 +11,10 @@ from shared.errors import EngineFailed, StartupError
 from shared.settings import batch_reserve
 from worker.engines.adapter import Adapter, EngineFacts
 from worker.engines.adapters import ADAPTERS
+from worker.engines.answer import EngineAway
 from worker.engines.child import EngineProcess
 from worker.engines.http_engine import HttpEngine
-from worker.engines.server import EngineAway, EngineServer
+from worker.engines.server import EngineServer
 from worker.text import Tokenizer
 
 logger = logging.getLogger(__name__)
