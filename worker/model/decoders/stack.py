@@ -149,7 +149,6 @@ class StackDecoder(SpecDecoder):
         return Traits(
             numerics="native",
             can_record=self._ops.provider == "triton" and has_own_kernels(self._spec),
-            can_rewind=not self._spec.has_states,
             # An embedder has no cache for states.
             hidden_size=None if self._spec.has_states else self._spec.hidden_size,
         )

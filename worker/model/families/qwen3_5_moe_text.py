@@ -9,7 +9,7 @@ NAMES = Names(
     layers=LayerNames(
         expert_gate_up=("mlp.experts.gate_up_proj",), expert_down="mlp.experts.down_proj"
     ),
-    # Layers that predict several tokens at once have names of their own.
+    # The predictor has names of its own.
     is_within=True,
 )
 

@@ -5,7 +5,7 @@ from worker.model.families import qwen3_next
 from worker.model.spec import ModelSpec, Names
 
 _DEFAULTS = qwen3_next.DEFAULTS | {"num_key_value_heads": 4}
-# Layers that predict several tokens at once have names of their own.
+# The predictor has names of its own.
 _NAMES = Names(is_within=True)
 
 

@@ -27,7 +27,7 @@ from worker.model.weights.rotation import rotated_order
 from worker.model.weights.sources import TensorSource
 from worker.model.weights.weight import StackedWeight, Weight
 
-_OF_A_MATRIX = ("weight", "weight_packed", "qweight")
+OF_A_MATRIX = ("weight", "weight_packed", "qweight")
 """The last part of a name that a matrix has in every format."""
 _KINDS = {
     torch.float32: "F32",
@@ -310,7 +310,7 @@ def with_stored_experts(names: Names, source: TensorSource, prefix: str) -> Name
     family hold all experts together, and others each expert in tensors of its own."""
     apart = LayerNames()
     stem = f"{prefix}{expert_name(apart.expert_down, 0)}"
-    is_apart = any(source.has(f"{stem}.{kind}") for kind in _OF_A_MATRIX)
+    is_apart = any(source.has(f"{stem}.{kind}") for kind in OF_A_MATRIX)
     if "{}" in names.layers.expert_down or not is_apart:
         return names
     layers = replace(
