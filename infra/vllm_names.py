@@ -42,7 +42,7 @@ def _rules(described: Description) -> Iterator[str]:
       - record: vllm:{vllm}{suffix}
         expr: >-
           label_replace(
-          sum without (class, tenant) ({described.name}{suffix}),
+          sum without (class, source, tenant) ({described.name}{suffix}),
           "model_name", "$1", "model", "(.*)")
 """
 

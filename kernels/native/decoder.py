@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, Structure
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from kernels.native.library import (
     BatchView,
     ExpertNormsView,
     ExpertsView,
+    JunctionView,
     LatentView,
     LayerInputsView,
     LayerInputView,
@@ -119,6 +120,11 @@ class PackedExperts:
         formats = {(one.gate_up.format, one.down.format) for one in self.experts}
         if len(formats) > 1:
             raise ValueError(f"experts of the formats {sorted(formats)}, expected one format")
+
+    @property
+    def chosen(self) -> Sequence[PackedMlp]:
+        """As many experts as compute a token."""
+        return self.experts[: self.rule.top_k]
 
     def view(self) -> ExpertsView:
         views = (MlpView * len(self.experts))(*(expert.view() for expert in self.experts))
@@ -290,6 +296,23 @@ class PackedLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PackedJunction:
+    """How a model that predicts the token after the next makes the input of its first layer; see
+    `worker.model.spec.Predictor`. ``projection`` is [hidden_size, 2 * hidden_size]."""
+
+    embedding_norm: PackedNorm
+    hidden_norm: PackedNorm
+    projection: PackedWeight
+
+    def view(self) -> JunctionView:
+        return JunctionView(
+            embedding_norm=_norm_view(self.embedding_norm),
+            hidden_norm=_norm_view(self.hidden_norm),
+            projection=self.projection.view(),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PackedModel:
     """A model with packed weights. ``embedding`` and ``lm_head`` are the same object if tied."""
 
@@ -301,6 +324,28 @@ class PackedModel:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     inputs: PackedLayerInputs | None = None
+    junction: PackedJunction | None = None
+
+
+def num_multiplications(model: PackedModel) -> int:
+    """The number of weights with which a token is multiplied, once if it is sampled."""
+    parts = (model.layers, model.lm_head, model.inputs and model.inputs.projection, model.junction)
+    return sum(map(_num_weights, parts))
+
+
+def _num_weights(part: Any) -> int:
+    """The number of weights in matrices of a part with which a token is multiplied."""
+    match part:
+        case PackedWeight():
+            return part.outputs * part.inputs
+        case PackedExperts():
+            apart = [getattr(part, one.name) for one in fields(part) if one.name != "experts"]
+            return sum(map(_num_weights, (*apart, *part.chosen)))
+        case list() | tuple():
+            return sum(map(_num_weights, part))
+    if is_dataclass(part):
+        return sum(_num_weights(getattr(part, one.name)) for one in fields(part))
+    return 0
 
 
 def _pointer(part: Any, kind: type[Structure]) -> Any:
@@ -340,6 +385,7 @@ class PackedDecoder:
             norm=_norm_view(model.norm),
             lm_head=model.lm_head.view(),
             inputs=_pointer(model.inputs, LayerInputsView),
+            junction=_pointer(model.junction, JunctionView),
             num_layers=len(model.layers),
             embedding_scale=model.embedding_scale,
             logit_scale=model.logit_scale,
@@ -367,6 +413,7 @@ class PackedDecoder:
         context_lens: Tensor,
         states: Tensor | None = None,
         num_state_blocks: int = 0,
+        hidden: Tensor | None = None,
     ) -> Tensor:
         """Return the logits of the sampled rows, [num_sampled, vocab_size] float32.
 
@@ -376,7 +423,9 @@ class PackedDecoder:
         the group and the place of each layer. With recurrent layers, ``states``, [num_layers]
         int32, has the first piece of each layer's state (see `CacheLayout` in
         `worker.model.cache_layout`), and the last group's tables have the ``num_state_blocks``
-        blocks of the state that the step reads, then the blocks of the state that it writes. The
+        blocks of the state that the step reads, then the blocks of the state that it writes.
+        ``hidden``, [num_tokens, hidden_size] float32, receives the last hidden states after their
+        norm; a model with a junction reads them, and its ``token_ids`` are the next tokens. The
         result is overwritten by the next call. A row's result is bit-identical whatever else is in
         the step. Raises `MemoryError` if the activations cannot be allocated.
         """
@@ -405,6 +454,7 @@ class PackedDecoder:
             len(token_ids),
             len(sampled_rows),
             pointer(seconds),
+            pointer(hidden),
         )
         failed = self._library.functions.warren_forward(
             self._team,

@@ -256,6 +256,16 @@ LayerView._fields_ = (
 )
 
 
+class JunctionView(Structure):
+    """`Junction` of src/decoder.hpp."""
+
+    _fields_ = (
+        ("embedding_norm", NormView),
+        ("hidden_norm", NormView),
+        ("projection", WeightView),
+    )
+
+
 class ModelView(Structure):
     """`Model` of src/decoder.hpp."""
 
@@ -265,6 +275,7 @@ class ModelView(Structure):
         ("norm", NormView),
         ("lm_head", WeightView),
         ("inputs", POINTER(LayerInputsView)),
+        ("junction", POINTER(JunctionView)),
         ("num_layers", c_int32),
         ("embedding_scale", c_float),
         ("logit_scale", c_float),
@@ -329,6 +340,7 @@ class StepView(Structure):
         ("num_tokens", c_int32),
         ("num_sampled", c_int32),
         ("seconds", c_void_p),
+        ("hidden", c_void_p),
     )
 
 
@@ -348,6 +360,7 @@ STRUCTURES: tuple[type[Structure], ...] = (
     LayerInputView,
     LayerInputsView,
     LayerView,
+    JunctionView,
     ModelView,
     CacheView,
     BatchView,

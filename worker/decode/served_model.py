@@ -155,6 +155,7 @@ def load(settings: ModelSettings) -> ServedModel:
         device=settings.device,
         compute_threads=num_threads,
     )
+    traits = runner.decoder.traits
     limits = SchedulerLimits(
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
@@ -162,6 +163,7 @@ def load(settings: ModelSettings) -> ServedModel:
         max_step_s=settings.max_step_ms / 1000,
         tenant_weights=settings.tenant_weights,
         max_draft_tokens=_MAX_DRAFT_TOKENS if can_check_drafts(runner.decoder) else 0,
+        prediction_cost=traits.prediction_cost,
     )
     # The tokenizer checks the token ids of requests, which kernels use as indices.
     tokenizer, tool_parser = with_known_calls(
@@ -177,7 +179,7 @@ def load(settings: ModelSettings) -> ServedModel:
         numerics=numerics,
         tokenizer_sha256=loading.tokenizer_sha256(directory),
         weight_format=settings.weight_format,
-        is_exact=runner.decoder.traits.is_row_exact,
+        is_exact=traits.is_row_exact,
         runner=runner,
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser(tokenizer, settings.reasoning_parser),

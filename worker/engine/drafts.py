@@ -1,10 +1,11 @@
-"""Drafts of a sequence's next tokens, looked up in its own prompt and output.
+"""Drafts of a sequence's next tokens, most of them looked up in its own prompt and output.
 
 Answers often repeat what came before: code that is edited, documents that are quoted, the keys of
 JSON. The tokens that followed the last occurrence of the latest tokens are a draft of the next
 tokens, and a single step checks them all: it draws the token after each of them, and the draws
 count as far as the draft equals them. A draw depends on its context and its position alone, so a
-sequence with drafts has the tokens that it has without.
+sequence with drafts has the tokens that it has without. A grammar that leaves no choice, and a
+model with a layer that predicts the token after the next, draft in the same way.
 
 See "Inference with Reference", Yang et al., 2023, and "Fast Inference from Transformers via
 Speculative Decoding", Leviathan et al., ICML 2023.
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import NamedTuple
 
-from worker.engine.interface import LogitEdits
+from worker.engine.interface import DRAFT_SOURCES, DraftSource, LogitEdits
 
 _TOKEN = struct.Struct("<I")
 MAX_MATCH_LEN = 6
@@ -39,6 +40,7 @@ class TokenDraft(NamedTuple):
     token_ids: Sequence[int]
     edits: Sequence[LogitEdits] = ()
     """The edits of the draw after each token; empty if the sequence has no edits."""
+    source: DraftSource = "text"
 
 
 NO_DRAFT = TokenDraft(())
@@ -51,23 +53,31 @@ class Drafter:
         """``expected_ids`` probably occur in the sequence, and are looked up like its beginning."""
         known = (*expected_ids, *token_ids)
         self._tokens = bytearray(b"".join(map(_TOKEN.pack, known)))
-        self._chance = _MAX_CHANCE if expected_ids else _FIRST_CHANCE
+        self._chances = dict.fromkeys(DRAFT_SOURCES, _FIRST_CHANCE)
+        if expected_ids:
+            self._chances["text"] = _MAX_CHANCE
         """The estimated probability that a drafted token is drawn, if all drafted tokens before it
-        were."""
+        were, by the source of the draft."""
 
     def append(self, token_id: int) -> None:
         """Add a token that was not drafted."""
         self._tokens += _TOKEN.pack(token_id)
-        self._chance += _FORGETTING_RATE * (_FIRST_CHANCE - self._chance)
+        for source, chance in self._chances.items():
+            self._chances[source] = chance + _FORGETTING_RATE * (_FIRST_CHANCE - chance)
 
-    def learn(self, token_id: int, *, was_right: bool) -> None:
+    def learn(self, token_id: int, *, was_right: bool, source: DraftSource = "text") -> None:
         """Add a token that was drafted, rightly or wrongly."""
-        self._tokens += _TOKEN.pack(token_id)
-        self._chance += _LEARNING_RATE * (was_right - self._chance)
+        chance = self._chances[source]
+        self.append(token_id)
+        self._chances[source] = chance + _LEARNING_RATE * (was_right - chance)
+
+    def chance(self, source: DraftSource) -> float:
+        """The estimated probability that the first token of a draft is right."""
+        return min(self._chances[source], _MAX_CHANCE)
 
     def num_worthwhile(self, least_chance: float) -> int:
-        """The length of the longest draft whose last token has at least this chance."""
-        chance = min(self._chance, _MAX_CHANCE)
+        """The length of the longest draft of the text whose last token has at least this chance."""
+        chance = self.chance("text")
         return int(math.log(least_chance) / math.log(chance)) if chance > least_chance else 0
 
     def draft(self, num_tokens: int, num_skipped: int = 0) -> list[int]:

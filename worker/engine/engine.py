@@ -179,8 +179,8 @@ class Engine:
             num_cached_tokens=self._scheduler.num_cached_tokens,
             num_running_batch=sum(s.is_batch for s in self._sequences.values()) - num_waiting_batch,
             num_waiting_batch=num_waiting_batch,
-            num_drafted_tokens=self._scheduler.num_drafted_tokens,
-            num_accepted_tokens=self._scheduler.num_accepted_tokens,
+            num_drafted={**self._scheduler.num_drafted},
+            num_accepted={**self._scheduler.num_accepted},
             last_step=self._last_step,
         )
 
@@ -267,6 +267,7 @@ class Engine:
             self._recover(launch.plan)
             return []
         self._learn(launch)
+        launch.plan.keep_predictions(scores.predicted)
         # A sequence has no use for another token if it was cancelled, if its previous token ended
         # it, or if that token was not as drafted.
         outputs: list[Output] = []

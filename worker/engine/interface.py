@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias, get_args
 
 from msgspec import Struct
 
@@ -14,6 +14,10 @@ from worker.engine.step_times import StepFacts, StepTimes
 
 NO_TOKEN = -1
 """The result of a row whose logits are not finite."""
+
+DraftSource: TypeAlias = Literal["text", "grammar", "predictor"]
+"""Where a draft comes from: the text of the sequence, its grammar, or the model's predictor."""
+DRAFT_SOURCES: tuple[DraftSource, ...] = get_args(DraftSource)
 
 
 class SequenceId(NamedTuple):
@@ -170,13 +174,21 @@ class EngineLoad:
     num_running_batch: int = 0
     """Running sequences of batch jobs."""
     num_waiting_batch: int = 0
-    num_drafted_tokens: int = 0
-    """Tokens that were drafted since the start; ``num_accepted_tokens`` of them were drawn as
-    drafted."""
-    num_accepted_tokens: int = 0
+    num_drafted: Mapping[DraftSource, int] = field(default_factory=dict)
+    """Tokens that were drafted since the start, by the source of the draft; ``num_accepted`` of
+    them were drawn as drafted."""
+    num_accepted: Mapping[DraftSource, int] = field(default_factory=dict)
     last_step: StepFacts | None = None
     num_failures: Mapping[str, int] = field(default_factory=dict)
     """Failures of an engine over HTTP since the start, by kind."""
+
+    @property
+    def num_drafted_tokens(self) -> int:
+        return sum(self.num_drafted.values())
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        return sum(self.num_accepted.values())
 
 
 Charges: TypeAlias = Mapping[SequenceId, float]
@@ -291,6 +303,11 @@ class ScheduledSequence(Struct, frozen=True, kw_only=True, gc=False):
     scored_start: int = 0
     scored_ids: Sequence[int] = ()
     """Prompt tokens to score, with the logits of the positions from ``scored_start`` on."""
+    next_id: int | None = None
+    """The token after the last token, if it is known."""
+    is_predicted: bool = False
+    """Whether the model's predictor is to predict the token after the last token that is drawn and
+    counts."""
 
     @property
     def num_tokens(self) -> int:
@@ -311,13 +328,15 @@ class ScheduledBatch:
 
 
 class StepScores(NamedTuple):
-    """The scores of a step."""
+    """The scores of a step, and the predictions of the model's predictor."""
 
     drawn: Mapping[int, TokenScore]
     """The score of the token that was drawn in each row of the result, for sequences that request
     logprobs."""
     prompts: Sequence[list[TokenScore]]
     """For each sequence with ``scored_ids``."""
+    predicted: Sequence[int] = ()
+    """A token id, or `NO_TOKEN`, for each sequence with ``is_predicted``."""
 
 
 class StepHandle(Protocol):
@@ -332,7 +351,7 @@ class StepHandle(Protocol):
         ...
 
     def scores(self) -> StepScores:
-        """The scores that the step's sequences request. Raises as `result` does."""
+        """The scores and predictions that the step's sequences request. Raises as `result` does."""
         ...
 
 

@@ -21,6 +21,7 @@ from operator import attrgetter
 
 from shared.errors import StartupError
 from worker.engine.drafts import NO_DRAFT, TokenDraft
+from worker.engine.interface import DraftSource
 from worker.engine.sequence import Sequence
 from worker.engine.sequence_cache import SequenceCache
 from worker.engine.shares import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST, Shares
@@ -84,6 +85,9 @@ class SchedulerLimits:
     max_draft_tokens: int = 0
     """Maximum number of tokens that are drafted for a sequence in a step. More than 0 only if a
     token's draw is the same whatever else is in the step."""
+    prediction_cost: float | None = None
+    """The work with which the model's predictor predicts a token, as a share of the work of a
+    decode; None: it has no predictor."""
 
     def __post_init__(self) -> None:
         if self.max_num_seqs < 1:
@@ -108,8 +112,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_begun_tokens = 0
         self.num_cached_tokens = 0
-        self.num_drafted_tokens = 0
-        self.num_accepted_tokens = 0
+        self.num_drafted: Counter[DraftSource] = Counter()
+        self.num_accepted: Counter[DraftSource] = Counter()
         self._limits = limits
         self._cache = cache
         self._cost = StepCost()
@@ -175,7 +179,7 @@ class Scheduler:
 
     def accept(self, sequence: Sequence) -> None:
         """Record that a step has another token of a sequence, because a draft was right."""
-        self.num_accepted_tokens += 1
+        self.num_accepted[sequence.draft_source] += 1
         self._shares(sequence).charge(sequence.tenant, OUTPUT_TOKEN_COST)
 
     def restart(self, sequences: Iterable[Sequence]) -> None:
@@ -254,13 +258,20 @@ class Scheduler:
         """Schedule the next token of each sequence in decode whose draw is prepared, and its
         drafted tokens: with a constraint, only as long as there is time."""
         least_chance = self._least_chance()
+        # A step has room for the next tokens of all sequences. So has the step after it: a wrong
+        # draft leaves no more tokens to a sequence than it has in this step.
+        num_reserved = sum(1 + sequence.num_redone for sequence in self._running)
         # Preemption shortens the list at its end, after the current sequence.
         for sequence in self._running:
-            is_due = sequence.num_uncomputed == 1 and sequence.is_prepared
+            is_due = not sequence.is_prefilling and sequence.is_prepared
             if is_due and self._has_next_slot(sequence):
                 is_drafted = least_chance < 1 and (not sequence.is_constrained or has_time())
-                draft = self._draft(sequence, plan, least_chance) if is_drafted else NO_DRAFT
-                plan.add_decode(sequence, draft)
+                num_left = plan.num_tokens_left - num_reserved if is_drafted else 0
+                draft = self._draft(sequence, num_left, least_chance) if num_left > 0 else NO_DRAFT
+                is_predicted = self._is_predicted(sequence, least_chance)
+                plan.add_decode(sequence, draft, is_predicted=is_predicted)
+            elif not is_due:
+                plan.num_tokens_left -= sequence.num_redone
 
     def _least_chance(self) -> float:
         """The chance from which on a drafted token is worth its time; 1 if nothing is drafted.
@@ -268,12 +279,12 @@ class Scheduler:
         While prompts are computed, or wait for anything but a slot, they have the time that is
         left.
         """
-        if not (self._limits.max_draft_tokens and self._cache.can_rewind and self._running):
+        if not (self._limits.max_draft_tokens and self._running):
             return 1.0
         first = self._first()
         if first is not None and len(self._running) < self._limits.max_num_seqs_for(first):
             return 1.0
-        if any(sequence.num_uncomputed > 1 for sequence in self._running):
+        if any(sequence.is_prefilling for sequence in self._running):
             return 1.0
         starts = [sequence.num_computed for sequence in self._running]
         num = len(starts)
@@ -282,20 +293,32 @@ class Scheduler:
             return 1.0
         seconds_per_token = step_s / num
         draft_s = self._cost.next_prompt_token_s(max(starts))
+        if self._cache.has_states:  # after a wrong draft the tokens of its step are computed again
+            draft_s *= 2
         return max(MIN_CHANCE, DRAFT_GAIN * draft_s / seconds_per_token)
 
-    def _draft(self, sequence: Sequence, plan: StepPlan, least_chance: float) -> TokenDraft:
-        """Draft tokens of a sequence, as many as fit, and give it blocks for them.
+    def _is_predicted(self, sequence: Sequence, least_chance: float) -> bool:
+        """Whether a draft of the model's predictor for the next step is worth its time, and the
+        time of the prediction."""
+        cost = self._limits.prediction_cost
+        if cost is None or least_chance >= 1:
+            return False
+        return sequence.is_predictable(least_chance + DRAFT_GAIN * cost)
+
+    def _draft(self, sequence: Sequence, num_left: int, least_chance: float) -> TokenDraft:
+        """Draft tokens of a sequence, up to ``num_left`` as far as they fit, and give it blocks for
+        them.
 
         Drafts neither preempt anybody nor take the blocks that are reserved for others.
         """
-        max_tokens = min(self._limits.max_draft_tokens, plan.num_tokens_left - len(self._running))
-        num_slots = self._cache.room_for(sequence) - sequence.num_computed - 1
+        max_tokens = min(self._limits.max_draft_tokens, num_left)
+        num_next = sequence.num_computed + 1 + sequence.num_redone
+        num_slots = self._cache.room_for_drafts(sequence) - num_next
         draft = sequence.draft(min(max_tokens, num_slots), least_chance)
         num_drafts = len(draft.token_ids)
         if num_drafts:
-            self._cache.extend(sequence, sequence.num_computed + 1 + num_drafts)
-        self.num_drafted_tokens += num_drafts
+            self._cache.extend_for_drafts(sequence, num_next + num_drafts)
+        self.num_drafted[draft.source] += num_drafts
         return draft
 
     def _prefill(self, plan: StepPlan) -> None:
@@ -305,7 +328,7 @@ class Scheduler:
         prompts that are at most half as long as its remainder, or interactive if it is not: no
         prompt waits for the whole length of another prompt.
         """
-        begun = [sequence for sequence in self._running if sequence.num_uncomputed > 1]
+        begun = [sequence for sequence in self._running if sequence.is_prefilling]
         if not begun:
             return
         *short, longest = sorted(begun, key=_prompt_order)
@@ -413,9 +436,10 @@ class Scheduler:
 
     def _has_next_slot(self, sequence: Sequence) -> bool:
         """Give the sequence room for its next token; false if it had to be preempted itself."""
-        if sequence.num_computed < sequence.num_covered:
+        num_next = sequence.num_computed + 1 + sequence.num_redone
+        if num_next <= sequence.num_covered:
             return True
-        while not self._cache.extend(sequence, sequence.num_computed + 1):
+        while not self._cache.extend(sequence, num_next):
             last = self._running[-1]
             self._preempt(last)
             if last is sequence:

@@ -6,7 +6,7 @@ from shared.messages import FinishReason
 from worker.engine.cache.state_blocks import StateBlocks
 from worker.engine.cache.token_blocks import TokenBlocks
 from worker.engine.drafts import MAX_MATCH_LEN, NO_DRAFT, Drafter, TokenDraft
-from worker.engine.interface import ScheduledSequence, Submit
+from worker.engine.interface import DraftSource, ScheduledSequence, Submit
 from worker.engine.logit_edits import editor
 
 _PLACEHOLDER_ID = 0
@@ -21,7 +21,9 @@ class Sequence:
     tokens; a sequence taken over from another worker starts the same way.
 
     Drafted tokens are no part of ``token_ids`` and do not count as computed until they are drawn. A
-    step with drafts is collected before the next step is planned.
+    step with drafts is collected before the next step is planned. If a model keeps states, a step
+    with a wrong draft has written a state that is of no use: the known tokens of the step are
+    computed again, together with the next token.
     """
 
     def __init__(self, submit: Submit, arrival: int) -> None:
@@ -59,6 +61,16 @@ class Sequence:
         self._drafter: Drafter | None = None
         self._drafts: list[int] = []
         """Tokens of the step in flight that may turn out to be the next tokens."""
+        self.draft_source: DraftSource = "text"
+        """Where they come from."""
+        self.prediction: int | None = None
+        """The token that the model's predictor expects after the last known token."""
+        self.has_states = False
+        """Whether the model keeps states, so that a wrong draft takes a whole step back."""
+        self.num_redone = 0
+        """The tokens of a step with a wrong draft, which are computed again."""
+        self._step_start = 0
+        """The first token of the latest step."""
 
     @property
     def priority(self) -> tuple[bool, int]:
@@ -98,9 +110,14 @@ class Sequence:
 
     @property
     def num_uncomputed(self) -> int:
-        """Tokens that the next steps have to compute; 1 is a decode."""
+        """Tokens that the next steps have to compute; see `is_prefilling`."""
         # `num_tokens`, without a call for every sequence in every step.
         return len(self.token_ids) + self.num_pending - (not self.is_drawn) - self.num_computed
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether the next tokens belong to its prompt, rather than to a decode."""
+        return self.num_uncomputed > 1 + self.num_redone
 
     @property
     def is_complete(self) -> bool:
@@ -124,13 +141,26 @@ class Sequence:
             self._drafter = Drafter(self.token_ids, self._expected())
         token_ids = () if self._editor is None else self._editor.forced_tokens()[:max_tokens]
         num_tokens = min(max_tokens, self._drafter.num_worthwhile(least_chance))
+        source: DraftSource = "grammar" if token_ids else "text"
         if not token_ids and num_tokens:
             token_ids = self._drafter.draft(num_tokens, self.num_pending)
+        if not token_ids and self.prediction is not None:
+            is_worthwhile = self._drafter.chance("predictor") >= least_chance
+            token_ids, source = [self.prediction] * is_worthwhile, "predictor"
         if self._editor is None or not token_ids:
-            return TokenDraft(token_ids)
+            return TokenDraft(token_ids, source=source)
         position = self.num_tokens - len(self.submit.prompt_ids)
         edits = self._editor.edits_after(token_ids, position)
-        return TokenDraft(token_ids[: len(edits)], edits)
+        return TokenDraft(token_ids[: len(edits)], edits, source)
+
+    def is_predictable(self, least_chance: float) -> bool:
+        """Whether the token after the next is worth a prediction, which has to have at least this
+        chance to be right."""
+        if self.max_len - self.num_tokens <= 3:
+            return False
+        if self._drafter is None:
+            self._drafter = Drafter(self.token_ids, self._expected())
+        return self._drafter.chance("predictor") >= least_chance
 
     def _expected(self) -> list[int]:
         """The expected output, after the end of the prompt, so that its beginning is found."""
@@ -145,6 +175,8 @@ class Sequence:
         row: int,
         block_tables: Items[Items[int]],
         draft: TokenDraft = NO_DRAFT,
+        *,
+        is_predicted: bool = False,
     ) -> ScheduledSequence:
         """The sequence's share of the planned step: the next ``num_tokens`` uncomputed tokens, and
         after the last of all tokens the drafted tokens.
@@ -161,6 +193,7 @@ class Sequence:
         is_sampled = end == self.num_tokens and self.is_drawn
         position = end - len(self.submit.prompt_ids)
         scored_ids = self._take_scored(end) if self.submit.scores_prompt else ()
+        is_continued = not is_sampled and end < len(self.token_ids)
         share = ScheduledSequence(
             sequence_id=self.submit.sequence_id,
             start=start,
@@ -176,12 +209,15 @@ class Sequence:
             draft_edits=draft.edits,
             scored_start=self.num_scored - len(scored_ids),
             scored_ids=scored_ids,
+            next_id=self.token_ids[end] if is_continued else None,
+            is_predicted=is_predicted,
         )
         self.num_computed = end
+        self.num_redone, self._step_start, self.prediction = 0, start, None
         if is_sampled:
             self.num_pending += 1
             self._row = row
-            self._drafts = [*draft.token_ids]
+            self._drafts, self.draft_source = [*draft.token_ids], draft.source
         return share
 
     def prepare(self) -> None:
@@ -194,7 +230,8 @@ class Sequence:
 
     def restart(self) -> None:
         """Discard computed and pending tokens; steps in flight do not count."""
-        self.num_computed = self.num_pending = self.num_covered = 0
+        self.num_computed = self.num_pending = self.num_covered = self.num_redone = 0
+        self.prediction = None
         self.num_scored = self._num_scores_known
         self._drafts = []
 
@@ -229,12 +266,15 @@ class Sequence:
             return
         assert self._drafter is not None
         was_right = self._drafts.pop(0) == token_id
-        self._drafter.learn(token_id, was_right=was_right)
+        self._drafter.learn(token_id, was_right=was_right, source=self.draft_source)
         if was_right:
             self.num_computed += 1
             self.num_pending += 1
-        else:
-            self._drafts = []
+            return
+        self._drafts = []
+        if self.has_states:
+            self.num_redone = self.num_computed - self._step_start
+            self.num_computed = self._step_start
 
     def _take_scored(self, end: int) -> list[int]:
         """The prompt tokens that are scored by computing the tokens before ``end``."""

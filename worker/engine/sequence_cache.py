@@ -64,8 +64,8 @@ class SequenceCache:
                     self._groups.append(StateGroup(pool, cache, tag))
                 case _:
                     self._groups.append(TokenGroup(pool, cache, max_step_tokens, tag))
-        self.can_rewind = all(group.can_rewind for group in self._groups)
-        """Whether the last tokens of a sequence can be taken back."""
+        self.has_states = any(isinstance(group, StateGroup) for group in self._groups)
+        """Whether a wrong draft takes a whole step back."""
         self._num_growing = sum(group.grows for group in self._groups)
         self._snapshots = [group.every for group in self._groups if group.every and has_prefixes]
         self._num_running = 0
@@ -129,6 +129,7 @@ class SequenceCache:
         name, num_tokens = self._names(sequence), self.find(sequence).num_tokens
         sequence.num_computed = num_tokens
         sequence.held = [group.hold(name, num_tokens) for group in self._groups]
+        sequence.has_states = self.has_states
         self._num_running += 1
         for held in sequence.held:
             held.grow(held.num_missing(sequence.num_tokens))
@@ -155,11 +156,29 @@ class SequenceCache:
         sequence.num_covered = min(held.num_covered for held in sequence.held)
         return True
 
-    def room_for(self, sequence: TokenSequence) -> int:
-        """The number of tokens up to which a running sequence can be extended without the blocks
-        that are reserved for others."""
-        num_spare = max(0, self._pool.num_free - self._headroom(self._num_running))
-        return sequence.num_covered + num_spare // self._num_growing * self._pool.block_size
+    def room_for_drafts(self, sequence: TokenSequence) -> int:
+        """The number of tokens up to which a running sequence can be extended with drafts, without
+        the blocks that are reserved for others, and no further than to its next snapshot. A state
+        before the drafts takes blocks, too."""
+        num_spare = self._pool.num_free - self._headroom(self._num_running)
+        num_spare -= sum(held.num_for_drafts for held in sequence.held)
+        if num_spare < 0:
+            return 0
+        ends = [
+            held.num_covered + num_spare // self._num_growing * self._pool.block_size
+            for held, group in zip(sequence.held, self._groups, strict=True)
+            if group.grows
+        ]
+        if (most := self.num_until_snapshot(sequence.num_computed)) is not None:
+            ends.append(sequence.num_computed + most)
+        return min(ends, default=sequence.max_len)
+
+    def extend_for_drafts(self, sequence: TokenSequence, num_tokens: int) -> None:
+        """Prepare a running sequence, for which there is room, for a step with drafts up to
+        ``num_tokens``."""
+        self.extend(sequence, num_tokens)
+        for held in sequence.held:
+            held.prepare_for_drafts()
 
     def num_until_snapshot(self, start: int) -> int | None:
         """The maximum number of tokens from ``start`` on in a step: it ends where the next snapshot
@@ -190,7 +209,7 @@ class SequenceCache:
                 held.release(name, sequence.num_computed, num_known)
             self._num_running -= 1
         sequence.held = []
-        sequence.num_covered = sequence.num_computed = 0
+        sequence.num_covered = sequence.num_computed = sequence.num_redone = 0
 
     def discard(self, sequences: Iterable[TokenSequence]) -> None:
         """Free the blocks of ``sequences``, which must be all that run. Nothing that was computed

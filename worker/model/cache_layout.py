@@ -56,7 +56,8 @@ class CacheLayout:
 
     groups: Sequence[CacheGroup]
     places: Sequence[LayerPlace | None]
-    """The place of each layer; None for a layer without keys and values of its own."""
+    """The place of each layer, and then of a predictor; None for a layer without keys and values of
+    its own."""
     key_blocks: Sequence[int]
     """For each group, how many blocks of its layers' keys fit into the block of the longest keys.
     With n of them, block k of the pool begins at block n * k of such a layer."""
@@ -88,9 +89,10 @@ def layout_of_spec(
     spec: ModelSpec, max_seq_len: int, provider: Provider, block_size: int, dtype: torch.dtype
 ) -> CacheLayout:
     """The layout of a model with a cache of this type; see `layout_of`."""
+    further = () if spec.predictor is None else (spec.predictor.layer,)
     keepers = [
         None if layer.attention is None or layer.attention.kv_from is not None else layer.attention
-        for layer in spec.layers
+        for layer in (*spec.layers, *further)
     ]
     layers = [
         KeptTokens(one.window, one.chunk, one.key_size, one.latent is not None)

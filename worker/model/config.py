@@ -17,6 +17,7 @@ from worker.model.spec import (
     ModelSpec,
     Names,
     Norm,
+    Predictor,
     Rope,
 )
 
@@ -224,6 +225,8 @@ class Config:
         if not any(layer.has_mixer for layer in layers):
             raise NotNative("no layer has attention or a recurrence")
         overrides.setdefault("has_tied_embeddings", self.flag("tie_word_embeddings"))
+        if names is not None and names.has_further_layers:
+            overrides.setdefault("predictor", Predictor.behind(layers, final_norm))
         return ModelSpec(
             vocab_size=self.size("vocab_size"),
             hidden_size=self.size("hidden_size"),

@@ -184,6 +184,7 @@ class EchoRunner:
         hashes = [self._write(sequence) for sequence in batch.sequences]
         token_ids: list[int] = []
         drawn: dict[int, TokenScore] = {}
+        predicted: list[int] = []
         for sequence, sequence_hashes in zip(batch.sequences, hashes, strict=True):
             num_rows = 1 + sequence.num_drafts if sequence.is_sampled else 0
             for k, row_hash in enumerate(sequence_hashes[len(sequence_hashes) - num_rows :]):
@@ -191,6 +192,9 @@ class EchoRunner:
                 if (depth := sequence.sampling.logprobs) is not None:
                     drawn[len(token_ids)] = self._score(row_hash, token_id, depth)
                 token_ids.append(token_id)
+            if sequence.is_predicted:
+                drawn_ids = token_ids[len(token_ids) - num_rows :]
+                predicted.append(self._predict(sequence, sequence_hashes[-num_rows:], drawn_ids))
         prompts = [
             self._score_prompt(sequence, sequence_hashes)
             for sequence, sequence_hashes in zip(batch.sequences, hashes, strict=True)
@@ -198,7 +202,7 @@ class EchoRunner:
         ]
         self._previous = token_ids
         self._done_at = max(self._done_at, time.monotonic()) + self._step_s
-        return _EchoHandle(token_ids, StepScores(drawn, prompts), self._done_at)
+        return _EchoHandle(token_ids, StepScores(drawn, prompts, predicted), self._done_at)
 
     def close(self) -> None:
         """Nothing to release."""
@@ -241,6 +245,19 @@ class EchoRunner:
 
     def _score(self, context_hash: int, token_id: int, depth: int) -> TokenScore:
         return _score(context_hash, token_id, depth, self.vocab_size)
+
+    def _predict(
+        self, sequence: ScheduledSequence, hashes: Sequence[int], drawn_ids: Sequence[int]
+    ) -> int:
+        """The token after the last drawn token that counts; another token after half of all
+        contexts."""
+        drafts = sequence.token_ids[sequence.num_tokens - sequence.num_drafts :]
+        pairs = enumerate(zip(drafts, drawn_ids, strict=False))
+        k = next((k for k, (draft, drawn) in pairs if draft != drawn), len(drafts))
+        context_hash = extend_hash(hashes[k], (drawn_ids[k],))
+        key = (sequence.seed, sequence.sequence_id.choice, sequence.position + k + 1)
+        right = _draw(context_hash, key, self.vocab_size, None)
+        return (right + _mix(context_hash) % 2) % self.vocab_size
 
     def _score_prompt(self, sequence: ScheduledSequence, hashes: list[int]) -> list[TokenScore]:
         first = sequence.scored_start - sequence.start

@@ -56,8 +56,9 @@ class Traits:
     is_row_exact: bool = False
     """Whether a token's logits have the same bits whatever else is in its step, at little more cost
     than alone, and on every processor."""
-    can_rewind: bool = True
-    """Whether the last tokens of a sequence can be taken back, as a wrong draft is."""
+    prediction_cost: float | None = None
+    """The multiplications with which `Decoder.predict` predicts a token, as a share of those of a
+    token in `Decoder.forward`; None if it cannot."""
     has_own_threads: bool = False
     """Whether the decoder computes on threads of its own, with which torch's would compete."""
     hidden_size: int | None = None
@@ -132,3 +133,14 @@ class Decoder(Protocol):
         the next call.
         """
         ...
+
+    def predict(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
+        """Write what predictions keep of the tokens of the step that `forward` has just computed,
+        and return logits [num_sampled, vocab_size] for the tokens behind the next tokens.
+
+        ``inputs`` are those of the step, except that ``token_ids`` are the tokens that follow, and
+        ``sampled_rows`` are the tokens after whose next tokens a token is predicted. Only with a
+        ``prediction_cost`` among the traits. Called in inference mode; the result may be
+        overwritten by the next call.
+        """
+        raise NotImplementedError

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -30,6 +30,7 @@ NO_SLOT = -1
 """The slot of a token whose key and value are not written."""
 BY_GROUP = ("slots", "block_tables")
 """The tensors with a row, or a table, for each group of layers."""
+_OTHERS = ("carried_tokens", "carried_rows", "continued_tokens", "continued_ids")
 _ALIGNMENT = 16
 _ONE_LAYER = one_group(1)
 
@@ -50,6 +51,11 @@ class StepInputs:
     """[num_carried] int64: positions in ``forward.token_ids`` of tokens that the last step drew."""
     carried_rows: Tensor
     """[num_carried] int64: their rows in the last step's result."""
+    continued_tokens: Tensor
+    """[num_continued] int64: positions in ``forward.token_ids`` of the last tokens of sequences
+    that draw nothing."""
+    continued_ids: Tensor
+    """[num_continued] int64: the tokens that follow them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,8 @@ class HostStep:
     score_plan: ScorePlan
     graph_size: int | None = None
     """The number of sequences that it was padded to; None if it was not padded."""
+    predicted_rows: Sequence[range] = ()
+    """The rows of each sequence for which a token is predicted."""
 
     def send(self) -> StepInputs:
         """Copy the step to the device in a single asynchronous transfer."""
@@ -72,12 +80,12 @@ class HostStep:
         sampling = _taken(SamplingInputs, tensors)
         edits = _taken(EditInputs, tensors)
         scores = _taken(ScoreInputs, tensors)
-        carried = [tensors.pop(name) for name in ("carried_tokens", "carried_rows")]
+        others = [tensors.pop(name) for name in _OTHERS]
         tensors["slots"] = tensors["slots"][:, : len(tensors["token_ids"])]
         forward = ForwardInputs(
             **tensors, num_decodes=self.num_decodes, max_query_len=self.max_query_len
         )
-        return StepInputs(forward, sampling, edits, scores, *carried)
+        return StepInputs(forward, sampling, edits, scores, *others)
 
 
 def _taken(kind: type[_Inputs], tensors: dict[str, Tensor]) -> _Inputs | None:
@@ -130,6 +138,7 @@ def lay_out(
         num_previous=int(rows["carried_rows"].max(initial=-1)) + 1,
         score_plan=plan,
         graph_size=size,
+        predicted_rows=_predicted_rows(batch.sequences),
     )
 
 
@@ -149,6 +158,19 @@ def _rows(sequences: Sequence[ScheduledSequence]) -> list[ScheduledSequence]:
     if not any(sequence.num_drafts for sequence in sampled):
         return sampled
     return [_row(sequence, k) for sequence in sampled for k in range(1 + sequence.num_drafts)]
+
+
+def _predicted_rows(sequences: Sequence[ScheduledSequence]) -> list[range]:
+    """See `HostStep.predicted_rows`."""
+    if not any(sequence.is_predicted for sequence in sequences):
+        return []
+    sampled = [sequence for sequence in sequences if sequence.is_sampled]
+    ends = accumulate(1 + sequence.num_drafts for sequence in sampled)
+    return [
+        range(end - 1 - sequence.num_drafts, end)
+        for sequence, end in zip(sampled, ends, strict=True)
+        if sequence.is_predicted
+    ]
 
 
 def _row(sequence: ScheduledSequence, k: int) -> ScheduledSequence:
@@ -266,6 +288,7 @@ def _row_arrays(
     place = np.where(is_chunk, num_decodes + is_chunk.cumsum(), (~is_chunk).cumsum()) - 1
     last_token = query_lens.cumsum()[place] - 1
     carried = [i for i, s in enumerate(sequences) if s.previous_row is not None]
+    continued = [i for i, s in enumerate(sequences) if s.next_id is not None]
     scoring = [
         last_token[i] + 1 - s.num_tokens + s.scored_start - s.start + np.arange(len(s.scored_ids))
         for i, s in enumerate(sequences)
@@ -284,6 +307,8 @@ def _row_arrays(
         "sampled_rows": np.concatenate([sampled, *scoring]),
         "carried_tokens": first_drawn[np.array(carried, np.int64)],
         "carried_rows": np.array([sequences[i].previous_row for i in carried], np.int64),
+        "continued_tokens": last_token[np.array(continued, np.int64)],
+        "continued_ids": np.array([sequences[i].next_id for i in continued], np.int64),
     }
 
 

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib import metadata
 from pathlib import Path
@@ -37,6 +37,7 @@ from worker.model.weights.formats.dense import Dense
 from worker.model.weights.formats.interface import Format, Target
 from worker.model.weights.formats.registry import format_of
 from worker.model.weights.layers import WeightReader, read_weights
+from worker.model.weights.predictor import with_stored_predictor
 from worker.model.weights.sources import TensorSource, open_source, stored_in
 
 logger = logging.getLogger(__name__)
@@ -151,6 +152,9 @@ def load_decoder(
     )
     with room_for_weights(room, device):
         if (spec := spec_of(config)) is not None:
+            spec = with_stored_predictor(spec, source)
+            if kernels == "reference" or provider_on(device, kernels) != "reference":
+                spec = replace(spec, predictor=None)
             limits.check(spec, cache_dtype or served, provider_on(device, kernels))
             return _native_decoder(
                 spec,
@@ -334,6 +338,8 @@ def _native_decoder(
     is_fused = provider == "reference" and can_be_native(
         compute.kernels, partial(fused.why_not, spec, dtype, compute.device)
     )
+    if not is_fused:  # no other decoder predicts
+        spec = replace(spec, predictor=None)
     weights = WeightReader(
         source,
         spec,

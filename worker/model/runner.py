@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import torch
@@ -14,7 +14,7 @@ from worker.engine.cache.layout import CacheGroup
 from worker.engine.interface import ScheduledBatch, StepFailed, StepScores
 from worker.model.forward import Decoder
 from worker.model.graphs import DecodeGraphs
-from worker.model.inputs import HostStep, lay_out
+from worker.model.inputs import HostStep, StepInputs, lay_out
 from worker.model.kv_cache import KVCache
 from worker.model.sampling.row_scores import RowScores, ScorePlan, score
 from worker.model.sampling.sampler import sample
@@ -29,6 +29,8 @@ class _Result:
     token_ids: Tensor
     scores: RowScores | None
     copied: torch.Event | None
+    predicted: Sequence[int] = ()
+    """Already on the host."""
 
 
 class TorchStep:
@@ -43,8 +45,11 @@ class TorchStep:
         return drawn
 
     def scores(self) -> StepScores:
-        scores = self._wait().scores
-        return StepScores({}, ()) if scores is None else self._score_plan.step_scores(scores)
+        result = self._wait()
+        scores = StepScores({}, ())
+        if result.scores is not None:
+            scores = self._score_plan.step_scores(result.scores)
+        return scores._replace(predicted=result.predicted)
 
     def _wait(self) -> _Result:
         result = self._step.result()
@@ -82,6 +87,7 @@ class TorchRunner:
         self._max_seq_len = max_seq_len
         self._max_num_batched_tokens = max_num_batched_tokens
         self._num_longest = num_longest
+        self._predicts = decoder.traits.prediction_cost is not None
         self._graphs = graphs
         self._drawn = torch.empty(max_num_batched_tokens, dtype=torch.int64, device=decoder.device)
         self._num_drawn = 0
@@ -216,10 +222,29 @@ class TorchRunner:
         # `NO_TOKEN` is no index: the next step reads an embedding for it, and its score is NaN.
         indices = torch.clamp(drawn, min=0, out=self._drawn[: step.num_sampled])
         self._num_drawn = step.num_sampled
+        predicted = self._predict(step, inputs, indices) if self._predicts else []
         if scored is None or inputs.scores is None:
-            return _to_host(drawn)
+            return _to_host(drawn, predicted=predicted)
         depth = step.score_plan.depth
-        return _to_host(drawn, score(self._ops, scored, inputs.scores, indices, depth))
+        scores = score(self._ops, scored, inputs.scores, indices, depth)
+        return _to_host(drawn, scores, predicted)
+
+    def _predict(self, step: HostStep, inputs: StepInputs, drawn: Tensor) -> list[int]:
+        """Let the decoder keep what predictions need of the step, and predict the token after the
+        last drawn token that counts of the sequences that want it. The decoder runs on the CPU."""
+        token_ids = inputs.forward.token_ids
+        drawing = inputs.forward.sampled_rows[: step.num_sampled]
+        next_ids = token_ids.roll(-1)
+        next_ids[inputs.continued_tokens] = inputs.continued_ids
+        next_ids[drawing] = drawn
+        last = [
+            next((row for row in rows[:-1] if token_ids[drawing[row] + 1] != drawn[row]), rows[-1])
+            for rows in step.predicted_rows
+        ]
+        behind = replace(inputs.forward, token_ids=next_ids, sampled_rows=drawing[last])
+        logits = self._decoder.predict(behind, self._kv_cache)
+        predicted: list[int] = self._ops.most_likely(logits).tolist() if last else []
+        return predicted
 
 
 def use_device(device: torch.device) -> None:
@@ -228,15 +253,17 @@ def use_device(device: torch.device) -> None:
         torch.cuda.set_device(device.index or 0)  # it rejects a device without an index
 
 
-def _to_host(drawn: Tensor, scores: RowScores | None = None) -> _Result:
+def _to_host(
+    drawn: Tensor, scores: RowScores | None = None, predicted: Sequence[int] = ()
+) -> _Result:
     """Copy to the host asynchronously."""
     if drawn.device.type == "cpu":
-        return _Result(drawn, scores, None)
+        return _Result(drawn, scores, None, predicted)
     there = _pinned(drawn)
     scores = None if scores is None else RowScores(*map(_pinned, scores))
     copied = torch.Event("cuda")
     copied.record()
-    return _Result(there, scores, copied)
+    return _Result(there, scores, copied, predicted)
 
 
 def _pinned(tensor: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """What a model computes, as data: a family's file makes a `ModelSpec` from a configuration, and the
 decoders execute it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Any, Literal, TypeAlias
@@ -534,6 +534,14 @@ class Names:
     is_within: bool = False
     """Whether the checkpoint also holds other models, whose tensors are not read."""
 
+    first_layer: int = 0
+    """The number in the name of the first layer."""
+
+    def prefix_in(self, has: Callable[[str], bool]) -> str:
+        """The prefix of the names in a checkpoint that has these tensors."""
+        fitting = (one for one in self.prefixes if has(f"{one}{self.embedding}.weight"))
+        return next(fitting, self.prefixes[0])
+
     def within(self) -> "Names":
         """The names of the same model in a checkpoint that also holds towers for images or sound,
         as saved by new and by old versions of transformers."""
@@ -542,6 +550,56 @@ class Names:
             prefixes=("model.language_model.", "language_model.model."),
             heads=("lm_head", "language_model.lm_head"),
             is_within=True,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictor:
+    """A layer that predicts the token after the next (DeepSeek-AI, arXiv:2412.19437, section 2.2).
+    A product makes its input of the next token's embedding and of the decoder's last hidden state
+    after the final norm, each normalized. It shares the decoder's embedding and output
+    projection."""
+
+    layer: Layer
+    norm: Norm
+    """The norm of embeddings and of hidden states, and the final norm."""
+    prefix: str | None
+    """The prefix of the names of the predictor's tensors; None: that of the decoder's."""
+    number: int
+    """The number in the name of the layer."""
+    embedding_norm: str
+    hidden_norm: str
+    projection: str
+    final_norm: str
+
+    @classmethod
+    def apart(cls, layer: Layer, norm: Norm) -> "Predictor":
+        """A predictor with names of its own, as Qwen3-Next has it."""
+        return cls(
+            layer=layer,
+            norm=norm,
+            prefix="mtp.",
+            number=0,
+            embedding_norm="pre_fc_norm_embedding",
+            hidden_norm="pre_fc_norm_hidden",
+            projection="fc",
+            final_norm="norm",
+        )
+
+    @classmethod
+    def behind(cls, layers: Sequence[Layer], norm: Norm) -> "Predictor":
+        """A predictor that is stored as a further layer, like the last of these, as DeepSeek V3 has
+        it."""
+        stem = f"layers.{len(layers)}"
+        return cls(
+            layer=layers[-1],
+            norm=norm,
+            prefix=None,
+            number=len(layers),
+            embedding_norm=f"{stem}.enorm",
+            hidden_norm=f"{stem}.hnorm",
+            projection=f"{stem}.eh_proj",
+            final_norm=f"{stem}.shared_head.norm",
         )
 
 
@@ -561,6 +619,8 @@ class ModelSpec:
     logit_softcap: float | None = None
     layer_inputs: LayerInputs | None = None
     names: Names = field(default_factory=Names)
+    predictor: Predictor | None = None
+    """Checkpoints may be without the predictor of their family."""
 
     @property
     def num_layers(self) -> int:

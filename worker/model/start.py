@@ -151,8 +151,8 @@ def can_record(decoder: Decoder) -> bool:
 
 def can_check_drafts(decoder: Decoder) -> bool:
     """Whether drafts can be checked: a token's logits have the same bits in a step of its own and
-    behind other tokens of its sequence, and wrong tokens can be taken back."""
-    return decoder.traits.is_row_exact and decoder.traits.can_rewind
+    behind other tokens of its sequence."""
+    return decoder.traits.is_row_exact
 
 
 def _kv_cache(

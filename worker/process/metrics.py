@@ -7,12 +7,13 @@ from prometheus_client import generate_latest
 from shared.messages import JobClass
 from shared.telemetry.metrics import PROCESS, Catalog, Samples, StepHistogram
 from shared.topology import JOB_CLASSES
-from worker.engine.interface import EngineLoad
+from worker.engine.interface import DRAFT_SOURCES, DraftSource, EngineLoad
 from worker.engine.step_times import BOUNDS_S, StepTimes
 from worker.jobs.metrics import JobMetrics
 
 _BY_MODEL = ("model",)
 _BY_CLASS = ("model", "class")
+_BY_SOURCE = ("model", "source")
 
 
 class WorkerMetrics:
@@ -131,17 +132,18 @@ class WorkerMetrics:
         catalog.at_scrape(
             "counter",
             "warren_worker_draft_tokens_total",
-            "Tokens that were drafted.",
-            _BY_MODEL,
-            of_engine(lambda now: now.num_drafted_tokens),
+            "Tokens that were drafted, by the source of the draft: text (the prompt and the answer "
+            "so far), grammar, predictor (the model's own layer that predicts tokens).",
+            _BY_SOURCE,
+            lambda: self._by_source(load().num_drafted),
             vllm="spec_decode_num_draft_tokens",
         )
         catalog.at_scrape(
             "counter",
             "warren_worker_accepted_draft_tokens_total",
-            "Tokens that were generated as they were drafted.",
-            _BY_MODEL,
-            of_engine(lambda now: now.num_accepted_tokens),
+            "Tokens that were generated as they were drafted, by the source of the draft.",
+            _BY_SOURCE,
+            lambda: self._by_source(load().num_accepted),
             vllm="spec_decode_num_accepted_tokens",
         )
         catalog.at_scrape(
@@ -177,6 +179,9 @@ class WorkerMetrics:
     def _by_class(self, count: Callable[[EngineLoad, JobClass], int]) -> Samples:
         load = self._load()
         return [((self._jobs.model, name), count(load, name)) for name in JOB_CLASSES]
+
+    def _by_source(self, counts: Mapping[DraftSource, int]) -> Samples:
+        return [((self._jobs.model, source), counts.get(source, 0)) for source in DRAFT_SOURCES]
 
     def _num_free(self) -> Samples:
         num_free = self._max_num_seqs - self._load().num_running

@@ -91,12 +91,21 @@ struct Layer {
     }
 };
 
+// How a model that predicts the token after the next makes the input of its layers, of the embedding of the next token and the
+// last hidden state of another model: see worker.model.spec.Predictor.
+struct Junction {
+    Norm embedding_norm;
+    Norm hidden_norm;
+    Weight projection;  // [hidden_size, 2 * hidden_size]
+};
+
 struct Model {
     const Layer* layers;
     Weight embedding;
     Norm norm;
     Weight lm_head;
     const LayerInputs* inputs;  // or null
+    const Junction* junction;   // or null
     int32_t num_layers;
     float embedding_scale;
     float logit_scale;
@@ -125,6 +134,7 @@ struct Step {
     int32_t num_tokens;
     int32_t num_sampled;
     double* seconds;  // [kNumParts], added to; or null
+    float* hidden;  // [num_tokens, hidden_size], the last hidden states after their norm: written, or read by a junction; or null
 };
 
 // The parts of a step for which time is measured. A product includes the norm before it and the processing of its
@@ -166,6 +176,7 @@ struct Widths {
     int rates = 0;   // of the delta rules, or the parts of a selective scan
     int latent = 0;  // queries before they are multiplied, and results after it
     int inputs = 0;  // of all layers
+    int joined = 0;  // of a junction
     int top_k = 0, num_experts = 0, expert_inputs = 0, expert_gate_up = 0;
     int expert_latent = 0, expert_outputs = 0;
 
@@ -174,6 +185,10 @@ struct Widths {
             inputs = model.inputs->projection.outputs;
             gate_up = model.inputs->size;
             widest = std::max(widest, model.inputs->size);
+        }
+        if (model.junction != nullptr) {
+            joined = model.junction->projection.inputs;
+            widest = std::max(widest, joined);
         }
         for (int i = 0; i < model.num_layers; i++) {
             const Layer& layer = model.layers[i];
@@ -221,7 +236,7 @@ class Forward {
         has_own_norms_ = step.num_tokens <= kOwnNorms;
         const size_t num_norms = has_own_norms_ ? team.size() : 1;
         const size_t row_bytes = 4 * ((2 + num_norms) * hidden_size_ + widths.qkv + widths.attended + widths.gate_up) +
-                                 4 * (widths.latent ? widths.latent + widths.attended : 0) + 4 * widths.inputs +
+                                 4 * (widths.latent ? widths.latent + widths.attended : 0) + 4 * (widths.inputs + widths.joined) +
                                  encoded_bytes(widths.widest) + 4 * (widths.num_experts + widths.rates + widths.expert_latent) + 4;
         const size_t pair_bytes = 4 * (2 * widths.expert_outputs + widths.expert_gate_up) + encoded_bytes(widths.expert_inputs) + 12;
         workspace.reserve(rows * row_bytes + pairs * pair_bytes + 2048);
@@ -237,6 +252,7 @@ class Forward {
         }
         rates_ = workspace.take<float>(rows * widths.rates);
         if (widths.inputs) inputs_ = workspace.take<float>(rows * widths.inputs);
+        if (widths.joined) joined_ = workspace.take<float>(rows * widths.joined);
         codes_ = take_codes(workspace, rows, widths.widest);
         mixture_.scores = workspace.take<float>(rows * widths.num_experts);
         mixture_.shared_gates = workspace.take<float>(rows);
@@ -258,6 +274,7 @@ class Forward {
             if (model_.embedding_scale != 1) scale(row(hidden_, t), hidden_size_, model_.embedding_scale);
         });
         if (model_.inputs != nullptr) layer_inputs(*model_.inputs, normed);
+        if (model_.junction != nullptr) join(*model_.junction);
         lap(kEmbedding);
         for (int index = 0; index < model_.num_layers; index++) {
             const Layer& layer = model_.layers[index];
@@ -277,6 +294,8 @@ class Forward {
             if (layer.scalar != 1)
                 team_.share(step_.num_tokens, [&](int t) { scale(row(hidden_, t), hidden_size_, layer.scalar); });
         }
+        if (model_.junction == nullptr && step_.hidden != nullptr)
+            team_.share(step_.num_tokens, [&](int t) { normalize(model_.norm, row(hidden_, t), hidden_size_, row(step_.hidden, t)); });
         logits();
     }
 
@@ -506,6 +525,18 @@ class Forward {
         }
     }
 
+    // Makes the input of the first layer of the embeddings, which are in its place, and the other model's hidden states.
+    void join(const Junction& junction) {
+        const int width = 2 * hidden_size_;
+        team_.share(step_.num_tokens, [&](int t) {
+            float* to = joined_ + int64_t(t) * width;
+            normalize(junction.embedding_norm, row(hidden_, t), hidden_size_, to);
+            normalize(junction.hidden_norm, row(step_.hidden, t), hidden_size_, to + hidden_size_);
+            round_inputs(to, width, junction.projection.format);
+        });
+        product(kEmbedding, joined_, width, junction.projection, hidden_, false);
+    }
+
     void logits() {
         team_.share(step_.num_sampled, [&](int s) {
             norm_row(model_.norm, step_.sampled_rows[s], model_.lm_head, row(normed_, s));
@@ -644,6 +675,7 @@ class Forward {
     float* rates_;
     float *absorbed_ = nullptr, *expanded_ = nullptr;  // of latent attention
     float* inputs_ = nullptr;                          // [num_tokens, num_layers * size], of all layers
+    float* joined_ = nullptr;                          // [num_tokens, 2 * hidden_size], of a junction
     Codes codes_{};
     Mixture mixture_{};
 };

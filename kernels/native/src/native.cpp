@@ -16,8 +16,8 @@ extern "C" {
 void warren_sizes(int32_t* sizes) {
     const size_t all[] = {sizeof(Weight), sizeof(Rule), sizeof(Norm), sizeof(Mlp), sizeof(ExpertNorms), sizeof(Experts),
                           sizeof(Convolution), sizeof(Delta), sizeof(KimiDelta), sizeof(StateSpace), sizeof(SelectiveScan),
-                          sizeof(Latent), sizeof(LayerInput), sizeof(LayerInputs), sizeof(Layer), sizeof(Model), sizeof(Cache),
-                          sizeof(Batch), sizeof(Heads), sizeof(Step)};
+                          sizeof(Latent), sizeof(LayerInput), sizeof(LayerInputs), sizeof(Layer), sizeof(Junction), sizeof(Model),
+                          sizeof(Cache), sizeof(Batch), sizeof(Heads), sizeof(Step)};
     for (size_t size : all) *sizes++ = static_cast<int32_t>(size);
 }
 

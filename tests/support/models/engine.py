@@ -87,6 +87,7 @@ class SmallEngine(Engine):
         vocab_size: int = VOCAB_SIZE,
         groups: Sequence[CacheGroup] = ONE_FULL,
         max_draft_tokens: int = 0,
+        prediction_cost: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner = RecordingRunner(num_blocks, block_size, vocab_size, groups)
@@ -96,6 +97,7 @@ class SmallEngine(Engine):
             batch_reserve,
             prefix_cache=prefix_cache,
             max_draft_tokens=max_draft_tokens,
+            prediction_cost=prediction_cost,
         )
         self.scored: list[PromptScored] = []
         super().__init__(self.runner, limits, clock)

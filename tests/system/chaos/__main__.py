@@ -24,7 +24,7 @@ from kernels.native.build import best_variant
 from tests.support.deployment.broker import RabbitNode, running_cluster, running_node
 from tests.support.deployment.postgres import running_postgres
 from tests.support.engines.real_servers import real_engines
-from tests.support.models.random_text import write_text_model
+from tests.support.text.random_text import write_text_model
 from tests.system.chaos import ground, report
 from tests.system.chaos.batches import (
     BATCH_TUNING,

@@ -76,6 +76,7 @@ class Service(RuleBasedStateMachine):
     eos_ids = frozenset(range(4))
     """One token in 16 ends a sequence that does not ignore them."""
     max_draft_tokens = 0
+    prediction_cost: float | None = None
     layouts: tuple[Callable[[int], list[CacheGroup]], ...] = (lambda block_size: [*ONE_FULL],)
     """The groups of the cache, for a block size."""
 
@@ -124,6 +125,7 @@ class Service(RuleBasedStateMachine):
             prefix_cache=prefix_cache,
             vocab_size=self.vocab_size,
             max_draft_tokens=self.max_draft_tokens,
+            prediction_cost=self.prediction_cost,
             clock=count(step=0.001).__next__,  # steps take the same time, whatever they compute
         )
         self.max_num_seqs_with_batch = max(1, max_num_seqs - batch_reserve)
@@ -267,13 +269,15 @@ class MixedService(Service):
     )
 
 
-class DraftingMixedService(DraftingService):
-    """Drafts in groups from which tokens can be taken back."""
+class DraftingMixedService(DraftingService, MixedService):
+    """Drafts in all of these groups."""
 
-    layouts = (
-        lambda block_size: [WindowCache(2), WindowCache(7)],
-        lambda block_size: [ChunkCache(6), FullCache()],
-    )
+
+class PredictingService(MixedService):
+    """The same with a predictor, which is right after half of all tokens."""
+
+    max_draft_tokens = 3
+    prediction_cost = 0.1
 
 
 TestService = Service.TestCase
@@ -284,3 +288,5 @@ TestMixedService = MixedService.TestCase
 TestMixedService.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
 TestDraftingMixedService = DraftingMixedService.TestCase
 TestDraftingMixedService.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestPredictingService = PredictingService.TestCase
+TestPredictingService.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

@@ -20,7 +20,7 @@ from worker.engine.cache.layout import (
     StateCache,
     WindowCache,
 )
-from worker.engine.interface import StepOutput, Submit
+from worker.engine.interface import CancelSequence, StepOutput, Submit
 
 BLOCK_SIZE = 4
 EVERY = 8
@@ -35,6 +35,7 @@ def new_engine(
     max_num_seqs: int = 8,
     max_num_batched_tokens: int = 64,
     max_draft_tokens: int = 0,
+    prediction_cost: float | None = None,
     vocab_size: int = VOCAB_SIZE,
 ) -> SmallEngine:
     return SmallEngine(
@@ -45,6 +46,7 @@ def new_engine(
         prefix_cache=True,
         groups=groups,
         max_draft_tokens=max_draft_tokens,
+        prediction_cost=prediction_cost,
         vocab_size=vocab_size,
         clock=count(step=0.001).__next__,  # steps take the same time, so that drafts are worth it
     )
@@ -228,44 +230,46 @@ def test_the_chunks_of_a_prompt_change_no_token(max_num_batched_tokens: int) -> 
         cached_after(engine, prompted(f"p{num_prompt}", num_prompt, max_tokens=20))
 
 
-def test_nothing_is_drafted_where_no_token_can_be_taken_back() -> None:
+def test_drafts_change_no_token_whatever_layers_keep() -> None:
     submit = new_submit(prompt_ids=[1, 0] * 8, max_tokens=100)
-    layouts: list[list[CacheGroup]] = [
-        [FullCache()],
-        [FullCache(), WindowCache(5)],
-        [FullCache(), STATE],
-    ]
-    drafted = []
-    for groups in layouts:
+    expected = token_ids(expected_outputs(submit, vocab_size=2))
+    for groups in ([FullCache()], [FullCache(), WindowCache(5)], [FullCache(), STATE], [STATE]):
         engine = new_engine(*groups, max_draft_tokens=4, vocab_size=2)
-        engine.run(submit)
-        drafted.append(engine.load().num_drafted_tokens)
 
-    assert [num > 0 for num in drafted] == [True, True, False]
-
-
-def test_the_longest_sequence_is_that_for_which_all_groups_have_blocks() -> None:
-    layouts: list[list[CacheGroup]] = [
-        [FullCache()],
-        [FullCache(), WindowCache(5)],
-        [FullCache(), STATE],
-    ]
-
-    lens = [
-        new_engine(*groups, num_blocks=12, max_num_batched_tokens=8).max_seq_len
-        for groups in layouts
-    ]
-
-    # A window of 5 and a step of 8 tokens lie in 4 blocks at most, and two states take 4.
-    assert lens == [48, 32, 32]
+        assert token_ids(engine.run(submit)) == expected
+        assert engine.load().num_drafted_tokens > engine.load().num_accepted_tokens > 0
 
 
-def test_snapshots_end_with_a_block() -> None:
-    with pytest.raises(ValueError, match="every 6 tokens, but blocks of 4"):
-        new_engine(StateCache(num_blocks=1, every=6))
+def test_a_cancelled_step_with_drafts_leaves_no_wrong_snapshot() -> None:
+    """The step writes the state after its drafts, where a snapshot is due before them."""
+    first = new_submit("first", prompt_ids=[1, 0] * 8, max_tokens=60)
+    answer = token_ids(expected_outputs(first, vocab_size=2))
+    second = new_submit("second", prompt_ids=[*first.prompt_ids, *answer], max_tokens=8)
+    expected = token_ids(expected_outputs(second, vocab_size=2))
+    for num_steps in range(1, 40):
+        engine = new_engine(FullCache(), STATE, max_draft_tokens=4, vocab_size=2)
+        engine.step([first])
+        for _ in range(num_steps):
+            engine.step()
+        engine.step([CancelSequence(first.sequence_id)])
+
+        assert token_ids(engine.run(second)) == expected
 
 
-@pytest.mark.parametrize("kind", [WindowCache, ChunkCache])
-def test_a_group_without_a_token_is_refused(kind: type[WindowCache]) -> None:
-    with pytest.raises(ValueError, match="holds nothing"):
-        kind(0)
+def test_a_predictor_drafts_where_the_text_does_not_repeat_itself() -> None:
+    submit = new_submit(max_tokens=100)
+    for groups in ([FullCache()], [FullCache(), STATE]):
+        engine = new_engine(*groups, max_draft_tokens=4, prediction_cost=0.05)
+
+        assert token_ids(engine.run(submit)) == token_ids(expected_outputs(submit))
+        load = engine.load()
+        assert load.num_drafted["predictor"] > load.num_accepted["predictor"] > 0
+
+
+def test_nothing_is_predicted_that_takes_longer_than_it_saves() -> None:
+    engine = new_engine(FullCache(), max_draft_tokens=4, prediction_cost=1.0)
+
+    engine.run(new_submit(max_tokens=100))
+
+    shares = [share for batch in engine.runner.batches for share in batch.sequences]
+    assert not any(share.is_predicted for share in shares)

@@ -26,7 +26,7 @@ from worker.model.inputs import build_inputs
 from worker.model.kv_cache import KVCache
 from worker.model.loading import load_decoder, load_runner
 from worker.model.runner import TorchRunner
-from worker.model.start import RunnerLimits, can_check_drafts, start_runner
+from worker.model.start import RunnerLimits, start_runner
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -237,5 +237,4 @@ def test_a_worker_counts_states_among_what_a_sequence_takes(tmp_path: Path) -> N
     # A state that a step reads, and one that it writes.
     per_sequence = 200 // BLOCK_SIZE + 2 * layout.state.num_blocks
     assert runner.facts()["kv_cache_sequences"] == runner.num_blocks // per_sequence
-    assert not can_check_drafts(runner.decoder)
     runner.close()

@@ -12,10 +12,10 @@ class StateGroup:
 
     A step reads a state from some blocks and writes the state after its tokens to others, or to the
     same blocks. A snapshot is therefore no copy: at a multiple of ``cache.every`` tokens the blocks
-    that hold the state get a name, and the next step writes to new blocks.
+    that hold the state get a name, and the next step writes to new blocks. A step with drafts
+    writes to new blocks, too: the state before it remains, in case that a draft is wrong.
     """
 
-    can_rewind = False
     grows = False
 
     def __init__(self, pool: BlockPool, cache: StateCache, tag: bytes) -> None:
@@ -80,6 +80,8 @@ class StateBlocks:
         """Where the next step writes its state; the same list if it overwrites the old state."""
         self._num_read = num_computed
         """The number of tokens whose state is in ``_read``."""
+        self._num_written = num_computed
+        """The number of tokens, including drafts, after which the latest step wrote its state."""
 
     @property
     def blocks(self) -> Sequence[int]:
@@ -90,20 +92,31 @@ class StateBlocks:
         """0, because every step has to advance the state."""
         return 0
 
+    @property
+    def num_for_drafts(self) -> int:
+        """The number of blocks that a step with drafts takes."""
+        return self._group.cache.num_blocks if self._is_overwritten else 0
+
+    def prepare_for_drafts(self) -> None:
+        """Let the next step leave the state that it reads as it is."""
+        if self._is_overwritten:
+            self._written = self._pool.allocate(self._group.cache.num_blocks)
+
     def table(self, num_tokens: int) -> Sequence[int]:
-        """The blocks that the step reads, none at the start of a sequence, and the blocks that it
-        writes."""
+        """The blocks that a step up to ``num_tokens`` reads, none at the start of a sequence, and
+        the blocks that it writes."""
+        self._num_written = num_tokens
         return [*self._read, *self._written]
 
     def advance(
         self, name: BlockName, num_computed: int, num_known: int, *, num_spare: int
     ) -> None:
-        """Continue from the state that the last step wrote.
+        """Continue from the state that the last step wrote, unless one of its drafts was wrong.
 
         If a snapshot is due, and ``num_spare`` blocks suffice for another state, the state is
         published, and the next step writes elsewhere.
         """
-        if num_computed == self._num_read:  # there was no step since
+        if num_computed == self._num_read or num_computed != self._num_written:
             return
         self._free_read()
         self._read, self._num_read = self._written, num_computed

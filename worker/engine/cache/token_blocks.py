@@ -16,7 +16,6 @@ BlockName: TypeAlias = Callable[[int], bytes]
 class TokenGroup:
     """A group of layers that read the keys and values of earlier tokens."""
 
-    can_rewind = True
     grows = True
     every: int | None = None
 
@@ -102,6 +101,14 @@ class TokenBlocks:
     def num_covered(self) -> int:
         """The number of tokens from the start that have or had a block."""
         return len(self._table) * self._pool.block_size
+
+    @property
+    def num_for_drafts(self) -> int:
+        """0, because the next tokens overwrite wrong drafts."""
+        return 0
+
+    def prepare_for_drafts(self) -> None:
+        """Does nothing."""
 
     def table(self, num_tokens: int) -> Sequence[int]:
         """The block table of so many tokens."""

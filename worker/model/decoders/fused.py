@@ -11,6 +11,7 @@ from kernels.native.decoder import (
     PackedDecoder,
     PackedExpertNorms,
     PackedExperts,
+    PackedJunction,
     PackedLatent,
     PackedLayer,
     PackedLayerInput,
@@ -18,12 +19,14 @@ from kernels.native.decoder import (
     PackedMlp,
     PackedModel,
     PackedNorm,
+    num_multiplications,
 )
 from kernels.native.huge_pages import CommittedAhead
 from kernels.native.library import Library, library
 from kernels.native.packed import PackedWeight, pack
 from kernels.native.recurrences import MAX_KEY_DIM, MAX_STATE_DIM, MAX_TAPS
 from kernels.providers import Provider
+from shared.errors import StartupError
 from worker.model.cache_layout import CacheLayout, LayerPlace
 from worker.model.decoders.positions import PositionTables
 from worker.model.decoders.stack import SpecDecoder, attention_spec
@@ -53,6 +56,7 @@ from worker.model.weights.layers import (
     NormWeights,
     WeightReader,
 )
+from worker.model.weights.predictor import read_predictor
 from worker.model.weights.weight import Linear, Weight
 
 logger = logging.getLogger(__name__)
@@ -89,8 +93,17 @@ class FusedDecoder(SpecDecoder):
         self._dtype = dtype
         self._numerics = weights.numerics
         tables = PositionTables(max_seq_len, self.device)
-        model = _Packing(library(), num_threads, tables, dtype).model(spec, weights)
+        packing = _Packing(library(), num_threads, tables, dtype)
+        model = packing.model(spec, weights)
         self._decoder = PackedDecoder(library(), model, num_threads)
+        self._predictor: PackedDecoder | None = None
+        self._prediction_cost: float | None = None
+        if (predictor := packing.predictor(spec, weights, model)) is None:
+            self._spec = replace(spec, predictor=None)
+        else:
+            self._predictor = PackedDecoder(library(), predictor, num_threads)
+            self._prediction_cost = num_multiplications(predictor) / num_multiplications(model)
+        self._hidden = torch.empty(0, spec.hidden_size)
         self._committed: CommittedAhead | None = None
         self._layout: CacheLayout | None = None
         self._places = torch.empty(0)
@@ -101,7 +114,7 @@ class FusedDecoder(SpecDecoder):
         return Traits(
             numerics=self._numerics,
             is_row_exact=True,
-            can_rewind=not self._spec.has_states,
+            prediction_cost=self._prediction_cost,
             has_own_threads=True,
         )
 
@@ -130,30 +143,62 @@ class FusedDecoder(SpecDecoder):
         """See `Decoder.forward`."""
         if self._committed is not None:
             self._committed.use(_num_used(inputs, kv_cache) * kv_cache.slot_bytes)
+        if self._predictor is None:
+            return self._run(self._decoder, inputs, kv_cache, slice(self.num_layers), None)
+        hidden = self._room_for(len(inputs.token_ids))
+        return self._run(self._decoder, inputs, kv_cache, slice(self.num_layers), hidden)
+
+    def predict(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
+        """See `Decoder.predict`."""
+        assert self._predictor is not None, "the model has no predictor"
+        hidden = self._room_for(len(inputs.token_ids))
+        return self._run(self._predictor, inputs, kv_cache, slice(self.num_layers, None), hidden)
+
+    def _run(
+        self,
+        decoder: PackedDecoder,
+        inputs: ForwardInputs,
+        kv_cache: KVCache,
+        layers: slice,
+        hidden: Tensor | None,
+    ) -> Tensor:
+        """Run a decoder with these of the model's layers."""
         if kv_cache.layout is not self._layout:
-            self._layout = layout = kv_cache.layout
-            sources = [self._spec.kv_layer(index) for index in range(self.num_layers)]
-            places = [layout.places[source] or _NO_PLACE for source in sources]
-            self._places = torch.tensor(places, dtype=torch.int32)
-            self._states = None
-            if layout.state is not None:
-                firsts = [0 if first is None else first for first in layout.states]
-                self._states = torch.tensor(firsts, dtype=torch.int32)
+            self._use(kv_cache.layout)
         state = kv_cache.layout.state
-        return self._decoder.forward(
+        return decoder.forward(
             inputs.token_ids,
             inputs.positions,
             inputs.slots,
             inputs.sampled_rows,
             kv_cache.keys,
             kv_cache.values,
-            self._places,
+            self._places[layers],
             inputs.block_tables,
             inputs.query_starts,
             inputs.context_lens,
             self._states,
             0 if state is None else state.num_blocks,
+            hidden,
         )
+
+    def _use(self, layout: CacheLayout) -> None:
+        """Keep the places of layers and states as the library reads them."""
+        self._layout = layout
+        sources = [self._spec.kv_layer(index) for index in range(self.num_layers)]
+        if len(layout.places) > self.num_layers:
+            sources.append(self.num_layers)
+        places = [layout.places[source] or _NO_PLACE for source in sources]
+        self._places = torch.tensor(places, dtype=torch.int32)
+        self._states = None
+        if layout.state is not None:
+            firsts = [0 if first is None else first for first in layout.states]
+            self._states = torch.tensor(firsts, dtype=torch.int32)
+
+    def _room_for(self, num_tokens: int) -> Tensor:
+        if num_tokens > len(self._hidden):
+            self._hidden = torch.empty(num_tokens, self._spec.hidden_size)
+        return self._hidden[:num_tokens]
 
 
 def _num_used(inputs: ForwardInputs, kv_cache: KVCache) -> int:
@@ -249,6 +294,31 @@ class _Packing:
             logit_scale=spec.logit_scale,
             logit_softcap=spec.logit_softcap,
             inputs=inputs,
+        )
+
+    def predictor(
+        self, spec: ModelSpec, weights: WeightReader, model: PackedModel
+    ) -> PackedModel | None:
+        """The predictor as a model of a single layer, which shares the matrices of ``model``; None,
+        with the reason in the log, if there is none that can be read."""
+        predictor = spec.predictor
+        if predictor is None:
+            return None
+        try:
+            parts = read_predictor(weights, spec, predictor)
+        except StartupError as reason:
+            extra = {"reason": str(reason)}
+            logger.warning("the layer that predicts tokens is not used", extra=extra)
+            return None
+        return replace(
+            model,
+            layers=[self._layer(spec, predictor.layer, parts.layer)],
+            norm=_some_norm(predictor.norm, parts.norm),
+            junction=PackedJunction(
+                embedding_norm=_some_norm(predictor.norm, parts.embedding_norm),
+                hidden_norm=_some_norm(predictor.norm, parts.hidden_norm),
+                projection=self._linear(parts.projection),
+            ),
         )
 
     def _layer_inputs(

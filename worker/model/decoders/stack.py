@@ -177,7 +177,6 @@ class StackDecoder(SpecDecoder):
         return Traits(
             numerics="native",
             can_record=self.has_own_kernels,
-            can_rewind=not self._spec.has_states,
             # An embedder has no cache for states.
             hidden_size=None if self._spec.has_states else self._spec.hidden_size,
         )

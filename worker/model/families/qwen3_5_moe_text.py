@@ -11,7 +11,7 @@ NAMES = Names(
     ),
     # Some checkpoints without a tower keep the names that the model has beside a tower.
     prefixes=("model.", "model.language_model."),
-    # Layers that predict several tokens at once have names of their own.
+    # The predictor has names of its own.
     is_within=True,
 )
 

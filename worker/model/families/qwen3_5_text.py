@@ -5,8 +5,8 @@ from worker.model.families import qwen3_next
 from worker.model.spec import ModelSpec, Names
 
 _DEFAULTS = qwen3_next.DEFAULTS | {"num_key_value_heads": 4}
-# Some checkpoints without a tower keep the names that the model has beside a tower. Layers that
-# predict several tokens at once have names of their own.
+# Some checkpoints without a tower keep the names that the model has beside a tower. The predictor
+# has names of its own.
 _NAMES = Names(prefixes=("model.", "model.language_model."), is_within=True)
 
 

@@ -2,6 +2,7 @@
 experts, and attention has a gate."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from shared.errors import StartupError
 from worker.model.config import Config
@@ -16,6 +17,7 @@ from worker.model.spec import (
     ModelSpec,
     Names,
     Norm,
+    Predictor,
     QkNorm,
 )
 
@@ -39,7 +41,7 @@ _NAMES = Names(
     layers=LayerNames(
         delta=DeltaNames(inputs=("linear_attn.in_proj_qkvz",), rates=("linear_attn.in_proj_ba",))
     ),
-    # Layers that predict several tokens at once have names of their own.
+    # The predictor has names of its own.
     is_within=True,
 )
 _LINEAR = "linear_attention"
@@ -82,7 +84,8 @@ def hybrid(config: Config, feed_forwards: Sequence[Mlp | Experts], names: Names)
         )
         for kind, part in zip(_kinds(config), feed_forwards, strict=True)
     ]
-    return config.model(layers, norm, names)
+    last = replace(layers[-1], attention=attention, recurrence=None)
+    return config.model(layers, norm, names, predictor=Predictor.apart(last, norm))
 
 
 def _kinds(config: Config) -> Sequence[str]:

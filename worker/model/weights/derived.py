@@ -27,7 +27,7 @@ from worker.model.weights.rotation import rotated_order
 from worker.model.weights.sources import TensorSource
 from worker.model.weights.weight import StackedWeight, Weight
 
-_OF_A_MATRIX = ("weight", "weight_packed", "qweight")
+OF_A_MATRIX = ("weight", "weight_packed", "qweight")
 """The last part of a name that a matrix has in every format."""
 _KINDS = {
     torch.float32: "F32",
@@ -312,7 +312,7 @@ def with_stored_experts(names: Names, source: TensorSource, prefix: str) -> Name
         return names
     apart = f"{names.layers.expert_down.rpartition('.')[0]}.{{}}"
     down = f"{apart}.down_proj"
-    if not any(source.has(f"{prefix}{down.format(0)}.{kind}") for kind in _OF_A_MATRIX):
+    if not any(source.has(f"{prefix}{down.format(0)}.{kind}") for kind in OF_A_MATRIX):
         return names
     gate_up = (f"{apart}.gate_proj", f"{apart}.up_proj")
     return replace(names, layers=replace(names.layers, expert_gate_up=gate_up, expert_down=down))

@@ -220,11 +220,10 @@ class WeightReader:
         """
         self._spec = spec
         self._names = spec.names
-        prefixes, table = self._names.prefixes, f"{self._names.embedding}.weight"
-        self._prefix = next(
-            (prefix for prefix in prefixes if source.has(f"{prefix}{table}")), prefixes[0]
-        )
-        self._embedding_name = f"{self._prefix}{table}"
+        self.source = source
+        """The checkpoint itself."""
+        self._prefix = self._names.prefix_in(source.has)
+        self._embedding_name = f"{self._prefix}{self._names.embedding}.weight"
         with_experts = (
             index for index, one in enumerate(spec.layers) if isinstance(one.feed_forward, Experts)
         )
@@ -235,6 +234,12 @@ class WeightReader:
         self._target = target
         self._vector_dtype = vector_dtype or target.dtype
         self._num_expanded = 0
+
+    def of_part(self, spec: ModelSpec) -> "WeightReader":
+        """A reader of further layers of the same checkpoint, stored in the same format."""
+        return WeightReader(
+            self.source, spec, self._format, self._target, vector_dtype=self._vector_dtype
+        )
 
     @property
     def dtype(self) -> torch.dtype:
@@ -349,8 +354,11 @@ class WeightReader:
         )
 
     def norm(self) -> NormWeights:
-        name = f"{self._prefix}{self._names.final_norm}"
-        return self._norm(name, self._spec.final_norm, self._spec.hidden_size)
+        return self.named_norm(f"{self._prefix}{self._names.final_norm}", self._spec.final_norm)
+
+    def named_norm(self, name: str, spec: Norm) -> NormWeights:
+        """A norm of hidden states."""
+        return self._norm(name, spec, self._spec.hidden_size)
 
     def check_complete(self) -> None:
         """Raise `StartupError` if a tensor of the checkpoint was not used, which would silently
@@ -400,7 +408,7 @@ class WeightReader:
         self._refuse_unread()
 
     def _layer_prefix(self, index: int) -> str:
-        return f"{self._prefix}layers.{index}."
+        return f"{self._prefix}layers.{self._names.first_layer + index}."
 
     def _made(self, source: TensorSource, stacked_parts: Mapping[str, str]) -> Iterator[Made]:
         """The tensors that are not stored as they are used."""
