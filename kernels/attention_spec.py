@@ -13,7 +13,8 @@ class AttentionSpec:
     of them, with a ``chunk`` of c to the tokens of its own chunk: positions k * c to (k + 1) * c -
     1. Scores are products of queries and keys times ``scale``, then ``softcap * tanh(score /
     softcap)``. ``sinks`` are [num_heads] float32 scores that take part in each softmax, but belong
-    to no token.
+    to no token. A ``value_dim`` says that values are the first elements of keys, so many of them,
+    as in attention over latent vectors.
     """
 
     scale: float
@@ -21,6 +22,7 @@ class AttentionSpec:
     chunk: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    value_dim: int | None = None
 
     def first_visible(self, position: int) -> int:
         """The first position to which the token at ``position`` attends."""

@@ -98,7 +98,7 @@ def attend(
         ctypes.byref(batch),
         ctypes.byref(heads),
     )
-    return out.to(query.dtype)
+    return out[..., : spec.value_dim].to(query.dtype)
 
 
 def rule_view(spec: AttentionSpec) -> RuleView:

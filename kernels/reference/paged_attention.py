@@ -24,7 +24,8 @@ def paged_attention(
     max_query_len: int,
     spec: AttentionSpec,
 ) -> Tensor:
-    """Attend from each token to its sequence as ``spec`` says; returns ``query``'s shape.
+    """Attend from each token to its sequence as ``spec`` says; returns ``query``'s shape, or with
+    a ``value_dim`` [num_tokens, num_heads, value_dim].
 
     ``query`` is [num_tokens, num_heads, head_dim]; its rows ``query_starts[s]`` .. ``query_starts[s
     + 1] - 1`` are the last tokens of sequence s, whose whole context of ``context_lens[s]`` tokens,
@@ -44,10 +45,10 @@ def paged_attention(
     a sequence's result does not depend on what else is in the batch.
     """
     check_attention(query, key_cache, value_cache, block_tables, query_starts, context_lens)
-    cache = _PagedCache(key_cache, value_cache, block_tables, query.dtype)
+    cache = _PagedCache(key_cache, value_cache, block_tables, query.dtype, spec.value_dim)
     lens = context_lens.tolist()
     starts = query_starts.tolist()
-    out = torch.zeros_like(query)
+    out = query.new_zeros(*query.shape[:2], spec.value_dim or query.shape[2])
     for padded_len, rows in _by_padded_len(lens[:num_decodes], spec).items():
         index = torch.tensor(rows, device=query.device)
         out[index] = _decode(query[index], cache, index, context_lens[index], padded_len, spec)
@@ -61,13 +62,19 @@ class _PagedCache:
     """Gathers tokens' keys and values from their blocks."""
 
     def __init__(
-        self, keys: Tensor, values: Tensor, block_tables: Tensor, dtype: torch.dtype
+        self,
+        keys: Tensor,
+        values: Tensor,
+        block_tables: Tensor,
+        dtype: torch.dtype,
+        value_dim: int | None,
     ) -> None:
         self._dtype = dtype
         self._keys = keys.view(-1, *keys.shape[2:])
         self._values = values.view(-1, *values.shape[2:])
         self._block_size = keys.shape[1]
         self._block_tables = block_tables
+        self._value_dim = value_dim
 
     def gather(self, rows: Tensor | slice, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of the tokens at ``positions`` of the sequences ``rows``.
@@ -81,7 +88,7 @@ class _PagedCache:
         keys, values = (
             self._rows(cache, slots).view(shape) for cache in (self._keys, self._values)
         )
-        return keys.transpose(1, 2), values.transpose(1, 2)
+        return keys.transpose(1, 2), values[..., : self._value_dim].transpose(1, 2)
 
     def _rows(self, cache: Tensor, slots: Tensor) -> Tensor:
         if cache.dtype != torch.float8_e4m3fn:
@@ -128,7 +135,8 @@ def _decode(
     shared = query.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     mask = is_visible[:, None, None, :].expand(*shared.shape[:3], padded_len)
     sinks = None if spec.sinks is None else spec.sinks.view(1, num_kv_heads, -1, 1)
-    return _attend(shared, keys, values, mask, sinks, spec).reshape(query.shape)
+    out = _attend(shared, keys, values, mask, sinks, spec)
+    return out.reshape(num_rows, num_heads, -1)
 
 
 def _prefill(

@@ -7,8 +7,26 @@ runs, and a CUDA graph holds for any lengths. Each program finds its work by its
 the sequences, while the previous kernel still runs.
 """
 
+from typing import Literal, TypeAlias
+
 import triton
 import triton.language as tl
+
+View: TypeAlias = Literal["all", "window", "chunk"]
+"""What a token sees of its context: all tokens, a window up to itself, or its own chunk."""
+
+
+@triton.jit
+def first_visible(position, window, VIEW: tl.constexpr):
+    """`kernels.attention_spec.AttentionSpec.first_visible`, where ``window`` is the length of a
+    window or of a chunk; the position of a sequence without context is -1."""
+    if VIEW == "window":
+        first = tl.maximum(position + 1 - window, 0)
+    elif VIEW == "chunk":
+        first = tl.maximum(position, 0) // window * window
+    else:
+        first = position * 0
+    return first
 
 
 @triton.jit
@@ -18,7 +36,7 @@ def work_of(
     lens_ptr,
     schedule,
     GROUP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    VIEW: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -27,17 +45,18 @@ def work_of(
     """The work of program ``item``: (sequence, tile of rows, split, number of splits, their length,
     the first token of the first split).
 
-    ``schedule`` is (num_seqs, num_wanted, split_len, window). Splits have ``split_len`` tokens; if
-    that is 0, at least MIN_SPLIT and as many as make ``num_wanted`` programs, and another for each
-    tile. The sequence is at least ``num_seqs`` if there is no work for the program. Adjacent
-    programs have the splits of a tile. The last tile has the longest context, so it starts first.
+    ``schedule`` is (num_seqs, num_wanted, split_len, window), see `first_visible`. Splits have
+    ``split_len`` tokens; if that is 0, at least MIN_SPLIT and as many as make ``num_wanted``
+    programs, and another for each tile. The sequence is at least ``num_seqs`` if there is no work
+    for the program. Adjacent programs have the splits of a tile. The last tile has the longest
+    context, so it starts first.
     """
     num_tiles, num_splits, split_len = _all_shares(
-        starts_ptr, lens_ptr, schedule, BLOCK_S, BLOCK_M, GROUP, HAS_WINDOW, ALIGNMENT, MIN_SPLIT
+        starts_ptr, lens_ptr, schedule, BLOCK_S, BLOCK_M, GROUP, VIEW, ALIGNMENT, MIN_SPLIT
     )
     seq, num_before = _sequence_at(item, num_tiles * num_splits, BLOCK_S)
     own_tiles, own_splits, base = _share_of(
-        seq, starts_ptr, lens_ptr, schedule, split_len, BLOCK_M, GROUP, HAS_WINDOW, ALIGNMENT
+        seq, starts_ptr, lens_ptr, schedule, split_len, BLOCK_M, GROUP, VIEW, ALIGNMENT
     )
     place = item - num_before
     tile = own_tiles - 1 - place // own_splits
@@ -51,7 +70,7 @@ def tile_of(
     lens_ptr,
     schedule,
     GROUP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    VIEW: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -60,11 +79,11 @@ def tile_of(
     """Tile ``index`` of all sequences: (sequence, tile of rows, item of its first split, number of
     splits, their length, the first token of the first split); see `work_of`."""
     num_tiles, num_splits, split_len = _all_shares(
-        starts_ptr, lens_ptr, schedule, BLOCK_S, BLOCK_M, GROUP, HAS_WINDOW, ALIGNMENT, MIN_SPLIT
+        starts_ptr, lens_ptr, schedule, BLOCK_S, BLOCK_M, GROUP, VIEW, ALIGNMENT, MIN_SPLIT
     )
     seq, num_before = _sequence_at(index, num_tiles, BLOCK_S)
     own_tiles, own_splits, base = _share_of(
-        seq, starts_ptr, lens_ptr, schedule, split_len, BLOCK_M, GROUP, HAS_WINDOW, ALIGNMENT
+        seq, starts_ptr, lens_ptr, schedule, split_len, BLOCK_M, GROUP, VIEW, ALIGNMENT
     )
     is_before = tl.arange(0, BLOCK_S) < seq
     first_item = tl.sum(tl.where(is_before, num_tiles * num_splits, 0))
@@ -80,7 +99,7 @@ def _all_shares(
     BLOCK_S: tl.constexpr,
     BLOCK_M: tl.constexpr,
     GROUP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    VIEW: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
 ):
@@ -92,7 +111,7 @@ def _all_shares(
     ends = tl.load(starts_ptr + seqs + 1, mask=is_seq, other=0)
     lens = tl.load(lens_ptr + seqs, mask=is_seq, other=0)
     num_tiles = tl.cdiv((ends - starts) * GROUP, BLOCK_M)
-    visible = lens - _first_split(lens, ends - starts, window, HAS_WINDOW, ALIGNMENT)
+    visible = lens - _first_split(lens, ends - starts, window, VIEW, ALIGNMENT)
     equal_share = tl.cdiv(tl.sum(num_tiles * visible), num_wanted)
     equal_len = tl.maximum(tl.cdiv(equal_share, ALIGNMENT) * ALIGNMENT, MIN_SPLIT)
     # After a branch instead, Triton would not pipeline the loops over the context.
@@ -109,7 +128,7 @@ def _share_of(
     split_len,
     BLOCK_M: tl.constexpr,
     GROUP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    VIEW: tl.constexpr,
     ALIGNMENT: tl.constexpr,
 ):
     """The numbers of tiles and of splits of a sequence, and where its splits begin."""
@@ -117,7 +136,7 @@ def _share_of(
     seq = tl.minimum(seq, num_seqs - 1)
     num_tokens = tl.load(starts_ptr + seq + 1) - tl.load(starts_ptr + seq)
     context_len = tl.load(lens_ptr + seq)
-    base = _first_split(context_len, num_tokens, window, HAS_WINDOW, ALIGNMENT)
+    base = _first_split(context_len, num_tokens, window, VIEW, ALIGNMENT)
     return (
         tl.cdiv(num_tokens * GROUP, BLOCK_M),
         _num_splits(context_len - base, split_len),
@@ -132,16 +151,11 @@ def _num_splits(num_visible, split_len):
 
 
 @triton.jit
-def _first_split(
-    context_len, num_tokens, window, HAS_WINDOW: tl.constexpr, ALIGNMENT: tl.constexpr
-):
+def _first_split(context_len, num_tokens, window, VIEW: tl.constexpr, ALIGNMENT: tl.constexpr):
     """Where the splits begin: at or before the first token that the first of the new tokens
     sees."""
-    if HAS_WINDOW:
-        base = tl.maximum(context_len - num_tokens + 1 - window, 0) // ALIGNMENT * ALIGNMENT
-    else:
-        base = context_len * 0
-    return base
+    first = first_visible(context_len - num_tokens, window, VIEW)
+    return first // ALIGNMENT * ALIGNMENT
 
 
 @triton.jit
@@ -159,7 +173,7 @@ def tile_span(
     num_tokens,
     window,
     GROUP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    VIEW: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
@@ -168,7 +182,5 @@ def tile_span(
     num_before = context_len - num_tokens
     first_position = num_before + tile * BLOCK_M // GROUP
     last_row = tl.minimum((tile + 1) * BLOCK_M, num_tokens * GROUP) - 1
-    begin = 0
-    if HAS_WINDOW:
-        begin = tl.maximum(first_position + 1 - window, 0) // BLOCK_N * BLOCK_N
+    begin = first_visible(first_position, window, VIEW) // BLOCK_N * BLOCK_N
     return begin, num_before + last_row // GROUP + 1, first_position

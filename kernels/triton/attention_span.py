@@ -11,6 +11,8 @@ import math
 import triton
 import triton.language as tl
 
+from kernels.triton.attention_schedule import first_visible
+
 LOG2_E = math.log2(math.e)
 """Scores are multiplied by this factor: the device has an instruction for exp2, but none for
 exp."""
@@ -50,22 +52,25 @@ def attend_span(
     begin,
     end,
     BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    TAIL_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    VIEW: tl.constexpr,
     HAS_CAP: tl.constexpr,
 ):
     """Attend to the tokens ``begin`` .. ``end - 1``; ``begin`` is a multiple of BLOCK_N.
 
-    ``rows`` is (their queries [rows, columns], where columns is HEAD_DIM padded with zeros to a
-    power of two; the positions [rows] of their tokens; the lowest of these), ``layer`` the result
-    of `layer_of`. No token from ``end`` on is read.
+    ``rows`` is (their queries [rows, columns], where columns is VALUE_DIM padded with zeros to a
+    power of two; the tails of the queries; the positions [rows] of their tokens; the lowest of
+    these), ``layer`` the result of `layer_of`. No token from ``end`` on is read. With a TAIL_DIM,
+    the TAIL_DIM elements after the first VALUE_DIM count for scores alone, and the first elements
+    of keys are the values.
 
     Returns [rows] float32 the maximum score, [rows] float32 the sum of exp2(score - maximum), and
     [rows, columns] float32 the values weighted by the same: -inf, 0 and 0 for a row without visible
     tokens.
     """
-    query, _, first_position = rows
+    query, _, _, first_position = rows
     highest = tl.full([query.shape[0]], float("-inf"), tl.float32)
     total = tl.zeros([query.shape[0]], tl.float32)
     weighted = tl.zeros([query.shape[0], query.shape[1]], tl.float32)
@@ -80,11 +85,12 @@ def attend_span(
         begin,
         masked_begin,
         BLOCK_SIZE,
-        HEAD_DIM,
+        VALUE_DIM,
+        TAIL_DIM,
         BLOCK_N,
-        HAS_WINDOW,
+        VIEW,
         HAS_CAP,
-        HAS_WINDOW,
+        VIEW != "all",
     )
     return _attend_tiles(
         highest,
@@ -95,9 +101,10 @@ def attend_span(
         masked_begin,
         end,
         BLOCK_SIZE,
-        HEAD_DIM,
+        VALUE_DIM,
+        TAIL_DIM,
         BLOCK_N,
-        HAS_WINDOW,
+        VIEW,
         HAS_CAP,
         True,
     )
@@ -113,13 +120,14 @@ def _attend_tiles(
     begin,
     end,
     BLOCK_SIZE: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    TAIL_DIM: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    VIEW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    query, positions, _ = rows
+    query, tail, positions, _ = rows
     key_ptr, value_ptr, table_ptr, slot_stride, scale, window, softcap = layer
     columns = tl.arange(0, query.shape[1])
     for start in tl.range(begin, end, BLOCK_N):
@@ -127,26 +135,36 @@ def _attend_tiles(
         is_token = tokens < end
         blocks = _load(table_ptr + tokens // BLOCK_SIZE, is_token, IS_MASKED)
         slots = blocks.to(tl.int64) * BLOCK_SIZE + tokens % BLOCK_SIZE
-        places = (slots * slot_stride)[:, None] + columns[None, :]
-        is_read = is_token[:, None] & (columns < HEAD_DIM)[None, :]
-        HAS_GAPS: tl.constexpr = IS_MASKED or query.shape[1] != HEAD_DIM
+        token_places = (slots * slot_stride)[:, None]
+        places = token_places + columns[None, :]
+        is_read = is_token[:, None] & (columns < VALUE_DIM)[None, :]
+        HAS_GAPS: tl.constexpr = IS_MASKED or query.shape[1] != VALUE_DIM
         keys = _load(key_ptr + places, is_read, HAS_GAPS)
         scores = tl.dot(query, keys.T, input_precision="tf32x3")
+        if TAIL_DIM > 0:
+            others = tl.arange(0, tail.shape[1])
+            is_tail = is_token[:, None] & (others < TAIL_DIM)[None, :]
+            tail_places = key_ptr + token_places + (VALUE_DIM + others)[None, :]
+            tail_keys = _load(tail_places, is_tail, IS_MASKED or tail.shape[1] != TAIL_DIM)
+            scores = tl.dot(tail, tail_keys.T, scores, input_precision="tf32x3")
         factor = scale
         if HAS_CAP:
             scores = softcap * _tanh(scores * (scale / softcap))
             factor = 1.0
         if IS_MASKED:
             is_visible = (tokens[None, :] <= positions[:, None]) & is_token[None, :]
-            if HAS_WINDOW:
-                is_visible &= tokens[None, :] > positions[:, None] - window
+            if VIEW != "all":
+                first = first_visible(positions, window, VIEW)
+                is_visible &= tokens[None, :] >= first[:, None]
             scores = tl.where(is_visible, scores, float("-inf"))
         new_highest = tl.maximum(highest, tl.max(scores, 1) * factor)
         shift = _finite(new_highest)
         weights = tl.exp2(scores * factor - shift[:, None])
         decay = tl.exp2(highest - shift)
         total = total * decay + tl.sum(weights, 1)
-        values = _load(value_ptr + places, is_read, HAS_GAPS)
+        values = keys
+        if TAIL_DIM == 0:
+            values = _load(value_ptr + places, is_read, HAS_GAPS)
         weighted = tl.dot(
             weights.to(values.dtype), values, weighted * decay[:, None], input_precision="tf32x3"
         )

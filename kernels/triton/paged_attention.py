@@ -5,12 +5,12 @@ from torch import Tensor
 
 from kernels.attention_spec import AttentionSpec
 from kernels.reference.paged_attention import check_attention
-from kernels.reference.paged_attention import paged_attention as reference_attention
 from kernels.triton.configurations import POINTER_TYPES
 from kernels.triton.scheduled_attention import Sequences, attend
 from kernels.triton.tokens import check_contiguous, check_dtypes, check_tokens
 
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 512
+"""The most elements of a value; a latent vector may have some more, which are no values."""
 
 
 def paged_attention(
@@ -28,8 +28,8 @@ def paged_attention(
 ) -> Tensor:
     """See `kernels.reference.paged_attention`; the result is contiguous.
 
-    Chunks and longer heads are left to the reference. Otherwise: bfloat16, float16 or float32;
-    head_dim is a multiple of 16 and at most 256. The scale is positive. ``query`` may be a slice of
+    bfloat16, float16 or float32; head_dim is a multiple of 16 and at most 512, or there is a
+    ``value_dim`` of this kind. The scale is positive. ``query`` may be a slice of
     a fused projection: its tokens may be strided, but not a token's heads. Sums are float32.
     Lengths stay on the device, and launch parameters depend only on shapes and keywords, so a CUDA
     graph of a batch of decodes is valid for all contexts that fit its block table.
@@ -38,21 +38,12 @@ def paged_attention(
     however its prompt was chunked. Contexts are then split every 512 tokens and chunks use the
     tiles of decodes, which is slower.
     """
-    if spec.chunk is not None or query.shape[2] > MAX_HEAD_DIM:
-        return reference_attention(
-            query,
-            key_cache,
-            value_cache,
-            block_tables,
-            query_starts,
-            context_lens,
-            num_decodes=num_decodes,
-            max_query_len=max_query_len,
-            spec=spec,
-        )
     check_attention(query, key_cache, value_cache, block_tables, query_starts, context_lens)
-    _check_layout(query, key_cache, value_cache, block_tables, query_starts, context_lens)
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    value_dim = spec.value_dim or query.shape[2]
+    _check_layout(
+        value_dim, query, key_cache, value_cache, block_tables, query_starts, context_lens
+    )
+    out = query.new_empty(*query.shape[:2], value_dim)
     num_seqs, num_chunk_tokens = context_lens.shape[0], query.shape[0] - num_decodes
     for sequences in (
         Sequences(0, num_decodes, num_decodes, max_query_len=1),
@@ -74,12 +65,13 @@ def paged_attention(
     return out
 
 
-def _check_layout(query: Tensor, key_cache: Tensor, value_cache: Tensor, *indices: Tensor) -> None:
-    head_dim = query.shape[2]
+def _check_layout(
+    value_dim: int, query: Tensor, key_cache: Tensor, value_cache: Tensor, *indices: Tensor
+) -> None:
     if query.dtype not in POINTER_TYPES:
         raise ValueError(f"query of {query.dtype}, expected bfloat16, float16 or float32")
-    if head_dim % 16 or head_dim > MAX_HEAD_DIM:
-        raise ValueError(f"head_dim {head_dim}, expected a multiple of 16 up to {MAX_HEAD_DIM}")
+    if value_dim % 16 or value_dim > MAX_HEAD_DIM:
+        raise ValueError(f"head_dim {value_dim}, expected a multiple of 16 up to {MAX_HEAD_DIM}")
     check_dtypes(query=query, key_cache=key_cache, value_cache=value_cache)
     check_tokens(query=query)
     check_contiguous(key_cache=key_cache, value_cache=value_cache)

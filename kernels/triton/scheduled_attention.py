@@ -77,8 +77,10 @@ def attention_kernel(
     softcap,
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    TAIL_DIM: tl.constexpr,
     GROUP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    VIEW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
@@ -89,6 +91,7 @@ def attention_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    BLOCK_T: tl.constexpr,
     BLOCK_S: tl.constexpr,
     HAS_PDL: tl.constexpr,
 ):
@@ -96,7 +99,7 @@ def attention_kernel(
     group, attends to a split of its context.
 
     The result of a tile with several splits goes to ``weighted`` [items, key heads, STORED_ROWS,
-    HEAD_DIM], ``highest`` and ``total``; with IS_WHOLE no tile has several. With a SPAN_LEN, spans
+    VALUE_DIM], ``highest`` and ``total``; with IS_WHOLE no tile has several. With a SPAN_LEN, spans
     of this length are merged in the way in which `merge_splits_kernel` merges splits.
     """
     if HAS_PDL:
@@ -109,7 +112,7 @@ def attention_kernel(
         lens_ptr + first_seq,
         (num_seqs, num_wanted, split_len, window),
         GROUP,
-        HAS_WINDOW,
+        VIEW,
         ALIGNMENT,
         MIN_SPLIT,
         BLOCK_M,
@@ -124,7 +127,7 @@ def attention_kernel(
     num_tokens = tl.load(starts_ptr + seq + 1) - start
     context_len = tl.load(lens_ptr + seq)
     tile_begin, tile_end, first_position = tile_span(
-        tile, context_len, num_tokens, window, GROUP, HAS_WINDOW, BLOCK_M, BLOCK_N
+        tile, context_len, num_tokens, window, GROUP, VIEW, BLOCK_M, BLOCK_N
     )
     begin = tl.maximum(base + split * split_len, tile_begin) // BLOCK_N * BLOCK_N
     end = tl.minimum(base + (split + 1) * split_len, tile_end)
@@ -133,10 +136,15 @@ def attention_kernel(
         return
     rows, columns = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     tokens, heads = (start + rows // GROUP).to(tl.int64), kv_head * GROUP + rows % GROUP
-    places = heads[:, None] * HEAD_DIM + columns[None, :]
-    is_row, is_column = rows < num_tokens * GROUP, columns < HEAD_DIM
+    is_row, is_column = rows < num_tokens * GROUP, columns < VALUE_DIM
     is_place = is_row[:, None] & is_column[None, :]
-    query = tl.load(query_ptr + (tokens * query_stride)[:, None] + places, mask=is_place, other=0.0)
+    head_ptr = query_ptr + (tokens * query_stride + heads * HEAD_DIM)[:, None]
+    query = tl.load(head_ptr + columns[None, :], mask=is_place, other=0.0)
+    tail = query
+    if TAIL_DIM > 0:
+        others = tl.arange(0, BLOCK_T)
+        is_tail = is_row[:, None] & (others < TAIL_DIM)[None, :]
+        tail = tl.load(head_ptr + (VALUE_DIM + others)[None, :], mask=is_tail, other=0.0)
     layer = layer_of(
         seq,
         key_ptr,
@@ -149,10 +157,19 @@ def attention_kernel(
         softcap,
         HEAD_DIM,
     )
-    query_rows = (query, context_len - num_tokens + rows // GROUP, first_position)
+    query_rows = (query, tail, context_len - num_tokens + rows // GROUP, first_position)
     if SPAN_LEN == 0:
         highest, total, weighted = attend_span(
-            query_rows, layer, begin, end, BLOCK_SIZE, HEAD_DIM, BLOCK_N, HAS_WINDOW, HAS_CAP
+            query_rows,
+            layer,
+            begin,
+            end,
+            BLOCK_SIZE,
+            VALUE_DIM,
+            TAIL_DIM,
+            BLOCK_N,
+            VIEW,
+            HAS_CAP,
         )
     else:
         highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -165,9 +182,10 @@ def attention_kernel(
                 tl.maximum(begin, span * SPAN_LEN),
                 tl.minimum(end, (span + 1) * SPAN_LEN),
                 BLOCK_SIZE,
-                HEAD_DIM,
+                VALUE_DIM,
+                TAIL_DIM,
                 BLOCK_N,
-                HAS_WINDOW,
+                VIEW,
                 HAS_CAP,
             )
             highest, total, weighted = merge_spans(
@@ -176,14 +194,15 @@ def attention_kernel(
     if IS_WHOLE or num_splits == 1:
         out = normalised(highest, total, weighted, sinks_ptr, heads, HAS_SINKS)
         out = out.to(out_ptr.dtype.element_ty)
-        tl.store(out_ptr + (tokens * out_stride)[:, None] + places, out, mask=is_place)
+        out_places = (tokens * out_stride + heads * VALUE_DIM)[:, None] + columns[None, :]
+        tl.store(out_ptr + out_places, out, mask=is_place)
     else:
         stored = tl.arange(0, BLOCK_M)
         is_stored = is_row & (stored < STORED_ROWS)
         parts = (item.to(tl.int64) * tl.num_programs(0) + kv_head) * STORED_ROWS + stored
         tl.store(highest_ptr + parts, highest, mask=is_stored)
         tl.store(total_ptr + parts, total, mask=is_stored)
-        part_places = parts[:, None] * HEAD_DIM + columns[None, :]
+        part_places = parts[:, None] * VALUE_DIM + columns[None, :]
         is_part = is_stored[:, None] & is_column[None, :]
         tl.store(weighted_ptr + part_places, weighted, mask=is_part)
 
@@ -215,9 +234,9 @@ def merge_splits_kernel(
     rows_a_program,
     out_stride,
     window,
-    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
     GROUP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    VIEW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
@@ -239,7 +258,7 @@ def merge_splits_kernel(
         lens_ptr + first_seq,
         (num_seqs, num_wanted, split_len, window),
         GROUP,
-        HAS_WINDOW,
+        VIEW,
         ALIGNMENT,
         MIN_SPLIT,
         BLOCK_M,
@@ -258,13 +277,13 @@ def merge_splits_kernel(
         num_tokens,
         window,
         GROUP,
-        HAS_WINDOW,
+        VIEW,
         BLOCK_M,
         BLOCK_N,
     )
     first, last = tl.maximum(begin - base, 0) // split_len, tl.cdiv(end - base, split_len)
     columns = tl.arange(0, BLOCK_D)[None, :]
-    is_column = columns < HEAD_DIM
+    is_column = columns < VALUE_DIM
     first_row = tl.program_id(0) * rows_a_program
     last_row = tl.minimum(first_row + rows_a_program, num_kv_heads * STORED_ROWS)
     for stored in tl.range(first_row, last_row):
@@ -280,7 +299,7 @@ def merge_splits_kernel(
             split_highest = tl.load(highest_ptr + parts, mask=is_split, other=float("-inf"))
             split_total = tl.load(total_ptr + parts, mask=is_split, other=0.0)
             split_weighted = tl.load(
-                weighted_ptr + parts[:, None] * HEAD_DIM + columns,
+                weighted_ptr + parts[:, None] * VALUE_DIM + columns,
                 mask=is_split[:, None] & is_column,
                 other=0.0,
             )
@@ -290,7 +309,7 @@ def merge_splits_kernel(
         head = kv_head * GROUP + row % GROUP
         out = normalised(highest, total, weighted, sinks_ptr, head, HAS_SINKS)
         out = out.to(out_ptr.dtype.element_ty)
-        place = (start + row // GROUP).to(tl.int64) * out_stride + head * HEAD_DIM
+        place = (start + row // GROUP).to(tl.int64) * out_stride + head * VALUE_DIM
         tl.store(out_ptr + place + columns, out, mask=is_row & is_column)
 
 
@@ -341,7 +360,7 @@ class Variant:
         return self.span_len or self.tile.keys
 
     def stored_rows(self, kind: AttentionKind) -> int:
-        return kind.group if self.is_decode else self.tile.rows
+        return min(kind.group, self.tile.rows) if self.is_decode else self.tile.rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,12 +382,13 @@ def schedule_of(
     sequences: Sequences,
     num_kv_heads: int,
     max_context_len: int,
-    sliding_window: int | None,
+    window: int | None,
     device: torch.device,
     *,
     is_batch_invariant: bool,
 ) -> Schedule:
-    """``max_context_len`` is that of the block table."""
+    """``max_context_len`` is that of the block table, ``window`` the length of a window or of a
+    chunk."""
     is_decode = sequences.max_query_len == 1
     # In batch-invariant mode sums depend on the tile.
     if is_decode or is_batch_invariant:
@@ -377,7 +397,7 @@ def schedule_of(
         tile = prefill_tile(kind)
     a_multiprocessor = _NUM_DECODES if is_decode else _NUM_CHUNKS
     num_wanted = -(-a_multiprocessor * num_multiprocessors(device) // num_kv_heads)
-    num_tiles = len(sequences)
+    num_tiles = len(sequences) * (-(-kind.group // tile.rows) if is_decode else 1)
     if not is_decode:
         num_tiles += sequences.num_tokens * kind.group // tile.rows
     # Chunks of an invariant batch merge their spans in a single program, and many chunks fill the
@@ -386,8 +406,8 @@ def schedule_of(
     variant = Variant(tile, is_decode, is_whole, is_batch_invariant)
     if is_whole:
         return Schedule(variant, num_tiles, num_tiles, num_wanted, _UNSPLIT)
-    if sliding_window is not None:
-        visible = sliding_window + sequences.max_query_len - 1 + variant.alignment
+    if window is not None:
+        visible = window + sequences.max_query_len - 1 + variant.alignment
         max_context_len = min(max_context_len, visible)
     num_items = num_tiles * -(-max_context_len // (variant.span_len or _MIN_SPLIT_LEN))
     if not is_batch_invariant:
@@ -413,13 +433,13 @@ def attend(
     Otherwise as in `kernels.reference.paged_attention`.
     """
     num_kv_heads, head_dim = key_cache.shape[2:]
-    kind, sliding_window = AttentionKind.of(query, key_cache, spec), spec.window
+    kind, window = AttentionKind.of(query, key_cache, spec), spec.chunk or spec.window
     schedule = schedule_of(
         kind,
         sequences,
         num_kv_heads,
         block_tables.shape[1] * kind.block_size,
-        sliding_window,
+        window,
         query.device,
         is_batch_invariant=is_batch_invariant,
     )
@@ -428,7 +448,7 @@ def attend(
     # Two allocations, because Triton compiles again for an address that is no multiple of 16.
     highest = query.new_empty(num_parts, dtype=torch.float32)
     total = torch.empty_like(highest)
-    weighted = query.new_empty(num_parts, head_dim, dtype=torch.float32)
+    weighted = query.new_empty(num_parts, kind.value_dim, dtype=torch.float32)
     sinks = highest if spec.sinks is None else spec.sinks  # an argument that is not read
     work = (sequences.first, len(sequences), schedule.num_wanted, schedule.split_len)
     block_seqs = _block_seqs(len(sequences))
@@ -452,7 +472,7 @@ def attend(
         num_kv_heads * head_dim,
         block_tables.stride(0),
         spec.scale * LOG2_E,
-        sliding_window or 0,
+        window or 0,
         (spec.softcap or 0.0) * LOG2_E,
     )
     if not variant.is_whole:
@@ -473,7 +493,7 @@ def attend(
             num_kv_heads,
             rows_a_program,
             out.stride(0),
-            sliding_window or 0,
+            window or 0,
         )
 
 
@@ -491,6 +511,9 @@ def attend_configuration(kind: AttentionKind, variant: Variant, block_seqs: int)
         signature={**_splits_signature(kind), **kind.signature},
         constexprs={
             **_schedule_constexprs(kind, variant, block_seqs),
+            "HEAD_DIM": kind.head_dim,
+            "TAIL_DIM": kind.tail_dim,
+            "BLOCK_T": kind.tail_width,
             "HAS_CAP": kind.has_cap,
             "BLOCK_SIZE": kind.block_size,
             "IS_WHOLE": variant.is_whole,
@@ -535,9 +558,9 @@ def _schedule_constexprs(
     kind: AttentionKind, variant: Variant, block_seqs: int
 ) -> dict[str, Constexpr]:
     return {
-        "HEAD_DIM": kind.head_dim,
+        "VALUE_DIM": kind.value_dim,
         "GROUP": kind.group,
-        "HAS_WINDOW": kind.has_window,
+        "VIEW": kind.view,
         "HAS_SINKS": kind.has_sinks,
         "ALIGNMENT": variant.alignment,
         "MIN_SPLIT": _MIN_SPLIT_LEN,
@@ -552,9 +575,9 @@ def _schedule_constexprs(
 
 def _configurations() -> Iterator[Configuration]:
     for target in TARGETS:
-        for head_dim, group, has_window in ((64, 3, False), (128, 4, False), (256, 4, True)):
+        for head_dim, group, view in ((64, 3, "all"), (128, 4, "all"), (256, 4, "window")):
             has_pdl = target > TARGETS[0]
-            kind = AttentionKind(torch.bfloat16, head_dim, group, 16, has_window, target, has_pdl)
+            kind = AttentionKind(torch.bfloat16, head_dim, group, 16, view, target, has_pdl)
             chunks = Variant(prefill_tile(kind), False, False, False)
             yield attend_configuration(kind, replace(chunks, is_whole=True), BLOCK_SEQS[-1])
             # The tile of decodes is the same for all targets.
@@ -562,17 +585,28 @@ def _configurations() -> Iterator[Configuration]:
             for variant in (chunks, decodes) if target < TARGETS[-1] else (chunks,):
                 yield attend_configuration(kind, variant, BLOCK_SEQS[-1])
                 yield merge_configuration(kind, variant, BLOCK_SEQS[-1])
-    sinks = AttentionKind(torch.bfloat16, 64, 8, 16, True, 90, has_pdl=True, has_sinks=True)
+    sinks = AttentionKind(torch.bfloat16, 64, 8, 16, "window", 90, has_pdl=True, has_sinks=True)
     decodes = Variant(decode_tile(sinks, is_batch_invariant=False), True, False, False)
     yield attend_configuration(sinks, decodes, BLOCK_SEQS[-1])
     yield merge_configuration(sinks, decodes, BLOCK_SEQS[-1])
-    cap = AttentionKind(torch.bfloat16, 256, 2, 16, True, 90, has_pdl=True, has_cap=True)
+    cap = AttentionKind(torch.bfloat16, 256, 2, 16, "chunk", 90, has_pdl=True, has_cap=True)
     chunk = Variant(prefill_tile(cap), False, True, False)
     yield attend_configuration(cap, chunk, BLOCK_SEQS[-1])
-    single = AttentionKind(torch.float32, 128, 1, 32, False, 90, has_pdl=True)
+    single = AttentionKind(torch.float32, 128, 1, 32, "all", 90, has_pdl=True)
     chunk = Variant(prefill_tile(single), False, True, False)
     yield attend_configuration(single, chunk, BLOCK_SEQS[-1])
-    half = AttentionKind(torch.float16, 128, 4, 16, False, 90, has_pdl=True)
+    for target in TARGETS[:2]:
+        for head_dim, group, tail_dim in ((512, 8, 0), (576, 20, 64), (576, 128, 64)):
+            wide = AttentionKind(
+                torch.bfloat16, head_dim, group, 16, "all", target, target > 80, tail_dim=tail_dim
+            )
+            chunk = Variant(prefill_tile(wide), False, True, False)
+            yield attend_configuration(wide, chunk, BLOCK_SEQS[-1])
+            if target == TARGETS[1]:
+                decodes = Variant(decode_tile(wide, is_batch_invariant=False), True, False, False)
+                yield attend_configuration(wide, decodes, BLOCK_SEQS[-1])
+                yield merge_configuration(wide, decodes, BLOCK_SEQS[-1])
+    half = AttentionKind(torch.float16, 128, 4, 16, "all", 90, has_pdl=True)
     for kind, is_decode in ((half, False), (single, True)):
         tile = decode_tile(kind, is_batch_invariant=True)
         variant = Variant(tile, is_decode, not is_decode, True)

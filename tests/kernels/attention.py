@@ -30,6 +30,8 @@ class Case:
     chunk: int | None = None
     softcap: float | None = None
     has_sinks: bool = False
+    value_dim: int | None = None
+    """The first elements of keys that are the values."""
     dtype: torch.dtype = torch.float32
 
     @property
@@ -41,6 +43,7 @@ class Case:
             chunk=self.chunk,
             softcap=self.softcap,
             sinks=sinks,
+            value_dim=self.value_dim,
         )
 
 
@@ -61,6 +64,7 @@ CASES = {
     "chunked": Case((200, 6, 5, 33, 12), (1, 1, 1, 30, 12), chunk=8),
     "soft cap": Case((40, 3, 33, 21), (1, 1, 9, 21), softcap=0.7),
     "sinks": Case((40, 3, 33, 21), (1, 1, 9, 21), has_sinks=True),
+    "latent vectors": Case((40, 3, 33, 21), (1, 1, 9, 21), 6, 1, head_dim=48, value_dim=32),
     "sinks behind a window": Case((40, 3, 33), (1, 1, 9), sliding_window=4, has_sinks=True),
 }
 
@@ -103,6 +107,9 @@ def build(case: Case) -> Tensors:
             cache[tables[row, slots // size].long(), slots % size] = context[-1]
         first_read = case.spec.first_visible(length - case.query_lens[row])
         tables[row, : first_read // TILE * TILE // size] = nothing
+    if case.value_dim is not None:
+        caches[1] = caches[0]
+        contexts[1] = [keys[..., : case.value_dim] for keys in contexts[0]]
     return Tensors(
         query=torch.randn(sum(case.query_lens), case.num_heads, case.head_dim).to(case.dtype),
         key_cache=caches[0],

@@ -68,7 +68,9 @@ def test_each_row_is_multiplied_by_the_matrix_of_its_expert(
     assert_close(given.product(provided_ops), given.expected(), MAX_RELATIVE_ERROR)
 
 
-def test_a_row_has_the_same_bits_alone_and_among_others() -> None:
+@pytest.mark.parametrize("provided_ops", ["triton"], indirect=True)
+def test_a_row_has_the_same_bits_alone_and_among_others(provided_ops: Ops) -> None:
+    """``provided_ops`` only choose the device of the tensors."""
     ops, given = load_ops("triton", is_batch_invariant=True), case(90)
     together = given.product(ops)
     for token in (0, 89):

@@ -6,8 +6,9 @@ from torch import Tensor
 
 from kernels.providers import Ops
 
-STARTS = torch.tensor([0, 1, 2], dtype=torch.int32)
-LENS = torch.tensor([5, 9], dtype=torch.int32)
+
+def ints(*numbers: int) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int32)
 
 
 def cache() -> Tensor:
@@ -17,15 +18,16 @@ def cache() -> Tensor:
 def test_a_state_is_divided_among_the_places_of_its_blocks(provided_ops: Ops) -> None:
     keys, values = cache(), cache()
     blocks = torch.tensor([[5, 0], [2, 4]], dtype=torch.int32)
+    starts, lens = ints(0, 1, 2), ints(5, 9)
     states = {(0, 450): torch.rand(2, 450), (3, 700): torch.rand(2, 700)}
 
     for (first, _), written in states.items():
-        provided_ops.write_states(written, keys, values, blocks, LENS, first=first)
+        provided_ops.write_states(written, keys, values, blocks, lens, first=first)
 
     for (first, size), written in states.items():
         for order in ([0, 1], [1, 0]):
             found = provided_ops.read_states(
-                keys, values, blocks[order], STARTS, LENS, first=first, size=size
+                keys, values, blocks[order], starts, lens, first=first, size=size
             )
             assert torch.equal(found, written[order])
     for unused in (1, 3):
@@ -36,11 +38,11 @@ def test_a_state_is_divided_among_the_places_of_its_blocks(provided_ops: Ops) ->
 def test_a_sequence_begins_with_zeros_and_padding_writes_nothing(provided_ops: Ops) -> None:
     keys, values = cache(), cache()
     blocks = torch.tensor([[1], [0]], dtype=torch.int32)
-    lens = torch.tensor([1, 0], dtype=torch.int32)
+    starts, lens = ints(0, 1, 2), ints(1, 0)
 
     provided_ops.write_states(torch.ones(2, 300), keys, values, blocks, lens, first=1)
 
     assert keys[:, 0].isnan().all()
     assert values[:, 0].isnan().all()
-    found = provided_ops.read_states(keys, values, blocks, STARTS, lens, first=0, size=9)
+    found = provided_ops.read_states(keys, values, blocks, starts, lens, first=0, size=9)
     assert not found[0].any()

@@ -176,7 +176,8 @@ def _one_group(groups: Sequence[CacheGroup], num_layers: int) -> CacheLayout:
 def _kind(layer: KeptTokens, max_seq_len: int, tile_tokens: int) -> CacheGroup:
     if layer.window is not None and layer.window < max_seq_len:
         return WindowCache(layer.window + tile_tokens - 1)
-    if layer.chunk is not None and layer.chunk < max_seq_len:
+    # A tile that begins before its chunk would read blocks that were released.
+    if layer.chunk is not None and layer.chunk < max_seq_len and layer.chunk % tile_tokens == 0:
         return ChunkCache(layer.chunk)
     return LatentCache() if layer.is_latent else FullCache()
 

@@ -1,6 +1,6 @@
 """Every tile of rows attends to every split of its context once, in few programs of equal work."""
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import triton
@@ -8,7 +8,8 @@ import triton.language as tl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kernels.triton.attention_schedule import tile_of, work_of
+from kernels.attention_spec import AttentionSpec
+from kernels.triton.attention_schedule import View, tile_of, work_of
 
 GROUP, ALIGNMENT, MIN_SPLIT, BLOCK_M, BLOCK_S = 3, 4, 32, 16, 32
 
@@ -23,7 +24,7 @@ def record_kernel(
     split_len,
     window,
     GROUP: tl.constexpr,
-    HAS_WINDOW: tl.constexpr,
+    VIEW: tl.constexpr,
     ALIGNMENT: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -37,7 +38,7 @@ def record_kernel(
         lens_ptr,
         (num_seqs, num_wanted, split_len, window),
         GROUP=GROUP,
-        HAS_WINDOW=HAS_WINDOW,
+        VIEW=VIEW,
         ALIGNMENT=ALIGNMENT,
         MIN_SPLIT=MIN_SPLIT,
         BLOCK_M=BLOCK_M,
@@ -63,7 +64,8 @@ def schedule(
     num_programs: int,
     num_wanted: int,
     split_len: int = 0,
-    window: int | None = None,
+    window: int = 0,
+    view: View = "all",
     find: Any = work_of,
 ) -> list[list[int]]:
     """What each program finds that has work."""
@@ -77,9 +79,9 @@ def schedule(
         len(sequences),
         num_wanted,
         split_len,
-        window or 0,
+        window,
         GROUP=GROUP,
-        HAS_WINDOW=window is not None,
+        VIEW=view,
         ALIGNMENT=ALIGNMENT,
         MIN_SPLIT=MIN_SPLIT,
         BLOCK_M=BLOCK_M,
@@ -97,22 +99,23 @@ def num_tiles(sequences: list[Sequence]) -> list[int]:
     # Tiles and splits are small, so that few programs have several of both.
     sequences=st.lists(st.tuples(st.integers(0, 400), st.integers(1, 14)), min_size=1, max_size=4),
     num_wanted=st.integers(1, 12),
-    window=st.none() | st.integers(1, 300),
+    window=st.integers(1, 300),
+    view=st.sampled_from(get_args(View)),
 )
 @settings(max_examples=20, deadline=None)
 def test_the_splits_of_every_tile_cover_its_context_once(
-    device: torch.device, sequences: list[Sequence], num_wanted: int, window: int | None
+    device: torch.device, sequences: list[Sequence], num_wanted: int, window: int, view: View
 ) -> None:
     tiles = num_tiles(sequences)
     # One program more than there may be, so that a schedule that is too long is found.
     bound = sum(tiles) + num_wanted
-    works = schedule(
-        device, sequences, num_programs=bound + 1, num_wanted=num_wanted, window=window
-    )
+    seen = {"num_wanted": num_wanted, "window": window, "view": view}
+    works = schedule(device, sequences, num_programs=bound + 1, **seen)
     assert len(works) <= bound
     expected = []
     for seq, (old, new) in enumerate(sequences):
-        first = max(0, old + 1 - window) if window is not None else 0
+        spec = AttentionSpec(scale=1.0, **({} if view == "all" else {view: window}))
+        first = spec.first_visible(old)
         (split_len,) = {work[4] for work in works}
         base = first // ALIGNMENT * ALIGNMENT
         assert split_len % ALIGNMENT == 0
@@ -124,14 +127,7 @@ def test_the_splits_of_every_tile_cover_its_context_once(
         ]
     assert works == expected
     first_items = {(work[0], work[1]): item for item, work in enumerate(works) if work[2] == 0}
-    found = schedule(
-        device,
-        sequences,
-        num_programs=sum(tiles) + 1,
-        num_wanted=num_wanted,
-        window=window,
-        find=tile_of,
-    )
+    found = schedule(device, sequences, num_programs=sum(tiles) + 1, find=tile_of, **seen)
     assert {(seq, tile): item for seq, tile, item, *_ in found} == first_items
     assert len(found) == sum(tiles)
 

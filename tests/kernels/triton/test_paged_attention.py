@@ -29,6 +29,11 @@ INTERPRETED = {
     "splits of one long context": Case((1100, *[9] * 7), (1,) * 8, 4, 2),
     "splits of a chunk": Case((300, 900), (1, 9), 2, 1),
     "splits of a chunk behind a window": Case((30, 900), (2, 9), 2, 1, sliding_window=400),
+    "splits of chunks": Case((900, 30), (1, 9), 2, 1, chunk=400),
+    "latent vectors, more heads than a tile has rows": Case(
+        (300, 20), (1, 9), 20, 1, head_dim=528, value_dim=512
+    ),
+    "heads of 512": Case((40, 33), (1, 9), head_dim=512, dtype=torch.float16),
     "heads of 96 in float16": Case((40, 33), (1, 9), head_dim=96, dtype=torch.float16),
     "splits in float16": replace(SPLIT, dtype=torch.float16, block_size=16),
     "more heads a key than a tile has rows": Case((9, 5), (1, 3), 20, 1),
@@ -86,7 +91,7 @@ def test_few_chunks_after_long_contexts_are_split(query_len: int, is_whole: bool
         Sequences(0, 1, query_len, query_len),
         num_kv_heads=1,
         max_context_len=900,
-        sliding_window=None,
+        window=None,
         device=query.device,
         is_batch_invariant=False,
     )
@@ -176,13 +181,13 @@ def test_what_the_kernels_cannot_read_is_refused() -> None:
         with pytest.raises(ValueError, match=message):
             attend(paged_attention, case, replace(given, **change))  # type: ignore[arg-type]
     odd = Case((1,), (1,), head_dim=24)
-    with pytest.raises(ValueError, match="head_dim 24, expected a multiple of 16 up to 256"):
+    with pytest.raises(ValueError, match="head_dim 24, expected a multiple of 16 up to 512"):
         attend(paged_attention, odd, build(odd))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", MAX_RELATIVE_ERROR, ids=str)
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128, 256, 512])
 @pytest.mark.parametrize("is_batch_invariant", [False, True])
 def test_agrees_with_float64_on_a_gpu(
     device: torch.device, is_batch_invariant: bool, head_dim: int, dtype: torch.dtype
@@ -200,6 +205,17 @@ def test_agrees_with_float64_on_a_gpu(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", MAX_RELATIVE_ERROR, ids=str)
+@pytest.mark.parametrize("num_heads", [20, 128])
+def test_latent_vectors_agree_with_float64_on_a_gpu(
+    fast: Attention, num_heads: int, dtype: torch.dtype
+) -> None:
+    lens = (1, 700, 64, 129, 300), (1, 1, 1, 1, 150)
+    case = Case(*lens, num_heads, 1, head_dim=576, value_dim=512, block_size=16, dtype=dtype)
+    check(fast, case, max_relative_error=MAX_RELATIVE_ERROR)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("is_batch_invariant", [False, True])
 def test_a_cuda_graph_holds_for_other_contexts(
     device: torch.device, is_batch_invariant: bool
@@ -210,7 +226,7 @@ def test_a_cuda_graph_holds_for_other_contexts(
     short = torch.tensor([1, 1, 1], dtype=torch.int32, device=device)
     held = [t.to(device) for t in (tensors.query, tensors.key_cache, tensors.value_cache)]
     tables, starts = tensors.block_tables.to(device), tensors.query_starts.to(device)
-    options: dict[str, Any] = {"num_decodes": 3, "max_query_len": 1, "scale": 0.3}
+    options: dict[str, Any] = {"num_decodes": 3, "max_query_len": 1, "spec": case.spec}
     op(*held, tables, starts, short, **options)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

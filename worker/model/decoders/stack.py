@@ -39,8 +39,6 @@ from worker.model.weights.recurrences.interface import Recurrent
 from worker.model.weights.stacked import StackedMlps
 from worker.model.weights.weight import Linear
 
-_TRITON_HEAD_DIM = 256
-
 
 class SpecDecoder(Decoder):
     """The sizes that decoders take from their spec."""
@@ -190,7 +188,7 @@ class StackDecoder(SpecDecoder):
             for layer in self._weights.layers
             if isinstance(layer.feed_forward, ExpertWeights)
         )
-        return self.provider == "triton" and _has_kernels(self._spec) and all(are_stacked)
+        return self.provider == "triton" and all(are_stacked)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -390,7 +388,9 @@ class StackDecoder(SpecDecoder):
         vector = self._norm(vector, latent.norm, weights.key_norm)
         rotated, rotary = rope(rotated, rotary.unsqueeze(1), inputs.positions, parts.angles)
         key = torch.cat((vector.unsqueeze(1), rotary), dim=2)
-        absorbed = torch.cat((self._product_of_heads(plain, matrices.absorb), rotated), dim=2)
+        groups = _groups_of_heads(len(hidden), spec.num_heads, hidden.device)
+        absorbed = self._product_of_heads(plain, matrices.absorb, *groups)
+        absorbed = torch.cat((absorbed, rotated), dim=2)
         if parts.temperatures is not None:
             factors = parts.temperatures[inputs.positions]
             absorbed = (absorbed * factors[:, None, None]).to(absorbed.dtype)
@@ -398,18 +398,19 @@ class StackDecoder(SpecDecoder):
         group = step.kv_cache.group(index)
         ops.store_kv(key, key, keys, keys, inputs.slots[group])
         attended = attend(ops, inputs, group, (keys, keys), absorbed, parts.rule)
-        values = self._product_of_heads(attended[:, :, : latent.rank], matrices.expand)
+        values = self._product_of_heads(attended, matrices.expand, *groups)
         return self._linear(values.flatten(1), weights.output)
 
-    def _product_of_heads(self, heads: Tensor, linear: Linear) -> Tensor:
-        """[num_tokens, num_heads, outputs of a head]. Each head is a product of the provider, whose
-        results may not depend on the number of tokens, as torch's batched products do."""
-        matrices = linear.weight.dense(self._dtype).chunk(heads.shape[1])
-        products = [
-            self._ops.projection(heads[:, index].contiguous(), matrix, None)
-            for index, matrix in enumerate(matrices)
-        ]
-        return torch.stack(products, dim=1)
+    def _product_of_heads(
+        self, heads: Tensor, linear: Linear, order: Tensor, starts: Tensor
+    ) -> Tensor:
+        """[num_tokens, num_heads, outputs of a head]. The results of torch's batched products may
+        depend on the number of tokens."""
+        num_tokens, num_heads, inputs = heads.shape
+        matrices = linear.weight.dense(self._dtype).view(num_heads, -1, inputs)
+        rows = heads.reshape(-1, inputs)
+        products = self._ops.grouped_projection(rows, matrices, None, order, starts)
+        return products.view(num_tokens, num_heads, -1)
 
     def _norm_heads(self, heads: Tensor, spec: Attention, weights: NormWeights | None) -> Tensor:
         assert spec.qk_norm is not None
@@ -544,17 +545,17 @@ def attention_spec(spec: Attention, weights: AttentionWeights) -> AttentionSpec:
         chunk=spec.chunk,
         softcap=spec.softcap,
         sinks=weights.sinks,
+        value_dim=None if spec.latent is None else spec.latent.rank,
     )
 
 
-def _has_kernels(spec: ModelSpec) -> bool:
-    """Whether Triton has a kernel for every layer."""
-    return not any(
-        attention.chunk is not None
-        or attention.latent is not None
-        or attention.head_dim > _TRITON_HEAD_DIM
-        for attention in spec.attentions
-    )
+def _groups_of_heads(
+    num_tokens: int, num_heads: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """The heads of all tokens, grouped by head; see `kernels.reference.group_rows`."""
+    rows = torch.arange(num_tokens * num_heads, dtype=torch.int32, device=device)
+    starts = torch.arange(num_heads + 1, dtype=torch.int32, device=device) * num_tokens
+    return rows.view(num_tokens, num_heads).t().flatten(), starts
 
 
 def _is_plain(norm: Norm, weights: NormWeights, dtype: torch.dtype) -> bool:

@@ -28,6 +28,9 @@ FAMILIES = (
     "lfm2",
     "falcon_h1",
     "jamba",
+    "deepseek_v3",
+    "llama4_text",
+    "kimi_linear",
 )
 MAX_RELATIVE_ERROR = 1e-5
 
