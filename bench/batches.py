@@ -4,6 +4,7 @@
     python -m bench.batches --order-only [--lines N]... [--prefixes N] [--prefix-tokens N]
     python -m bench.batches [--lines N]... [--tokens N] [--step-ms MS] [--model NAME]...
                             [--vllm PATH] [--vllm-dtype DTYPE]... [--http-only]
+                            [--duplicates SHARE]
 
 The check: files of short chats are uploaded to a gateway and checked. Their last line is not valid,
 so that nothing is run. The memory is the peak resident memory of the gateway's process, which
@@ -15,7 +16,8 @@ engine (``echo``) only sleeps; its pace is set so that the engine is the limit. 
 answers the file of a real model, too, if vLLM is there; the time for a file of one line, which is
 its start, is subtracted. It answers that file twice, because its first start compiles. The memory
 is the peak resident memory of the gateway's process. With ``--http-only`` nothing else runs: the
-engine alone has all prompts of a large file in its memory.
+engine alone has all prompts of a large file in its memory. With ``--duplicates``, a share of the
+lines repeats other lines, which the gateway computes once and the engine alone computes each time.
 
 The order: lines that share system prompts, and lines of different lengths, in the order of their
 file and in that in which batches run them, by the engine in simulated time (`bench.batch_order`).
@@ -207,13 +209,24 @@ class Work:
     """The duration of a step of the synthetic engine."""
 
     @classmethod
-    def draw(cls, model: str, num_lines: int, num_tokens: int, step_ms: float) -> "Work":
+    def draw(
+        cls,
+        model: str,
+        num_lines: int,
+        num_tokens: int,
+        step_ms: float,
+        duplicates: float = 0.0,
+    ) -> "Work":
+        """``duplicates`` is the share of lines that repeat another line."""
         tokenizer = Tokenizer.load(store.resolve(_checkpoint(model)))
         num_words = num_tokens - len(tokenizer.encode(chat_prompt("")))
         if num_words < 1:
             raise typer.BadParameter("fewer tokens than the chat template has")
         draw = random.Random(0)
-        contents = [" " + " ".join(draw.choices(_WORDS, k=num_words)) for _ in range(num_lines)]
+        num_distinct = max(1, round(num_lines * (1 - duplicates)))
+        contents = [" " + " ".join(draw.choices(_WORDS, k=num_words)) for _ in range(num_distinct)]
+        contents += draw.choices(contents, k=num_lines - num_distinct)
+        draw.shuffle(contents)
         return cls(model=model, contents=contents, num_tokens=num_tokens, step_ms=step_ms)
 
     def write(self, path: Path, num_lines: int | None = None) -> None:
@@ -408,6 +421,9 @@ def main(
         list[str] | None, typer.Option(help="echo, smollm2. Repeatable; none: both.")
     ] = None,
     step_ms: Annotated[float, typer.Option(help="Of the synthetic engine.")] = 40.0,
+    duplicates: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of lines that repeat another line.")
+    ] = 0.0,
     runs: Runs = 1,
     vllm: Annotated[str | None, typer.Option(help="vLLM's command; none: in PATH.")] = None,
     vllm_dtype: Annotated[list[str] | None, typer.Option(help="Its weights. Repeatable.")] = None,
@@ -438,7 +454,7 @@ def main(
         raise typer.BadParameter("--lines must be given once, or once for each model")
     sizes = given * len(models) if len(given) == 1 else given
     works = [
-        Work.draw(name, num_lines, tokens, step_ms)
+        Work.draw(name, num_lines, tokens, step_ms, duplicates)
         for name, num_lines in zip(models, sizes, strict=True)
     ]
     program, dtypes = vllm or shutil.which("vllm"), vllm_dtype or ["bfloat16"]

@@ -12,6 +12,7 @@ from fastapi.middleware.cors import CORSMiddleware
 
 from gateway import errors
 from gateway.api.abandoned_responses import ResponseCompleter
+from gateway.api.compute_once import CACHE_HEADER
 from gateway.api.openapi import IGNORED_PARAMETERS_HEADER, IGNORED_TOOLS_HEADER, DocumentedAPI
 from gateway.api.routes import (
     admin,
@@ -178,7 +179,13 @@ async def _recording_usage(gateway: Gateway) -> AsyncIterator[None]:
     recorder = gateway.recorder
     running = [
         asyncio.create_task(incidents.keep_running(work))
-        for work in (recorder.run, recorder.sweep, gateway.record_models, gateway.budgets.run)
+        for work in (
+            recorder.run,
+            recorder.sweep,
+            gateway.record_models,
+            gateway.budgets.run,
+            gateway.answers.sweep,
+        )
     ]
     try:
         yield
@@ -217,6 +224,7 @@ def _add_middleware(app: FastAPI, gateway: Gateway) -> None:
                 "request-id",
                 "x-stream-token",
                 "x-cancel-token",
+                CACHE_HEADER,
                 "retry-after",
                 "retry-after-ms",
                 "x-should-retry",
@@ -243,8 +251,11 @@ async def _drain(gateway: Gateway) -> None:
                 fields = {"requests": admission.num_requests, "at_most_s": left_s}
                 logger.info("still draining", extra=fields)
     except TimeoutError:
-        gateway.relays.fail_all(ShuttingDown("The gateway is shutting down."))
+        shutting_down = ShuttingDown("The gateway is shutting down.")
+        gateway.executions.end_all(shutting_down, lambda relay: True)
+        gateway.relays.fail_all(shutting_down)
         await _at_most(_LAST_WORDS_S, admission.wait_idle(), "clients are not reading")
+    await gateway.executions.close()
     gateway.relays.wait_for_nobody()
     await _at_most(
         _CLEAN_UP_S, gateway.relays.wait_closed(), "logs were not cleaned up and will expire"

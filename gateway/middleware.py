@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.api.compute_once import CACHE_HEADER
 from gateway.api.openapi import IGNORED_PARAMETERS_HEADER, IGNORED_TOOLS_HEADER
 from gateway.errors import (
     error_response,
@@ -90,6 +91,8 @@ class RequestIds:
                 headers = MutableHeaders(scope=message)
                 headers["x-request-id"] = state["request_id"]
                 headers["request-id"] = state["request_id"]
+                if result := state.get("cache_result"):
+                    headers[CACHE_HEADER] = result
                 if kinds := state.get("ignored_tools"):
                     headers[IGNORED_TOOLS_HEADER] = _listed(kinds)
                 if names := state.get("ignored_parameters"):

@@ -33,6 +33,9 @@ from gateway.log.hedging import Hedging
 from gateway.log.registry import Relays
 from gateway.log.reply_queues import ReplyQueues
 from gateway.metrics import Metrics
+from gateway.once.answers import AnswerShelf
+from gateway.once.execution import Sources
+from gateway.once.executions import Executions
 from gateway.sign_in.access import Access
 from gateway.sign_in.endings import SessionEndings
 from gateway.sign_in.signing_in import SignIn
@@ -49,9 +52,10 @@ from shared import topology
 from shared.bus.base import Bus, Message, Queue
 from shared.bus.subscribe import receive
 from shared.bus.upkeep import Upkeep
-from shared.errors import AccessRefused, BusError, StartupError, Unavailable
+from shared.errors import AccessRefused, BusError, Cancelled, StartupError, Unavailable
 from shared.messages import (
     AdmissionRequest,
+    Follow,
     ModelName,
     Release,
     StopWork,
@@ -140,6 +144,10 @@ class Tuning:
     """The time between two looks at which models have been seen."""
     renew_models_s: float = 3600.0
     """The time after which the time at which a model was last seen is written again."""
+    exact_answer_s: float = DAY_S
+    """The time for which the answer of an execution is kept for equal requests."""
+    exact_answers_bytes: int = 1 << 30
+    """The size of all these answers."""
     settled_s: float = SETTLED_S
     """The time until all gateways know that keys are revoked."""
 
@@ -162,6 +170,8 @@ class Gateway:
     reply_queues: ReplyQueues
     relays: Relays
     hedging: Hedging
+    executions: Executions
+    answers: AnswerShelf
     workers: LiveWorkers
     queues: QueueWatch
     samples: Samples
@@ -242,6 +252,13 @@ class Gateway:
             relays.slack_s,
             relays.due_tokens,
         )
+        answers = AnswerShelf(
+            store,
+            metrics.catalog,
+            kept_s=tuning.exact_answer_s,
+            max_bytes=tuning.exact_answers_bytes,
+        )
+        sources = Sources(bus, relays, reply_queues, answers, settings.disconnect_grace_s)
         prices = PriceTable.of(settings.prices_file)
         budgets = Budgets(store, keys, prices, metrics.catalog)
         limits = Limits(bus, tuning.max_detached, require_budget=budgets.require)
@@ -261,6 +278,8 @@ class Gateway:
             reply_queues=reply_queues,
             relays=relays,
             hedging=hedging,
+            executions=Executions(signer.execution_key, sources, metrics.catalog),
+            answers=answers,
             workers=workers,
             keys=keys,
             refusals=Refusals(),
@@ -389,7 +408,7 @@ class Gateway:
 
     async def cancel(self, request_id: str, tenant: str | None) -> None:
         """Cancel a job and delete its log. Raises as `Relays.cancel`."""
-        await self.relays.cancel(request_id, tenant)
+        await self.executions.cancel(request_id, tenant)
         self.limits.end(request_id)
 
     def _named_models(self) -> set[str]:
@@ -415,11 +434,17 @@ class Gateway:
         elif isinstance(command, Release | Withheld):
             if command.request_id.startswith(BATCH_PREFIX):
                 self.batches_changed.set()
-            else:
+            elif isinstance(command, Withheld) or not self.executions.obey(command):
                 self.relays.obey(command)
+        elif isinstance(command, Follow):
+            self.executions.copy(command)
         elif isinstance(command, StopWork):
             self.batches_changed.set()
             self.turnstiles.stop(command)
+            stopped = Cancelled("The request was cancelled.")
+            self.executions.end_all(
+                stopped, lambda relay: command.covers(relay.tenant, relay.key_id)
+            )
             self.stopper.obey(command)
             if not command.key_id:
                 self.metrics.tenant_usage.forget(command.tenant)

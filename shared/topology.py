@@ -13,6 +13,8 @@ warren.replies  topic   reply.<id>        -> reply.<id>             declared by 
                         reply.<id>--<n>   -> reply.<id>--<n>        the log, recreated elsewhere
                         reply.probe-<id>  -> reply.probe-<id>       declared by gateways, to notice
                                                                     that bindings were lost
+                        reply.copy-<id>   -> reply.copy-<id>        declared by gateways whose
+                                                                    clients share an execution
 warren.control  topic   worker.<id>       -> control.worker.<id>    commands to a worker
                         gateways          -> control.gateway.<id>   commands to all gateways
 warren.usage    fanout                    -> control.gateway.<id>.usage  what API keys have used
@@ -230,6 +232,12 @@ def reply_queue(name: str, expires_s: float) -> Queue:
 def quick_replies_queue(gateway_id: str) -> Queue:
     """The queue of a gateway for the replies to all its quick jobs."""
     binding = reply_binding(reply_key(f"quick-{gateway_id}"))
+    return Queue(binding.routing_key, (binding,), is_exclusive=True)
+
+
+def copy_queue(name: str) -> Queue:
+    """The queue in which a gateway receives a copy of a log that another gateway reads."""
+    binding = reply_binding(reply_key(f"copy-{name}"))
     return Queue(binding.routing_key, (binding,), is_exclusive=True)
 
 

@@ -69,6 +69,10 @@ Receipts = Annotated[
     typer.Option("--receipts/--no-receipts", help="Whether all answers have a receipt."),
 ]
 
+CacheOption = Annotated[
+    str | None, typer.Option("--cache", help="exact: compute equal requests once.")
+]
+
 
 @app.command()
 @takes_gateway
@@ -86,6 +90,7 @@ def add(
     max_detached: MaxDetached = None,
     max_tokens: MaxTokens = None,
     receipts: Receipts = None,
+    cache: CacheOption = None,
     audit_file: AuditFile = None,
 ) -> None:
     """Create a key and print it once; only its hash is stored.
@@ -134,6 +139,7 @@ def change(
     max_detached: MaxDetached = None,
     max_tokens: MaxTokens = None,
     receipts: Receipts = None,
+    cache: CacheOption = None,
     unset: Annotated[
         list[str] | None,
         typer.Option(help="A field that the key has no longer, such as max_tokens. Repeatable."),

@@ -19,6 +19,7 @@ _COUNTS = {
     "cached_tokens": 5,
     "output_tokens": 1,
     "takeovers": 7,
+    "cached_answers": 8,
 }
 """Their ranks in the table."""
 _SECONDS = {"queue_seconds": 6, "compute_seconds": 3}

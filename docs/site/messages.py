@@ -88,6 +88,7 @@ _GROUPS: Sequence[tuple[str, str, Sequence[type[msgspec.Struct]]]] = (
             messages.Restored,
             messages.Release,
             messages.Withheld,
+            messages.Follow,
             messages.StopWork,
             messages.LimitedTenants,
             messages.AdmissionRequest,

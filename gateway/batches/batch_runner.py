@@ -16,6 +16,7 @@ from gateway.batches.key_limits import key_of
 from gateway.batches.lines import InputLine, LineOutcome, input_lines, line_id, unexecuted_line
 from gateway.batches.order import LineOrder, LinePlace
 from gateway.batches.serving import LineServer
+from gateway.batches.twins import TwinRole, Twins
 from gateway.batches.windows import BatchMemory, Memory, Window
 from gateway.store.batches import BatchRecord, Ending, LeaseLost, LineAnswer
 from gateway.store.state import StoredState
@@ -278,7 +279,7 @@ class _BatchRun:
     async def _answer_model(
         self, model: str, places: Iterator[LinePlace], memory: BatchMemory
     ) -> None:
-        window = Window(partial(self._max_lines, model), memory)
+        window, twins = Window(partial(self._max_lines, model), memory), Twins()
         async with asyncio.TaskGroup() as tasks:
             for place in places:
                 leave = await window.enter(place.num_bytes)
@@ -286,7 +287,8 @@ class _BatchRun:
                     leave(None)
                     return
                 # A callback is called even if the task is cancelled before it has begun.
-                tasks.create_task(self._answer_at(place)).add_done_callback(leave)
+                answering = self._answer_at(place, twins.role(place.twin_key))
+                tasks.create_task(answering).add_done_callback(leave)
 
     async def _stop_lines(self) -> None:
         """End the jobs that the last gateway had published. Only the first lines without an answer
@@ -311,10 +313,14 @@ class _BatchRun:
                 of = model if isinstance(model, str) and model in models else models[0]
                 await order.add(line, of)
 
-    async def _answer_at(self, place: LinePlace) -> None:
-        text = await self._read(place)
-        if text is not None:
-            await self._answer(InputLine(place.number, text, place.start))
+    async def _answer_at(self, place: LinePlace, role: TwinRole | None) -> None:
+        try:
+            text = await self._read(place)
+            if text is not None:
+                await self._answer(InputLine(place.number, text, place.start), role)
+        finally:
+            if role is not None and role.is_first:
+                role.group.give(None)
 
     async def _read(self, place: LinePlace) -> bytes | None:
         """The text of a line; None if the file is missing."""
@@ -335,7 +341,7 @@ class _BatchRun:
             fields = {"batch": self.batch.id, "file": self.batch.input_file_id}
             logger.error("input of a batch is missing", extra=fields)
 
-    async def _answer(self, line: InputLine) -> None:
+    async def _answer(self, line: InputLine, role: TwinRole | None) -> None:
         async def record(outcome: LineOutcome) -> None:
             text = outcome.line(line_id(self.batch.id, line.number), line.custom_id)
             written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -347,7 +353,7 @@ class _BatchRun:
 
         no_room = await self._lack_of_room()
         if no_room is None:
-            await self._lines.answer(line, record)
+            await self._lines.answer(line, record, role)
         else:
             await record(LineOutcome(self._lines.request_id(line.number), no_room))
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gateway.batches.lines import LINE_DECODER, UNREADABLE, InputLine
+from gateway.batches.twins import twin_key
 from shared.off_loop import off_loop
 
 _DEPTHS = tuple(256 << k for k in range(9))
@@ -91,6 +92,8 @@ class LinePlace(NamedTuple):
     end: int
     num_bytes: int
     """The memory that the line takes while it runs."""
+    twin_key: bytes = b""
+    """`gateway.batches.twins.twin_key` of its request."""
 
 
 class LineOrder:
@@ -102,7 +105,7 @@ class LineOrder:
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute(
             "CREATE TABLE lines (model TEXT, rank BLOB, number INTEGER, start INTEGER, end INTEGER,"
-            " num_bytes INTEGER, PRIMARY KEY (model, rank, number)) WITHOUT ROWID"
+            " num_bytes INTEGER, twin BLOB, PRIMARY KEY (model, rank, number)) WITHOUT ROWID"
         )
 
     def close(self) -> None:
@@ -111,22 +114,26 @@ class LineOrder:
     async def add(self, line: InputLine, model: str) -> None:
         """Add a line of a checked file; again, it changes nothing."""
         assert line.text is not None
-        rank_ = await off_loop(partial(_rank_of, line.text), len(line.text))
+        rank_, twin = await off_loop(partial(_place_of, line.text), len(line.text))
         row = (model, rank_, line.number, line.start, line.start + len(line.text))
         self._database.execute(
-            "INSERT OR IGNORE INTO lines VALUES (?, ?, ?, ?, ?, ?)", (*row, await line.num_bytes())
+            "INSERT OR IGNORE INTO lines VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*row, await line.num_bytes(), twin),
         )
 
     def of_model(self, model: str) -> Iterator[LinePlace]:
-        """The lines of a model, in the order in which they run."""
+        """The lines of a model, in the order in which they run. Equal lines follow each other."""
         query = (
-            "SELECT number, start, end, num_bytes FROM lines WHERE model = ? ORDER BY rank, number"
+            "SELECT number, start, end, num_bytes, twin FROM lines WHERE model = ?"
+            " ORDER BY rank, CASE twin WHEN x'' THEN number"
+            " ELSE MIN(number) OVER (PARTITION BY rank, twin) END, number"
         )
         return map(LinePlace._make, self._database.execute(query, (model,)))
 
 
-def _rank_of(text: bytes) -> bytes:
+def _place_of(text: bytes) -> tuple[bytes, bytes]:
+    """The rank of a line, and the key that equal lines have."""
     body: bytes | msgspec.Raw = b""
     with suppress(*UNREADABLE):
         body = LINE_DECODER.decode(text).body
-    return rank(body)
+    return rank(body), twin_key(body)

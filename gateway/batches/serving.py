@@ -13,7 +13,7 @@ from opentelemetry import trace
 from opentelemetry.trace import SpanKind
 
 from gateway.api.bodies.quick import EmbeddingRequest, Embeddings, QuickDraft
-from gateway.api.bodies.submission import submission
+from gateway.api.bodies.submission import Submission, submission
 from gateway.api.observation import Observation
 from gateway.api.routes.generation import ParsedRequest, read_answer
 from gateway.batches.closing import Closing
@@ -26,9 +26,12 @@ from gateway.batches.lines import (
     Request,
     request_id_of,
 )
+from gateway.batches.twins import ComputedAnswer, TwinRole
 from gateway.intake.signer import hash_body
-from gateway.log.cursor import Departure
+from gateway.log.cursor import Departure, LogCursor
+from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog
+from gateway.once.sameness import sameness_of
 from gateway.store.batches import BatchRecord
 from gateway.wiring import Gateway
 from shared.backoff import Backoff
@@ -44,7 +47,8 @@ from shared.errors import (
     Unavailable,
     WarrenError,
 )
-from shared.messages import JobClass
+from shared.log import Relay
+from shared.messages import JobClass, UsageRecord
 from shared.messages.token_estimates import tokens_of, tokens_of_quick
 from shared.off_loop import off_loop
 from shared.telemetry import incidents, requests
@@ -83,9 +87,9 @@ class LineServer:
         self._limits = LineLimits(batch, gateway.keys, gateway.limits)
         self._was_late = False
 
-    async def answer(self, line: InputLine, record: Record) -> None:
+    async def answer(self, line: InputLine, record: Record, role: TwinRole | None = None) -> None:
         """Answer a line and ``record`` its outcome, which may be an error. The job's log is deleted
-        only after that."""
+        only after that. ``role`` is the part of the line among equal lines."""
         request_id = self.request_id(line.number)
         attributes: dict[str, str | int] = {
             "warren.request_id": request_id,
@@ -94,8 +98,14 @@ class LineServer:
         }
         # A line has no parent: the request that created its batch may have been days ago.
         with requests.request_span("gateway.batch_line", SpanKind.INTERNAL, attributes, {}):
+            computed = None
+            if role is not None and not role.is_first:
+                computed = await role.group.wait()
             async with self._limits.slot() as slot:
-                await self._answer(request_id, line, slot, record)
+                if computed is not None:
+                    await self._repeat(request_id, computed, slot, record)
+                else:
+                    await self._answer(request_id, line, slot, record, role)
 
     async def stop(self, request_id: str) -> None:
         """End the job of a line, if a gateway has published a job, and delete its log."""
@@ -110,13 +120,45 @@ class LineServer:
     def request_id(self, number: int) -> str:
         return request_id_of(self.batch.id, number, ENDPOINTS[self.batch.endpoint].id_prefix)
 
+    async def _repeat(
+        self, request_id: str, computed: ComputedAnswer, slot: LineSlot, record: Record
+    ) -> None:
+        """Record the answer to an equal line as the answer to this line."""
+        gateway = self.gateway
+        job = structs.replace(computed.job, request_id=request_id, is_counted=False)
+        grant = await slot.take(tokens_of(job), job)
+        with Observation(gateway.metrics, job, "batch", {}) as observation:
+            observation.read(computed.events)
+        grant.settle(observation.total_tokens)
+        gateway.recorder.note(
+            UsageRecord(
+                request_id=request_id,
+                tenant=job.tenant,
+                key_id=job.key_id,
+                model=job.model,
+                job_class="batch",
+                outcome="completed",
+                num_prompt_tokens=computed.num_prompt_tokens,
+                num_output_tokens=computed.num_output_tokens,
+                ended_at=time.time(),
+                is_cached=True,
+            )
+        )
+        gateway.executions.count(job.model, "attached")
+        await record(LineOutcome(request_id, computed.rendered(request_id)))
+
     async def _answer(
-        self, request_id: str, line: InputLine, slot: LineSlot, record: Record
+        self,
+        request_id: str,
+        line: InputLine,
+        slot: LineSlot,
+        record: Record,
+        role: TwinRole | None,
     ) -> None:
         backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while True:
             try:
-                async with self._answered(request_id, line, slot) as answer:
+                async with self._answered(request_id, line, slot, role) as answer:
                     return await record(LineOutcome(request_id, answer))
             except MessageTooLarge as error:
                 return await record(LineOutcome(request_id, error))
@@ -135,7 +177,7 @@ class LineServer:
 
     @asynccontextmanager
     async def _answered(
-        self, request_id: str, line: InputLine, slot: LineSlot
+        self, request_id: str, line: InputLine, slot: LineSlot, role: TwinRole | None
     ) -> AsyncIterator[object]:
         num_bytes = await line.num_bytes()
         request, body_hash = await off_loop(partial(self._read, line), num_bytes)
@@ -145,7 +187,9 @@ class LineServer:
             yield await self._embeddings(request_id, request, slot, num_bytes)
             return
         with request.translate_errors():
-            async with self._generation(request_id, request, body_hash, slot, num_bytes) as answer:
+            async with self._generation(
+                request_id, request, body_hash, slot, num_bytes, role
+            ) as answer:
                 yield answer
 
     def _read(self, line: InputLine) -> tuple[Request, str]:
@@ -190,6 +234,7 @@ class LineServer:
         body_hash: str,
         slot: LineSlot,
         num_bytes: int,
+        role: TwinRole | None,
     ) -> AsyncIterator[object]:
         gateway, batch, body, key = self.gateway, self.batch, request.body, self._limits.key
         key.require_model(body.model)
@@ -237,11 +282,25 @@ class LineServer:
                         grant.settle(observation.total_tokens)
                     elif relay.has_ended:  # another gateway has counted it
                         gateway.limits.end_left(request_id)
+                if role is not None:
+                    role.group.give(self._computed(submitted, relay))
                 try:
                     yield answer
                 except BaseException:  # it was not recorded
                     relay.close(Departure.LEFT)
                     raise
+
+    def _computed(self, submitted: Submission, relay: LogRelay) -> ComputedAnswer | None:
+        """The answer that ``relay`` has read, if every run of the job gives it."""
+        job = submitted.job
+        same = sameness_of(job, b"", self.gateway.workers.of_model(job.model))
+        if same is None or submitted.rendering.receipt is not None:
+            return None
+        cursor = LogCursor(relay.claim, submitted.facts)
+        cursor.begin(is_renewed=True)
+        actions = cursor.read(relay.cursor.restored())
+        events = [action.event for action in actions if isinstance(action, Relay)]
+        return ComputedAnswer(job, submitted.rendering, events)
 
     def _job_class(self, model: str) -> JobClass:
         """The class in which the next line is published."""

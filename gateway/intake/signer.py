@@ -43,6 +43,7 @@ class Signer:
         self._tenant_key = derive_key(secret, "tenants of stream tokens")
         self._api_key_key = derive_key(secret, "API keys of stream tokens")
         self._id_key = derive_key(secret, "request ids")
+        self.execution_key = derive_key(secret, "executions that requests share")
         self.session_key = derive_key(secret, "sessions of the console")
         self.sign_in_key = derive_key(secret, "sign-ins to the console")
 

@@ -28,10 +28,14 @@ class Price(Struct, frozen=True, forbid_unknown_fields=True):
     cached_input: Decimal | None = None
     """The price of prompt tokens that were found in the prefix cache; None: the same as
     ``input``."""
+    cached_answer: Decimal | None = None
+    """The price of all tokens of a request whose answer was computed for another request; None:
+    the same as if it had been computed for this request."""
 
     def __post_init__(self) -> None:
         """Raises ValueError."""
-        if min(self.input, self.output, self.cached_input or 0) < 0:
+        prices = (self.input, self.output, self.cached_input or 0, self.cached_answer or 0)
+        if min(prices) < 0:
             raise ValueError("a price is negative")
 
 
@@ -80,10 +84,14 @@ class PriceTable(Struct, frozen=True, forbid_unknown_fields=True):
         if price is None:
             return None
         cached = price.input if price.cached_input is None else price.cached_input
-        num_computed = used.num_prompt_tokens - used.num_cached_tokens
+        num_prompt = used.num_cached_answer_prompt_tokens
+        num_output = used.num_cached_answer_output_tokens
+        num_computed = used.num_prompt_tokens - used.num_cached_tokens - num_prompt
         costs = (
             num_computed * price.input,
             used.num_cached_tokens * cached,
-            used.num_output_tokens * price.output,
+            (used.num_output_tokens - num_output) * price.output,
+            num_prompt * (price.input if price.cached_answer is None else price.cached_answer),
+            num_output * (price.output if price.cached_answer is None else price.cached_answer),
         )
         return sum(costs, Decimal()) / _TOKENS_OF_A_PRICE

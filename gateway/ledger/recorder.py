@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 _MAX_AT_ONCE = 500
 """Records in one transaction."""
+_MAX_NOTED = 100_000
 _PREFETCH = 2 * _MAX_AT_ONCE
 _GATHERING_S = 0.2
 """Seconds for which records gather before they are written."""
@@ -60,6 +61,9 @@ class UsageRecorder:
         self._retention_s = retention_s
         self._on_record = on_record
         self._held: list[_Held] = []
+        self._noted: list[UsageRecord] = []
+        """The records of this gateway that are not written yet."""
+        self._noting: asyncio.Task[None] | None = None
         self._writing: asyncio.Task[None] | None = None
         self._records = _counter(catalog)
 
@@ -79,10 +83,20 @@ class UsageRecorder:
                 if self._writing is None or self._writing.done():
                     self._writing = tasks.create_task(self._write_held())
 
+    def note(self, record: UsageRecord) -> None:
+        """Write the record of a request that no worker records, in the background."""
+        if len(self._noted) >= _MAX_NOTED:
+            self._report_unwritten(1, "the database is out of reach for too long")
+            return
+        self._noted.append(record)
+        if self._noting is None or self._noting.done():
+            self._noting = asyncio.create_task(self._write_noted())
+
     async def wait_written(self) -> None:
         """Wait until the records that have arrived are written, but not for long."""
-        if self._writing is not None:
-            await asyncio.wait([self._writing], timeout=_LAST_WRITES_S)
+        writing = [task for task in (self._writing, self._noting) if task is not None]
+        if writing:
+            await asyncio.wait(writing, timeout=_LAST_WRITES_S)
 
     async def sweep(self) -> None:
         """Delete old records again and again, until cancelled."""
@@ -105,6 +119,27 @@ class UsageRecorder:
         self._on_record(record)
         self._held.append(_Held(delivery, record))
         return None
+
+    async def _write_noted(self) -> None:
+        while self._noted:
+            await asyncio.sleep(_GATHERING_S)
+            batch = self._noted[:_MAX_AT_ONCE]
+            try:
+                state = await self._store.open()
+                num_new = await state.usage.write(batch)
+            except Unavailable:
+                await asyncio.sleep(_RETRY_PAUSE_S)
+                continue
+            except Exception as error:  # noqa: BLE001 (later records must be written)
+                incidents.report("task", "usage records not written", error)
+                self._report_unwritten(len(batch), type(error).__name__)
+            else:
+                self._records.labels("written").inc(num_new)
+            del self._noted[: len(batch)]
+
+    def _report_unwritten(self, num_records: int, reason: str) -> None:
+        logger.error("usage record dropped", extra={"records": num_records, "reason": reason})
+        self._records.labels("dropped").inc(num_records)
 
     async def _write_held(self) -> None:
         while self._held:

@@ -61,6 +61,9 @@ class LogFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """For log lines."""
     rendering: bytes = b""
     """How to render the log. Opaque to `gateway.log`."""
+    stream_id: str = ""
+    """The id by which the client knows the log, if several clients share it; empty if it is the
+    id in ``rendering``. No log contains it."""
 
     def encode(self) -> bytes:
         """Encode for `GenerationJob.context`."""

@@ -132,6 +132,8 @@ USAGE = Table(
     # None in records of old workers, whose compute_s is this time.
     Column("run_s", Float),
     Column("ended_at", Float, nullable=False),
+    # Whether the answer was computed for another request.
+    Column("is_cached", Boolean, nullable=False, server_default=false()),
     # The day of ended_at in UTC, as 2026-12-31.
     Column("day", String(10), nullable=False),
     Index("usage_of_tenant", "tenant", "ended_at"),
@@ -242,6 +244,21 @@ CONVERSATION_ITEMS = Table(
     # The item as JSON.
     Column("body", LargeBinary, nullable=False),
     Index("conversation_items_by_id", "conversation_id", "id"),
+)
+
+EXACT_ANSWERS = Table(
+    "exact_answers",
+    METADATA,
+    Column("execution_id", String(64), primary_key=True),
+    Column("tenant", String(128), nullable=False),
+    # The log as the message `Restored`. None: it is a blob.
+    Column("body", LargeBinary),
+    Column("num_bytes", BigInteger, nullable=False),
+    Column("created_at", Float, nullable=False),
+    Column("expires_at", Float, nullable=False),
+    Index("exact_answers_of_tenant", "tenant"),
+    Index("exact_answers_by_age", "created_at", "execution_id", "num_bytes"),
+    Index("exact_answers_expiring", "expires_at"),
 )
 
 MODELS = Table(

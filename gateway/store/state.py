@@ -16,6 +16,7 @@ from typing import Any
 from gateway.store.batches import Batches
 from gateway.store.database import SQLITE_FILE, Database
 from gateway.store.files.blobs import Blobs, file_credentials
+from gateway.store.files.exact_answers import ExactAnswers
 from gateway.store.files.free_space import FreeSpace
 from gateway.store.files.records import Files
 from gateway.store.files.uploads import Uploads
@@ -62,6 +63,7 @@ class StoredState:
     keys: StoredKeys
     limits: StoredLimits
     sessions: StoredEndings
+    exact_answers: ExactAnswers
 
     @property
     def spaces(self) -> tuple[FreeSpace, FreeSpace]:
@@ -215,6 +217,7 @@ class Store:
             )
             space = FreeSpace(database.directory, self.outages["database_disk"])
             room = TenantRoom(database, limits, space)
+            exact_answers = ExactAnswers(database, blobs)
             self._state = StoredState(
                 files,
                 uploads,
@@ -225,10 +228,11 @@ class Store:
                 room,
                 UsageRecords(database),
                 SeenModels(database),
-                Erasure(database, files),
+                Erasure(database, files, exact_answers),
                 StoredKeys(database),
                 StoredLimits(database),
                 StoredEndings(database),
+                exact_answers,
             )
             self._is_open.set()
         return self._state

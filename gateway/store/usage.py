@@ -49,6 +49,11 @@ class Used(NamedTuple):
     num_takeovers: int
     queue_s: float
     compute_s: float
+    num_cached_answers: int = 0
+    """Requests whose answer was computed for another request."""
+    num_cached_answer_prompt_tokens: int = 0
+    """The part of ``num_prompt_tokens`` in these requests."""
+    num_cached_answer_output_tokens: int = 0
 
     def plus(self, other: "Used") -> "Used":
         return Used._make(map(operator.add, self, other))
@@ -115,6 +120,10 @@ class UsageRecords:
         ordered = [group for group in GROUPS if group in groups]
         columns = [_COLUMNS[group] for group in ordered]
         is_completed = case((USAGE.c.outcome == "completed", 1), else_=0)
+        cached = [
+            case((USAGE.c.is_cached, one), else_=0)
+            for one in (1, USAGE.c.num_prompt_tokens, USAGE.c.num_output_tokens)
+        ]
         summed = [
             func.coalesce(func.sum(column), 0)
             for column in (
@@ -125,6 +134,7 @@ class UsageRecords:
                 USAGE.c.num_takeovers,
                 USAGE.c.queue_s,
                 USAGE.c.compute_s,
+                *cached,
             )
         ]
         query = (
@@ -235,6 +245,7 @@ def _row(record: UsageRecord) -> dict[str, Any]:
 
 def _sum(groups: Sequence[Group], row: Any) -> UsageSum:
     of = dict(zip(groups, row, strict=False))
-    *counts, queue_s, compute_s = row[len(groups) :]
+    used = Used._make(row[len(groups) :])
     # PostgreSQL sums integers as decimals.
-    return UsageSum(of, Used._make((*map(int, counts), queue_s, compute_s)))
+    counts = Used._make(map(int, used))
+    return UsageSum(of, counts._replace(queue_s=used.queue_s, compute_s=used.compute_s))

@@ -9,6 +9,7 @@ from shared.messages.fields import (
     JobClass,
     KeyId,
     ModelName,
+    ReplyKey,
     RequestId,
     Tenant,
     TokenIds,
@@ -113,6 +114,16 @@ class Withheld(Wire, frozen=True, kw_only=True):
     """The code of the error to return, from `shared.errors`."""
 
 
+class Follow(Wire, frozen=True, kw_only=True):
+    """To all gateways: the reader of this request's log copies it to ``reply_to``, too, as long as
+    that queue exists. Gateways whose clients share an execution send it."""
+
+    request_id: RequestId
+    """The id of the execution."""
+    reply_to: ReplyKey
+    """The routing key of the queue of the gateway that follows."""
+
+
 class Drain(Wire, frozen=True, kw_only=True):
     """To one worker, from an operator: take no more jobs, and exit once no job is left.
 
@@ -175,6 +186,7 @@ Command: TypeAlias = (
     | Continue
     | Release
     | Withheld
+    | Follow
     | Drain
     | StopWork
     | Declare

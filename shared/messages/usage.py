@@ -135,3 +135,5 @@ class UsageRecord(Wire, frozen=True, kw_only=True):
     """Seconds from the beginning of the engine until the end. Old workers leave it out, and
     ``compute_s`` is this time."""
     ended_at: UnixTime
+    is_cached: bool = False
+    """The answer was computed for another request, which has a record of its own."""

@@ -28,6 +28,7 @@ from shared.messages import (
     EmbeddingJob,
     Failed,
     Finished,
+    Follow,
     GenerationJob,
     HandedOver,
     LimitedTenants,
@@ -137,6 +138,10 @@ GOLDEN_COMMANDS = [
     (
         Withheld(request_id="r", reader="g", code="stream_not_found"),
         '{"type":"withheld","request_id":"r","reader":"g","code":"stream_not_found"}',
+    ),
+    (
+        Follow(request_id="r", reply_to="reply.copy-1"),
+        '{"type":"follow","request_id":"r","reply_to":"reply.copy-1"}',
     ),
     (Drain(), '{"type":"drain","is_immediate":false}'),
     (StopWork(tenant="alice"), '{"type":"stop_work","tenant":"alice","key_id":""}'),

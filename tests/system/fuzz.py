@@ -42,6 +42,7 @@ from shared.messages import (
     EmbeddingJob,
     Failed,
     Finished,
+    Follow,
     GenerationJob,
     HandedOver,
     Progress,
@@ -175,6 +176,7 @@ def commands(request_id: str) -> list[Struct]:
         Continue(request_id=request_id, ticket="t", attempt=2, choices=(progress,)),
         Release(request_id=request_id, reader="g", is_cancelled=True),
         Withheld(request_id=request_id, reader="g", code="stream_not_found"),
+        Follow(request_id=request_id, reply_to="reply.copy-1"),
     ]
 
 

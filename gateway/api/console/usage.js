@@ -10,6 +10,7 @@ const NUMBERS = [
   { title: "Prompt tokens", kind: "number", text: (row) => count(row.input_tokens) },
   { title: "Of them cached", kind: "number", text: (row) => count(row.cached_tokens) },
   { title: "Generated tokens", kind: "number", text: (row) => count(row.output_tokens) },
+  { title: "Cached answers", kind: "number", text: (row) => count(row.cached_answers) },
   { title: "Compute time", kind: "number", text: (row) => duration(row.compute_seconds) },
 ];
 const COST = { title: "Cost", kind: "number", text: ({ cost, currency }) => (cost === null ? "no price" : money(cost, currency)) };

@@ -160,6 +160,8 @@ def decode_rendering(facts: LogFacts) -> Rendering:
         raise StreamNotFound(NOT_FOUND) from None
     if rendering.total_drawn != facts.num_choices:
         raise StreamNotFound(NOT_FOUND)
+    if facts.stream_id:
+        return msgspec.structs.replace(rendering, request_id=facts.stream_id)
     return rendering
 
 

@@ -95,7 +95,7 @@ async def _tokens(gateway: Gateway, origin: Origin, tenant: str, model: str) -> 
     """The tokens of an answer before the place at which it is continued. Raises `InvalidRequest`
     if the answer has no such place or is of another model, `StreamNotFound`, `StreamExpired` and
     `Unavailable`."""
-    async with gateway.relays.resume(origin.stream_id, tenant) as relay:
+    async with gateway.executions.resume(origin.stream_id, tenant) as relay:
         relay.close(Departure.LEFT)
         await read_all(relay)
     if relay.facts is None:

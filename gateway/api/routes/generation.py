@@ -5,6 +5,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import (
+    AbstractAsyncContextManager,
     AbstractContextManager,
     AsyncExitStack,
     asynccontextmanager,
@@ -21,7 +22,7 @@ from fastapi import APIRouter, Request, Response
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from gateway.api import response_storage
+from gateway.api import compute_once, response_storage
 from gateway.api.bodies.parsing import parse_with_ignored
 from gateway.api.bodies.schemas import ChatRequest, CompletionRequest
 from gateway.api.bodies.submission import GenerationBody, Submission, submission
@@ -52,6 +53,8 @@ from gateway.log.cursor import Departure, Fate, Restarted
 from gateway.log.framing import Framer
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog, new_id
+from gateway.once.execution import ExecutionTerms
+from gateway.once.relay import SharedRelay
 from gateway.wiring import Gateway
 from shared.errors import WarrenError
 from shared.messages import GenerationJob, JobClass
@@ -211,12 +214,14 @@ async def generate(
                 # What takes long counts, even if the request is refused then.
                 submitted = await submitted.check_constraint()
                 job = await parsed.truncate_prompt(gateway, submitted.job)
-                submitted = submitted._replace(job=job)
+                submitted, terms = _shared(
+                    gateway, request, parsed, submitted._replace(job=job), prefix, storage
+                )
                 if parsed.request_sha256:
                     submitted = submitted.with_receipt(parsed.request_sha256)
                 job_class = parsed.body.job_class
                 responder = Responder(
-                    gateway, request, send, log, submitted, job_class, grant, storage, entry
+                    gateway, request, send, log, submitted, terms, job_class, grant, storage, entry
                 )
                 # The job is published soon after this, or another gateway takes it for lost.
                 async with (
@@ -224,12 +229,34 @@ async def generate(
                 ):
                     # Set only now: the log of a refused request is reused, and its id must not
                     # appear in two requests.
-                    request.state.request_id = log.request_id
+                    request.state.request_id = submitted.job.request_id
                     if parsed.background_answer is not None:
                         await responder.start(parsed.background_answer)
                     else:
                         with parsed.translate_errors():
                             await responder.answer()
+
+
+def _shared(
+    gateway: Gateway,
+    request: Request,
+    parsed: ParsedRequest,
+    submitted: Submission,
+    prefix: str,
+    storage: ResponseStorage | None,
+) -> tuple[Submission, ExecutionTerms | None]:
+    """The request under the id of its stream, and the execution that it shares; None if it shares
+    none. Raises `InvalidRequest`."""
+    if not compute_once.wants_once(request):
+        return submitted, None
+    is_of_its_own = submitted.facts.body_hash or storage is not None or parsed.background_answer
+    if not is_of_its_own:
+        job_class = parsed.body.job_class
+        shared = compute_once.shared(gateway, submitted, prefix, job_class, parsed.request_sha256)
+        if shared is not None:
+            return shared.own, shared.terms
+    compute_once.note_bypass(gateway, request, submitted.job.model)
+    return submitted, None
 
 
 def _waiting_bytes(request: Request) -> int:
@@ -360,6 +387,8 @@ class Responder:
     send: Send
     log: ReplyLog
     submitted: Submission
+    terms: ExecutionTerms | None
+    """The execution that the request shares; None if it shares none."""
     job_class: JobClass
     grant: Grant
     storage: ResponseStorage | None
@@ -396,13 +425,7 @@ class Responder:
             # The client may have sent the request again, to a gateway that was faster.
             await require_client(self.request.receive)
         framer = self._framer()
-        async with self.gateway.relays.open(
-            self.log,
-            self.submitted.job,
-            facts,
-            has_ids=is_stream and framer.is_numbered,
-            lane=self.job_class,
-        ) as relay:
+        async with self._opened(has_ids=is_stream and framer.is_numbered) as relay:
             self.grant.note_published(has_ended=relay.has_ended)
             observation.accepted(relay)
             try:
@@ -419,6 +442,14 @@ class Responder:
                 await self._leave(relay, Departure.REFUSED, observation)
                 raise
 
+    def _opened(self, *, has_ids: bool) -> AbstractAsyncContextManager[LogRelay]:
+        job, terms = self.submitted.job, self.terms
+        if terms is not None:
+            return self.gateway.executions.open(job, terms, has_ids=has_ids)
+        return self.gateway.relays.open(
+            self.log, job, self.submitted.facts, has_ids=has_ids, lane=self.job_class
+        )
+
     def _framer(self) -> Framer:
         """Some of OpenAI's clients expect frames that contain only ``data:``. Ids are sent to
         clients that accept event streams, and to clients of detached requests, because they may
@@ -428,7 +459,12 @@ class Responder:
 
     async def _leave(self, relay: LogRelay, departure: Departure, observation: Observation) -> None:
         relay.close(departure)
-        if relay.has_ended:
+        if isinstance(relay, SharedRelay):
+            self.grant.settle(observation.total_tokens)
+            compute_once.record_share(
+                self.gateway, relay, self.submitted, self.job_class, observation
+            )
+        elif relay.has_ended:
             # Of an end that the client has not taken, its worker reports the tokens.
             self.grant.settle(observation.total_tokens if relay.is_ended else None)
         elif relay.fate is Fate.ENDS and not relay.is_answered:
@@ -443,6 +479,7 @@ class Responder:
             answer = await read_answer(relay, self.submitted, observation, sign, self.entry.hold)
         if isinstance(answer, ResponseObject) and answer.store and relay.facts is not None:
             await response_storage.finish(self.gateway, relay.facts.tenant, answer)
+        self._note_share(relay)
         body = msgspec.json.encode(answer)
         headers = [*_WHOLE_HEADERS, (b"content-length", b"%d" % len(body))]
         await self.send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -462,11 +499,16 @@ class Responder:
             first = await relay.take(self.gateway.tuning.first_event_timeout_s)
             raise_failure(first)
             data = stream.render(first) if first else stream.ping
+            self._note_share(relay)
             headers = [*STREAM_HEADERS, *self._tokens(relay.request_id)]
             await self.send({"type": "http.response.start", "status": 200, "headers": headers})
             self.has_begun = True
             last = await stream.send_all(data, self.send)
         await stream.send_last(last, self.send)
+
+    def _note_share(self, relay: LogRelay) -> None:
+        if isinstance(relay, SharedRelay):
+            compute_once.note_share(self.request, relay)
 
     def _tokens(self, request_id: str) -> Iterator[tuple[bytes, bytes]]:
         """The headers with stream tokens, which are valid as long as the log can be kept. A token

@@ -12,7 +12,14 @@ from msgspec import Meta, Struct
 from gateway.api.bodies.parsing import Body, refused
 from gateway.api.openapi import answered, documented
 from gateway.api.routes import body_of, json_response
-from gateway.intake.keys.api_key import DEFAULT_SCOPES, SETTABLE, ApiKey, Scope, read_options
+from gateway.intake.keys.api_key import (
+    DEFAULT_SCOPES,
+    SETTABLE,
+    ApiKey,
+    Cache,
+    Scope,
+    read_options,
+)
 from gateway.intake.keys.tenant_limits import Limit
 from gateway.wiring import Gateway
 from shared.errors import InvalidRequest
@@ -46,6 +53,10 @@ class _KeyFields(Body, frozen=True, kw_only=True):
     max_detached: Limit | None = None
     max_tokens: Limit | None = None
     receipts: Annotated[bool, Meta(description="Whether all answers have a receipt.")] | None = None
+    cache: (
+        Annotated[Literal["exact"], Meta(description="`exact`: equal requests are computed once.")]
+        | None
+    ) = None
 
     def options(self) -> dict[str, Any]:
         """The fields of `ApiKey` that are given. Raises `InvalidRequest`."""
@@ -82,6 +93,7 @@ class KeyChanges(_KeyFields, frozen=True, kw_only=True):
                 "max_detached",
                 "max_tokens",
                 "receipts",
+                "cache",
             ],
             ...,
         ],
@@ -118,6 +130,7 @@ class KeyDescription(Struct, frozen=True, kw_only=True, tag_field="object", tag=
     max_detached: int | None
     max_tokens: int | None
     receipts: bool
+    cache: Cache
 
 
 class KeyWithSecret(KeyDescription, frozen=True, kw_only=True, tag="api_key"):
@@ -203,7 +216,7 @@ _SAME = ("tenant", "created", *(name for name in SETTABLE if name != "expires"))
 _DEFAULTS: Mapping[str, Any] = {
     name: DEFAULT_SCOPES if name == "scopes" else () if name == "models" else None
     for name in SETTABLE
-} | {"label": "", "receipts": False}
+} | {"label": "", "receipts": False, "cache": ""}
 
 
 def _described(gateway: Gateway, key: ApiKey) -> KeyDescription:

@@ -54,7 +54,7 @@ def router(gateway: Gateway) -> APIRouter:
         tenant, client = right_to(gateway, "read", stream_id, request, token)
         request.state.request_id = checked_id(stream_id)
         with gateway.admission.admit_without_body(client if tenant is None else tenant):
-            async with gateway.relays.resume(stream_id, tenant) as relay:
+            async with gateway.executions.resume(stream_id, tenant) as relay:
                 relay.close(Departure.LEFT)
                 receipt = await _read(relay)
         signed = gateway.receipts.sign(receipt)

@@ -68,7 +68,7 @@ class ResumedStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._gateway.admission.admit_without_body(self._admitted_as):
-            async with self._gateway.relays.resume(self._request_id, self._tenant) as relay:
+            async with self._gateway.executions.resume(self._request_id, self._tenant) as relay:
                 self._gateway.metrics.resumed.inc()
                 try:
                     await self._stream(relay, receive, send)

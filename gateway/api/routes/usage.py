@@ -82,6 +82,8 @@ class UsageRow(Struct, frozen=True, kw_only=True):
     queue_seconds: float
     compute_seconds: float
     """Machine time: each step of an engine is divided among the requests in it."""
+    cached_answers: int
+    """Requests whose answer was computed for another request."""
     cost: float | None
     """In `currency`; null if a model has no price."""
 
@@ -244,6 +246,7 @@ def _row(priced: PricedSum) -> UsageRow:
         completed=used.num_completed,
         input_tokens=used.num_prompt_tokens,
         cached_tokens=used.num_cached_tokens,
+        cached_answers=used.num_cached_answers,
         output_tokens=used.num_output_tokens,
         takeovers=used.num_takeovers,
         queue_seconds=round(used.queue_s, _NUM_DECIMALS),

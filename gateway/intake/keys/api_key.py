@@ -27,6 +27,8 @@ Scope: TypeAlias = Literal["generate", "cancel", "metrics", "operator"]
 """What a key permits: requests and the reading of their results; cancelling and deleting them;
 ``/metrics`` and the details of ``/health``; the operator's endpoints under ``/admin/``."""
 
+Cache: TypeAlias = Literal["", "exact"]
+"""Whether equal requests are computed once."""
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 DEFAULT_SCOPES: tuple[Scope, ...] = ("generate", "cancel")
 PREFIX = "wk"
@@ -67,6 +69,8 @@ class ApiKey:
     ``max_tokens``."""
     receipts: bool = False
     """Whether all answers have a receipt, as if each request had ``receipt``."""
+    cache: Cache = ""
+    """``exact``: equal requests are computed once, as if each request asked for it."""
     previous: str = ""
     """The digest of the key before its last rotation, which is valid until ``previous_until``."""
     previous_until: datetime | None = None
@@ -223,6 +227,12 @@ def _flag(text: str) -> bool:
     return text.lower() == "true"
 
 
+def _cache(text: str) -> Cache:
+    if text != "exact":
+        raise ValueError("expected exact")
+    return "exact"
+
+
 def _limit(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 1 << 53:
         raise ValueError("expected a positive number")
@@ -246,6 +256,7 @@ _OPTIONS: Mapping[str, Callable[[str], Any]] = {
     "max_detached": _limit,
     "max_tokens": _limit,
     "receipts": _flag,
+    "cache": _cache,
     "previous": _matching(_DIGEST),
     "previous_until": _time,
 }

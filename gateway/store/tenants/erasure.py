@@ -10,8 +10,12 @@ from typing import NamedTuple
 from sqlalchemy import ColumnElement, Table, select
 
 from gateway.store.database import Database
+from gateway.store.files.exact_answers import ExactAnswers
 from gateway.store.files.records import Files
-from gateway.store.schema import FILES, METADATA, USAGE
+from gateway.store.schema import EXACT_ANSWERS, FILES, METADATA, USAGE
+
+_ELSEWHERE = (FILES, EXACT_ANSWERS, USAGE)
+"""The tables whose rows are deleted with their blobs, or later."""
 
 
 class _Owned(NamedTuple):
@@ -24,16 +28,20 @@ class _Owned(NamedTuple):
 class Erasure:
     """Erases tenants. Every method raises `Unavailable`."""
 
-    def __init__(self, database: Database, files: Files) -> None:
+    def __init__(self, database: Database, files: Files, exact_answers: ExactAnswers) -> None:
         self._database = database
         self._files = files
+        self._exact_answers = exact_answers
 
     async def erase(self, tenant: str) -> Mapping[str, int]:
         """Delete all stored data of a tenant, except for its usage records; returns how many rows
         of each table were deleted. The next erasure completes an interrupted erasure."""
-        num_deleted = {FILES.name: await self._files.erase(tenant)}
+        num_deleted = {
+            FILES.name: await self._files.erase(tenant),
+            EXACT_ANSWERS.name: await self._exact_answers.erase(tenant),
+        }
         for table, condition in _owned_by(tenant):
-            if table is not FILES and table is not USAGE:
+            if not any(table is other for other in _ELSEWHERE):
                 num_deleted[table.name] = await self._database.delete(table, condition)
         return num_deleted
 

@@ -139,6 +139,7 @@ async def test_a_tenant_sees_its_own_requests_only(recorded: Recorded) -> None:
             "takeovers": 0,
             "queue_seconds": 0.0,
             "compute_seconds": 0.0,
+            "cached_answers": 0,
             "cost": 0.000028,
         }
     ]
