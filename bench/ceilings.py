@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,6 +59,14 @@ def peak_rates(num_threads: int, seconds: float) -> Rates:
 
     Raises `RuntimeError` if there is no C++ compiler.
     """
+    with measured_peak(num_threads, seconds) as measure:
+        return measure()
+
+
+@contextmanager
+def measured_peak(num_threads: int, seconds: float) -> Iterator[Callable[[], Rates]]:
+    """A function that measures the machine as `peak_rates` does, whenever it is called: the rates
+    of a virtual machine change from one second to the next. Raises `RuntimeError` like it."""
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise RuntimeError("the machine's peak rates are measured with a C++ compiler: install one")
@@ -65,8 +74,26 @@ def peak_rates(num_threads: int, seconds: float) -> Rates:
         program = Path(directory, "peak")
         subprocess.run([compiler, *_FLAGS, str(_SOURCE), "-o", str(program)], check=True)
         command = [str(program), str(num_threads), str(seconds)]
-        printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    flops, num_bytes = map(float, printed.split())
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            asked, answers = process.stdin, process.stdout
+            rates = [_rates(answers.readline())]
+
+            def measure() -> Rates:
+                if rates:
+                    return rates.pop()
+                asked.write("\n")
+                asked.flush()
+                return _rates(answers.readline())
+
+            yield measure
+
+
+def _rates(line: str) -> Rates:
+    flops, num_bytes = map(float, line.split())
     return Rates(flops=flops, num_bytes=num_bytes)
 
 

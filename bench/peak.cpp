@@ -1,5 +1,5 @@
 // Prints the peak rates of this machine: operations per second of float32 multiply-adds in registers, and bytes per
-// second that are read from memory.
+// second that are read from memory. Then it waits for a line, and measures again.
 //   peak NUM_THREADS SECONDS
 #include <atomic>
 #include <chrono>
@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <thread>
 #include <vector>
+
+#include <sys/mman.h>
 
 #ifdef __AVX512F__
 constexpr int kBytes = 64;
@@ -39,14 +41,24 @@ static double multiply_adds() {
     return 2.0 * kRounds * kChains * kLanes;
 }
 
-static double read(const std::vector<Vector>& values) {
+// Memory in huge pages, if the system has them, as the weights are: otherwise the translation of addresses is measured.
+static Vector* allocate(std::size_t bytes) {
+    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) std::abort();
+    madvise(memory, bytes, MADV_HUGEPAGE);
+    auto* values = static_cast<Vector*>(memory);
+    for (std::size_t i = 0; i < bytes / kBytes; ++i) values[i] = broadcast(1.0f);
+    return values;
+}
+
+static double read(const Vector* values, std::size_t count) {
     constexpr std::size_t kAtOnce = 8;
     Vector sums[kAtOnce] = {};
-    for (std::size_t i = 0; i + kAtOnce <= values.size(); i += kAtOnce)
+    for (std::size_t i = 0; i + kAtOnce <= count; i += kAtOnce)
 #pragma GCC unroll 16
         for (std::size_t k = 0; k < kAtOnce; ++k) sums[k] += values[i + k];
     for (const Vector& sum : sums) sink = sum[0];
-    return double(values.size() * kBytes);
+    return double(count * kBytes);
 }
 
 // The sum of all threads' rates, each repeating its work for some seconds.
@@ -75,9 +87,13 @@ static double rate(int num_threads, double seconds, Work work) {
 int main(int, char** arguments) {
     const int num_threads = std::atoi(arguments[1]);
     const double seconds = std::atof(arguments[2]);
-    std::vector<std::vector<Vector>> values(
-        num_threads, std::vector<Vector>(kReadBytes / kBytes / num_threads, broadcast(1.0f)));
-    const double flops = rate(num_threads, seconds, [](int) { return multiply_adds(); });
-    const double bytes = rate(num_threads, seconds, [&](int t) { return read(values[t]); });
-    std::printf("%.6g %.6g\n", flops, bytes);
+    const std::size_t part = kReadBytes / num_threads / kBytes * kBytes;
+    std::vector<Vector*> values;
+    for (int t = 0; t < num_threads; ++t) values.push_back(allocate(part));
+    do {
+        const double flops = rate(num_threads, seconds, [](int) { return multiply_adds(); });
+        const double bytes = rate(num_threads, seconds, [&](int t) { return read(values[t], part / kBytes); });
+        std::printf("%.6g %.6g\n", flops, bytes);
+        std::fflush(stdout);
+    } while (std::getchar() != EOF);
 }

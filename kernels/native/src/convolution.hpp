@@ -6,7 +6,7 @@
 namespace warren {
 
 constexpr int kMaxTaps = 8;
-constexpr int kChannels = 64;  // of a task
+constexpr int kChannels = 256;  // of a task
 
 // A causal convolution of each channel.
 struct Convolution {
@@ -15,17 +15,6 @@ struct Convolution {
     int32_t size;
     int32_t num_taps;  // 2 .. kMaxTaps
 };
-
-inline Floats load_first(const float* from, int count) {
-    if (count >= kLanes) return load(from);
-    Floats values{};
-    std::memcpy(&values, from, size_t(count) * 4);
-    return values;
-}
-
-inline void store_first(float* to, Floats values, int count) {
-    std::memcpy(to, &values, size_t(std::min(count, kLanes)) * 4);
-}
 
 // The inputs of a few channels, of the tokens that the next one depends on.
 class Kept {
@@ -53,14 +42,18 @@ class Kept {
     // results. Products are added from the oldest token on.
     template <class Input, class Output>
     void add(const Input& input, const Output& output) {
+        const float *rows[kMaxTaps], *taps[kMaxTaps];
+        float* newest = row(num_kept_);
+        for (int k = 0; k < convolution_.num_taps; k++) {
+            rows[k] = row(k);
+            taps[k] = convolution_.taps + int64_t(k) * convolution_.size + first_;
+        }
         for (int d = 0; d < count_; d += kLanes) {
             const int left = count_ - d;
-            store(row(num_kept_) + d, input(d, left));
+            store(newest + d, input(d, left));
             Floats total = convolution_.bias == nullptr ? Floats{} : load_first(convolution_.bias + first_ + d, left);
-            for (int k = 0; k < convolution_.num_taps; k++) {
-                const Floats tap = load_first(convolution_.taps + int64_t(k) * convolution_.size + first_ + d, left);
-                total = multiply_add(tap, load(row(k) + d), total);
-            }
+            for (int k = 0; k < convolution_.num_taps; k++)
+                total = multiply_add(load_first(taps[k] + d, left), load(rows[k] + d), total);
             output(d, left, total);
         }
         oldest_ = (oldest_ + 1) % convolution_.num_taps;

@@ -651,7 +651,7 @@ class Forward {
         team_.share(step_.num_tokens, [&](int t) { round_inputs(latent(t), size, experts.experts[0].gate_up.format); });
         compute_experts(team_, experts, mixture_, mixture_.latents, size, step_.num_tokens);
         team_.share(step_.num_tokens, [&](int t) {
-            for (int d = 0; d < size; d++) latent(t)[d] = sum_of_experts(experts, mixture_, t, size, d);
+            sum_of_experts(experts, mixture_, t, size, latent(t));
             round_inputs(latent(t), size, experts.latent_up.format);
         });
         product(kDown, mixture_.latents, size, experts.latent_up, branch_, experts.shared != nullptr);

@@ -66,40 +66,116 @@ struct Rates {
     int64_t stride;
 };
 
+// Some columns of a head's matrix in the cache: rows that follow one another, before a step and after it.
+struct MatrixRows {
+    float* from;
+    float* to;
+    int count;
+};
+
+constexpr int kMaxRuns = kMaxKeyDim;
+
+// Where these columns are. False if a row is divided between pieces of the cache. The matrix of a new sequence is cleared.
+inline bool find_rows(const Recurring& step, int sequence, int64_t offset, int num_floats, int columns, MatrixRows (&runs)[kMaxRuns],
+                      int& num_runs) {
+    const auto found = [&](const int32_t* blocks, const auto& take) {
+        return step.states.find(blocks, step.first_piece, offset, num_floats, columns, take);
+    };
+    num_runs = 0;
+    const bool is_whole = found(step.blocks_to_write(sequence), [&](int index, float* at, int count) {
+        runs[index] = {at, at, count};
+        num_runs = index + 1;
+    });
+    if (!is_whole) return false;
+    if (step.has_state(sequence))
+        found(step.blocks_to_read(sequence), [&](int index, float* at, int) { runs[index].from = at; });
+    else
+        for (int r = 0; r < num_runs; r++) std::memset(runs[r].to, 0, size_t(runs[r].count) * columns * 4);
+    return true;
+}
+
+// What a token has for a head.
+struct HeadToken {
+    const float* query;
+    const float* key;
+    const float* value;
+    const float* decays;  // of all rows, or of each row
+    float strength;
+};
+
+// Corrects some columns of a head's matrix with a token, whose correction is `correction`, and reads them for its query.
+// Meanwhile what they have for the key of the next token, if there is a next token, is added to `known`: rows are then
+// loaded only once for each token.
+template <int kColumns, bool kByRow, bool kHasNext>
+inline void correct(const MatrixRows* runs, int num_runs, const HeadToken& token, const HeadToken& next,
+                    const Floats (&correction)[kColumns / kLanes], Floats (&known)[kColumns / kLanes], float* to) {
+    constexpr int kCount = kColumns / kLanes;
+    Floats found[kCount] = {}, sums[kCount] = {};
+    for (int r = 0, k = 0; r < num_runs; r++) {
+        const float* from = runs[r].from;
+        float* at = runs[r].to;
+        for (const int end = k + runs[r].count; k < end; k++, from += kColumns, at += kColumns) {
+            const Floats key = broadcast(token.key[k]), query = broadcast(token.query[k]);
+            const Floats decay = broadcast(token.decays[kByRow ? k : 0]);
+            const Floats next_key = broadcast(!kHasNext ? 0.0f : kByRow ? next.key[k] * next.decays[k] : next.key[k]);
+            for (int v = 0; v < kCount; v++) {
+                const Floats now = multiply_add(key, correction[v], load(from + v * kLanes) * decay);
+                store(at + v * kLanes, now);
+                found[v] = multiply_add(now, query, found[v]);
+                if (kHasNext) sums[v] = multiply_add(now, next_key, sums[v]);
+            }
+        }
+    }
+    for (int v = 0; v < kCount; v++) store(to + v * kLanes, found[v]), known[v] = sums[v];
+}
+
 // The tokens of a sequence in some columns of a head's matrix. Sums go through the rows from the first to the last.
 template <int kColumns, bool kByRow>
 inline void delta_rule(const Recurring& step, const Delta& delta, const Rates& rates, int sequence, int head, int column) {
     constexpr int kCount = kColumns / kLanes;
-    const int key_dim = delta.key_dim, num_heads = delta.num_heads, num_floats = key_dim * kColumns;
+    const int key_dim = delta.key_dim, num_floats = key_dim * kColumns;
     const int64_t offset = delta.matrices() + (int64_t(head) * delta.value_dim + column) * key_dim;
-    const int key_head = head / (num_heads / delta.num_key_heads), place = head * delta.value_dim + column;
-    alignas(64) float matrix[kMaxKeyDim * kColumns];
-    if (step.has_state(sequence))
-        step.states.read(step.blocks_to_read(sequence), step.first_piece, offset, num_floats, matrix);
-    else
-        std::memset(matrix, 0, size_t(num_floats) * 4);
-    for (int64_t t = step.first_token(sequence); t < step.last_token(sequence); t++) {
-        const float *query = step.from + t * step.from_stride + key_head * key_dim, *key = query + delta.keys_size();
-        const float* value = step.from + t * step.from_stride + 2 * delta.keys_size() + place;
-        const float strength = rates.strengths[t * rates.stride + head];
-        const float* decays = rates.decays + t * rates.stride + head * (kByRow ? key_dim : 1);
-        Floats known[kCount] = {}, correction[kCount], found[kCount] = {};
-        for (int k = 0; k < key_dim; k++) {
-            const Floats weight = broadcast(kByRow ? key[k] * decays[k] : key[k]);
-            for (int v = 0; v < kCount; v++) known[v] = multiply_add(load(matrix + k * kColumns + v * kLanes), weight, known[v]);
-        }
-        for (int v = 0; v < kCount; v++)
-            correction[v] = (load(value + v * kLanes) - (kByRow ? known[v] : known[v] * decays[0])) * strength;
-        for (int k = 0; k < key_dim; k++)
-            for (int v = 0; v < kCount; v++) {
-                float* at = matrix + k * kColumns + v * kLanes;
-                const Floats now = multiply_add(broadcast(key[k]), correction[v], load(at) * decays[kByRow ? k : 0]);
-                store(at, now);
-                found[v] = multiply_add(now, broadcast(query[k]), found[v]);
-            }
-        for (int v = 0; v < kCount; v++) store(step.to + t * step.to_stride + place + v * kLanes, found[v]);
+    const int key_head = head / (delta.num_heads / delta.num_key_heads), place = head * delta.value_dim + column;
+    MatrixRows runs[kMaxRuns];
+    int num_runs;
+    alignas(64) float copy[kMaxKeyDim * kColumns];
+    const bool is_in_place = find_rows(step, sequence, offset, num_floats, kColumns, runs, num_runs);
+    if (!is_in_place) {
+        num_runs = 1, runs[0] = {copy, copy, key_dim};
+        if (step.has_state(sequence))
+            step.states.read(step.blocks_to_read(sequence), step.first_piece, offset, num_floats, copy);
+        else
+            std::memset(copy, 0, size_t(num_floats) * 4);
     }
-    step.states.write(step.blocks_to_write(sequence), step.first_piece, offset, num_floats, matrix);
+    const auto token = [&](int64_t t) {
+        const float* row = step.from + t * step.from_stride;
+        const float* decays = rates.decays + t * rates.stride + head * (kByRow ? key_dim : 1);
+        return HeadToken{row + key_head * key_dim, row + key_head * key_dim + delta.keys_size(),
+                         row + 2 * delta.keys_size() + place, decays, rates.strengths[t * rates.stride + head]};
+    };
+    const int64_t first = step.first_token(sequence), last = step.last_token(sequence);
+    HeadToken now = token(first);
+    Floats known[kCount] = {}, correction[kCount];
+    for (int r = 0, k = 0; r < num_runs; r++)
+        for (int i = 0; i < runs[r].count; i++, k++) {
+            const Floats weight = broadcast(kByRow ? now.key[k] * now.decays[k] : now.key[k]);
+            for (int v = 0; v < kCount; v++)
+                known[v] = multiply_add(load(runs[r].from + i * kColumns + v * kLanes), weight, known[v]);
+        }
+    for (int64_t t = first; t < last; t++) {
+        for (int v = 0; v < kCount; v++)
+            correction[v] = (load(now.value + v * kLanes) - (kByRow ? known[v] : known[v] * now.decays[0])) * now.strength;
+        float* to = step.to + t * step.to_stride + place;
+        if (t + 1 < last) {
+            const HeadToken next = token(t + 1);
+            correct<kColumns, kByRow, true>(runs, num_runs, now, next, correction, known, to);
+            now = next;
+        } else {
+            correct<kColumns, kByRow, false>(runs, num_runs, now, now, correction, known, to);
+        }
+        for (int r = 0; r < num_runs; r++) runs[r].from = runs[r].to;
+    }
+    if (!is_in_place) step.states.write(step.blocks_to_write(sequence), step.first_piece, offset, num_floats, copy);
 }
 
 // The tokens of all sequences. With `kByRow`, the factors are those of the rows of each head.

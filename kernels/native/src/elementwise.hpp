@@ -7,6 +7,18 @@
 
 namespace warren {
 
+// Up to kLanes floats, where fewer are left. The others are zero.
+inline Floats load_first(const float* from, int count) {
+    if (count >= kLanes) return load(from);
+    Floats values{};
+    std::memcpy(&values, from, size_t(count) * 4);
+    return values;
+}
+
+inline void store_first(float* to, Floats values, int count) {
+    std::memcpy(to, &values, size_t(std::min(count, kLanes)) * 4);
+}
+
 // Root mean square normalization (Zhang and Sennrich, arXiv:1910.07467); `to` may be `from`.
 inline void rms_norm(const float* from, const float* weight, int width, float eps, float* to) {
     Floats even[kVectors] = {}, odd[kVectors] = {};

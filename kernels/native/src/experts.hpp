@@ -175,17 +175,43 @@ inline void group_tasks(const std::vector<Group>& groups, const Weight& weight, 
     constexpr int kTileRows = FloatTile<Float32Panels>::kMaxRows;
     const int rows_fit = std::max<int64_t>(1, kRowsBytes / (int64_t(weight.inputs) * 4 * kTileRows)) * kTileRows;
     const int wanted = (4 * num_threads + int(groups.size()) - 1) / std::max<int>(1, groups.size());
-    const int num_parts = std::clamp(num_panels / 6, std::min(wanted, num_panels), std::max(wanted, 16));
     tasks.clear();
     for (const Group& group : groups) {
         const int count = group.last - group.first, num_blocks = (count + rows_fit - 1) / rows_fit;
+        // A part has whole tiles of so many rows, and six panels or more.
+        const int unit = panels_for(count), num_units = (num_panels + unit - 1) / unit;
+        const int num_parts = std::clamp(num_units / ((5 + unit) / unit), std::min(wanted, num_units), std::max(wanted, 16));
         for (int block = 0; block < num_blocks; block++)
-            for (int part = 0; part < std::min(num_parts, num_panels); part++) {
-                const int parts = std::min(num_parts, num_panels);
+            for (int part = 0; part < num_parts; part++)
                 tasks.push_back({group.expert,
                                  {group.first + count * block / num_blocks, group.first + count * (block + 1) / num_blocks,
-                                  num_panels * part / parts, num_panels * (part + 1) / parts}});
-            }
+                                  num_units * part / num_parts * unit,
+                                  std::min(num_panels, num_units * (part + 1) / num_parts * unit)}});
+    }
+}
+
+// A token's row, as the inputs of each of its experts. It is encoded only once unless its choices weigh it.
+inline void spread_row(const Experts& experts, const Mixture& mixture, const Rows& inputs, const float* row, int t) {
+    const Weight& weight = experts.experts[0].gate_up;
+    const int size = weight.inputs, num_blocks = weight.format == kBfloat16 ? 0 : size / kBlock;
+    const bool is_shared = is_encoded(weight) && !experts.weighs_inputs;
+    const int32_t* places = mixture.order + int64_t(t) * experts.top_k;
+    for (int k = 0; k < experts.top_k; k++) {
+        const int64_t place = places[k], first = places[0];
+        if (k > 0 && is_shared) {
+            const Codes& codes = mixture.codes;
+            std::memcpy(codes.codes + place * size, codes.codes + first * size, size_t(size) * 2);
+            std::memcpy(codes.scales + place * num_blocks, codes.scales + first * num_blocks, size_t(num_blocks) * 4);
+            std::memcpy(codes.totals + place * num_blocks, codes.totals + first * num_blocks, size_t(num_blocks) * 4);
+            continue;
+        }
+        float* to = mixture.inputs + place * size;
+        std::memcpy(to, row, size_t(size) * 4);
+        if (experts.weighs_inputs) {
+            scale(to, size, mixture.weights[int64_t(t) * experts.top_k + k]);
+            round_inputs(to, size, weight.format);
+        }
+        if (is_encoded(weight)) encode_row(inputs, places[k], weight.format, size, mixture.codes);
     }
 }
 
@@ -200,16 +226,8 @@ inline void compute_experts(Team& team, const Experts& experts, const Mixture& m
     thread_local std::vector<GroupTask> tasks;
     group_pairs(experts, mixture, num_pairs, groups);
     team.share(1, [&](int) { order_pairs(experts, mixture, num_pairs, groups); });
-    team.share(num_pairs, [&](int p) {
-        float* to = mixture.inputs + int64_t(mixture.order[p]) * hidden_size;
-        std::memcpy(to, rows + int64_t(p / experts.top_k) * hidden_size, size_t(hidden_size) * 4);
-        if (experts.weighs_inputs) {
-            scale(to, hidden_size, mixture.weights[p]);
-            round_inputs(to, hidden_size, model.gate_up.format);
-        }
-        const Rows inputs{mixture.inputs, hidden_size, num_pairs};
-        if (is_encoded(model.gate_up)) encode_row(inputs, mixture.order[p], model.gate_up.format, hidden_size, mixture.codes);
-    });
+    const Rows inputs{mixture.inputs, hidden_size, num_pairs};
+    team.share(num_tokens, [&](int t) { spread_row(experts, mixture, inputs, rows + int64_t(t) * hidden_size, t); });
 
     const auto gate = [&](int row, int first, int last) {
         activate(model, mixture.gate_up + int64_t(row) * stride + first, last - first);
@@ -217,7 +235,6 @@ inline void compute_experts(Team& team, const Experts& experts, const Mixture& m
     const bool is_split = model.is_gated && size % kPanel != 0;  // the other half starts within a panel
     const int twin = model.is_gated && !is_split ? size / kPanel : 0;
     group_tasks(groups, model.gate_up, twin ? twin : (stride + kPanel - 1) / kPanel, team.size(), tasks);
-    const Rows inputs{mixture.inputs, hidden_size, num_pairs};
     team.share(static_cast<int>(tasks.size()), [&](int index) {
         const auto& [expert, task] = tasks[index];
         const Weight& weight = experts.experts[expert].gate_up;
@@ -239,34 +256,35 @@ inline void compute_experts(Team& team, const Experts& experts, const Mixture& m
     });
 }
 
-// The sum of a token's experts in the order of their choice, at one place of their outputs.
-inline float sum_of_experts(const Experts& experts, const Mixture& mixture, int t, int size, int at) {
-    float total = 0;
-    for (int k = 0; k < experts.top_k; k++) {
-        const int64_t pair = int64_t(t) * experts.top_k + k;
-        const float output = mixture.outputs[int64_t(mixture.order[pair]) * size + at];
-        total += experts.weighs_inputs ? output : output * mixture.weights[pair];
+// The sum of a token's experts in the order of their choice. `to` may be the outputs of one of the experts.
+inline void sum_of_experts(const Experts& experts, const Mixture& mixture, int t, int size, float* to) {
+    for (int d = 0; d < size; d += kLanes) {
+        Floats total{};
+        for (int k = 0; k < experts.top_k; k++) {
+            const int64_t pair = int64_t(t) * experts.top_k + k;
+            const Floats output = load_first(mixture.outputs + int64_t(mixture.order[pair]) * size + d, size - d);
+            total = total + (experts.weighs_inputs ? output : output * mixture.weights[pair]);
+        }
+        store_first(to + d, total, size - d);
     }
-    return total;
 }
 
 // The result of a token: its experts in the order of their choice, then the shared expert, whose output `to` holds.
 inline void combine(const Experts& experts, const Mixture& mixture, int t, int hidden_size, float* to) {
     const bool is_gated = experts.shared != nullptr && experts.shared_gate.panels != nullptr;
     const float factor = is_gated ? sigmoid(mixture.shared_gates[t]) : 1.0f;
-    // The sum may be written over the outputs of the first expert, which are read before.
-    const bool is_normed = experts.norms != nullptr;
-    float* sum = is_normed ? mixture.outputs + int64_t(mixture.order[int64_t(t) * experts.top_k]) * hidden_size : to;
-    for (int d = 0; d < hidden_size; d++) {
-        const float total = sum_of_experts(experts, mixture, t, hidden_size, d);
-        sum[d] = experts.shared != nullptr && !is_normed ? total + to[d] * factor : total;
-    }
-    if (!is_normed) return;
-    normalize(experts.norms->after, sum, hidden_size, sum);
+    if (experts.shared == nullptr && experts.norms == nullptr) return sum_of_experts(experts, mixture, t, hidden_size, to);
+    float* sum = mixture.outputs + int64_t(mixture.order[int64_t(t) * experts.top_k]) * hidden_size;
+    sum_of_experts(experts, mixture, t, hidden_size, sum);
+    if (experts.norms != nullptr) normalize(experts.norms->after, sum, hidden_size, sum);
     if (experts.shared == nullptr) return void(std::memcpy(to, sum, size_t(hidden_size) * 4));
-    for (int d = 0; d < hidden_size; d++) to[d] *= factor;
-    normalize(experts.norms->after_shared, to, hidden_size, to);
-    for (int d = 0; d < hidden_size; d++) to[d] += sum[d];
+    if (experts.norms != nullptr) {
+        for (int d = 0; d < hidden_size; d++) to[d] *= factor;
+        normalize(experts.norms->after_shared, to, hidden_size, to);
+        for (int d = 0; d < hidden_size; d++) to[d] += sum[d];
+        return;
+    }
+    for (int d = 0; d < hidden_size; d++) to[d] = sum[d] + to[d] * factor;
 }
 
 }  // namespace warren

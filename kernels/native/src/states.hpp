@@ -32,6 +32,16 @@ struct States {
         }
     }
 
+    // The same floats where they are: calls `take(index, at, rows)` for rows of `width` floats that follow one another. False,
+    // and nothing is called, if a row could be divided between pieces.
+    template <class Take>
+    bool find(const int32_t* blocks, int first_piece, int64_t first, int count, int width, const Take& take) const {
+        if (piece_bytes / 4 % width != 0 || first % width != 0) return false;
+        int index = 0;
+        visit(blocks, first_piece, first, count, [&](float* at, int, int some) { take(index++, at, some / width); });
+        return true;
+    }
+
     void read(const int32_t* blocks, int first_piece, int64_t first, int count, float* to) const {
         visit(blocks, first_piece, first, count,
               [&](const float* at, int offset, int some) { std::memcpy(to + offset, at, size_t(some) * 4); });

@@ -1,0 +1,101 @@
+"""The published shapes that are measured."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from worker.model.families import spec_of
+from worker.model.spec import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A model, and the number of its layers that are measured."""
+
+    config: Mapping[str, Any]
+    """The parts of config.json that say what is computed."""
+    num_layers: int
+
+    def spec(self) -> ModelSpec:
+        """The model with its first layers."""
+        spec = spec_of({**self.config, "num_hidden_layers": self.num_layers})
+        assert spec is not None, f"{self.config['model_type']} is no native family"
+        return spec
+
+
+SHAPES: Mapping[str, Shape] = {
+    "Llama-3.2-1B": Shape(
+        num_layers=16,
+        config={
+            "model_type": "llama",
+            "vocab_size": 128_256,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 131_072,
+            "rope_theta": 500_000.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Qwen3.5-0.8B": Shape(
+        num_layers=24,
+        config={
+            "model_type": "qwen3_5_text",
+            "vocab_size": 248_320,
+            "hidden_size": 1024,
+            "intermediate_size": 3584,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 16,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4,
+            "full_attention_interval": 4,
+            "max_position_embeddings": 262_144,
+            "rope_theta": 10_000_000.0,
+            "partial_rotary_factor": 0.25,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Qwen3-30B-A3B": Shape(
+        num_layers=8,
+        config={
+            "model_type": "qwen3_moe",
+            "vocab_size": 151_936,
+            "hidden_size": 2048,
+            "intermediate_size": 6144,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": True,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 4,
+            "head_dim": 128,
+            "max_position_embeddings": 40_960,
+            "rope_theta": 1_000_000.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gpt-oss-20b": Shape(
+        num_layers=6,
+        config={
+            "model_type": "gpt_oss",
+            "vocab_size": 201_088,
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_local_experts": 32,
+            "num_experts_per_tok": 4,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "sliding_window": 128,
+            "max_position_embeddings": 131_072,
+            "rope_theta": 150_000.0,
+            "tie_word_embeddings": False,
+        },
+    ),
+}
