@@ -40,5 +40,5 @@ def memory_of(spec: ModelSpec, num_seqs: int, num_tokens: int) -> Memory:
 def with_attention_alone(spec: ModelSpec) -> ModelSpec:
     """The same model with its attention in place of recurrences."""
     attention = spec.attentions[0]
-    layers = [replace(layer, attention=attention, recurrence=None) for layer in spec.layers]
-    return replace(spec, layers=layers)
+    layers = (replace(layer, attention=attention, recurrence=None) for layer in spec.layers)
+    return replace(spec, layers=tuple(layers))

@@ -51,19 +51,19 @@ class TimedDecoder(FusedDecoder):
 
     def decodes(self, num_seqs: int, context: int, num_steps: int) -> Times:
         """The median of the steps of so many sequences after ``context`` tokens."""
-        self._run(num_seqs, context, num_steps)
+        self._generate(num_seqs, context, num_steps)
         return _median([parts for num_tokens, parts in self._steps if num_tokens == num_seqs])
 
     def prompts(self, num_tokens: int, num_prompts: int) -> Times:
         """The median of prompts that are computed alone."""
         found = []
         for _ in range(num_prompts):
-            self._run(1, num_tokens, 1)
+            self._generate(1, num_tokens, 1)
             parts = [parts for _, parts in self._steps]
             found.append({name: sum(part[name] for part in parts) for name in parts[0]})
         return _median(found)
 
-    def _run(self, num_seqs: int, num_tokens: int, num_outputs: int) -> None:
+    def _generate(self, num_seqs: int, num_tokens: int, num_outputs: int) -> None:
         """Generate ``num_outputs`` tokens for each of some random prompts, together."""
         self._steps.clear()
         limits = RunnerLimits(

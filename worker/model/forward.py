@@ -143,4 +143,4 @@ class Decoder(Protocol):
         ``prediction_cost`` among the traits. Called in inference mode; the result may be
         overwritten by the next call.
         """
-        raise NotImplementedError
+        raise TypeError("this decoder predicts no tokens")

@@ -8,6 +8,8 @@ from sqlalchemy import JSON, Column, String, Table, func, insert, select
 from sqlalchemy.types import BigInteger, Boolean, Float, Integer, LargeBinary
 
 from gateway.store.database import Database
+from gateway.store.files.blobs import Blobs
+from gateway.store.files.exact_answers import ExactAnswers
 from gateway.store.files.records import Files
 from gateway.store.schema import FILES, METADATA
 from gateway.store.tenants.erasure import Erasure
@@ -61,8 +63,9 @@ async def num_rows(database: Database) -> dict[str, int]:
 
 
 @pytest.fixture
-def erasure(database: Database, files: Files) -> Erasure:
-    return Erasure(database, files)
+def erasure(database: Database, files: Files, tmp_path: Path) -> Erasure:
+    answers = ExactAnswers(database, Blobs.in_directory(tmp_path / "files"))
+    return Erasure(database, files, answers)
 
 
 def test_every_table_says_whose_its_rows_are() -> None:
