@@ -1,7 +1,7 @@
 """The answer to a request, over a connection of its own.
 
 Every token of every sequence passes here. HTTP is parsed in C, and all events of a read are decoded
-together: with httpx an event would cost half a millisecond.
+together: with httpx, reading an event took twice the CPU time.
 """
 
 import asyncio
