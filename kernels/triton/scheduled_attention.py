@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.attention_spec import AttentionSpec
-from kernels.triton.attention_schedule import tile_of, tile_span, work_of
+from kernels.triton.attention_schedule import View, tile_of, tile_span, work_of
 from kernels.triton.attention_span import (
     LOG2_E,
     attend_span,
@@ -574,8 +574,9 @@ def _schedule_constexprs(
 
 
 def _configurations() -> Iterator[Configuration]:
+    layers: list[tuple[int, int, View]] = [(64, 3, "all"), (128, 4, "all"), (256, 4, "window")]
     for target in TARGETS:
-        for head_dim, group, view in ((64, 3, "all"), (128, 4, "all"), (256, 4, "window")):
+        for head_dim, group, view in layers:
             has_pdl = target > TARGETS[0]
             kind = AttentionKind(torch.bfloat16, head_dim, group, 16, view, target, has_pdl)
             chunks = Variant(prefill_tile(kind), False, False, False)
