@@ -1,16 +1,16 @@
 """Compares the result of each kernel with its reference, and its time with its floor."""
 
-import itertools
-import math
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from bench.gpu.figures import Ceilings, Figure, Work, device_ms, failure, synchronize
+from bench.gpu.case import MAX_COPIES, Case
+from bench.gpu.figures import Ceilings, Figure, Work, device_ms, failure
+from bench.gpu.mixers import Mixers
 from bench.gpu.model import AWQ_GROUP, RandomWeights
 from bench.gpu.scale import Scale
 from kernels.attention_spec import AttentionSpec
@@ -21,51 +21,6 @@ _MAX_ERROR = 1e-2
 _MAX_UNEQUAL = 0.01
 """The maximum share of drawn tokens that differ: another order of summation may move a boundary."""
 _FAR = 1e4
-_COLD_BYTES = 256 << 20
-"""Tensors of this many bytes together are not in the device's cache when they are used again."""
-_MAX_COPIES = 10
-
-Call = Callable[..., Tensor | tuple[Tensor, ...]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """A kernel and its inputs. ``call(ops, *tensors)`` may overwrite its tensors.
-
-    ``num_bytes`` and ``num_flops`` are the minimum that it has to move and compute.
-    """
-
-    name: str
-    call: Call
-    tensors: tuple[Tensor, ...]
-    written: tuple[int, ...] = ()
-    """The indices of tensors that are results as well."""
-    num_bytes: float
-    num_flops: float = 0.0
-    goal: float | None = None
-    """The minimum ratio of the floor to the measured time."""
-    goal_tflops: float | None = None
-    """The minimum rate in TFLOP/s, instead of ``goal``."""
-    library: Work | None = None
-    """What torch has for the same purpose, with inputs of the same size."""
-
-    def results(self, ops: Ops) -> list[Tensor]:
-        """Run on copies of the tensors and return the results."""
-        tensors = [tensor.clone() for tensor in self.tensors]
-        # A kernel may read a weight before the kernels that still run end.
-        synchronize(tensors[0].device)
-        returned = self.call(ops, *tensors)
-        outputs = returned if isinstance(returned, tuple) else (returned,)
-        return [*outputs, *(tensors[index] for index in self.written)]
-
-    def cold(self, ops: Ops) -> Work:
-        """Run on other copies of the tensors each time, so that none is in the device's cache."""
-        num_bytes = sum(tensor.nbytes for tensor in self.tensors)
-        num_copies = min(_MAX_COPIES, math.ceil(_COLD_BYTES / num_bytes))
-        copies = itertools.cycle(
-            [tuple(tensor.clone() for tensor in self.tensors) for _ in range(num_copies)]
-        )
-        return lambda: self.call(ops, *next(copies))
 
 
 class Cases:
@@ -88,6 +43,12 @@ class Cases:
         yield from (self._awq_linear(num_tokens) for num_tokens in self._scale.batches)
         yield self._logits()
         yield from self._sampling()
+        yield from self._mixers()
+
+    def _mixers(self) -> Iterator[Case]:
+        scale = self._scale
+        mixers = Mixers(scale.mixers, scale.block_size, self._device, self._dtype)
+        yield from mixers.all(scale.batches, scale.num_tokens, scale.context_len)
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(shape, device=self._device).to(self._dtype)
@@ -297,7 +258,7 @@ def _figures(
 ) -> Iterator[Figure]:
     agreements = map(agreement, case.results(ops), case.results(reference))
     yield max(agreements, key=lambda found: found.error).figure(case.name)
-    taken_ms = device_ms(case.cold(ops), device, repeat=_MAX_COPIES)
+    taken_ms = device_ms(case.cold(ops), device, repeat=MAX_COPIES)
     ratio, goal = ceilings.floor_ms(case.num_bytes, case.num_flops) / taken_ms, case.goal
     note = "share of the floor"
     if case.goal_tflops is not None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.dense_shape import DenseShape
+from bench.gpu.mixers import PUBLISHED, TINY, MixerShapes
 
 _EPS = 1e-5
 _THETA = 500_000.0
@@ -28,6 +29,8 @@ class Scale:
     mean_output_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    mixers: MixerShapes
+    """The sizes of layers that Llama lacks."""
     block_size: int = 16
 
     @property
@@ -67,6 +70,7 @@ SCALES = {
         mean_output_len=200,
         max_num_seqs=512,
         max_num_batched_tokens=8192,
+        mixers=PUBLISHED,
     ),
     "tiny": Scale(
         model=_llama(vocab=512, hidden=128, mlp=256, layers=2, heads=4, kv=2),
@@ -81,6 +85,7 @@ SCALES = {
         mean_output_len=6,
         max_num_seqs=8,
         max_num_batched_tokens=64,
+        mixers=TINY,
     ),
 }
 

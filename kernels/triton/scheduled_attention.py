@@ -573,13 +573,10 @@ def _schedule_constexprs(
     }
 
 
-_HEADS: tuple[tuple[int, int, View], ...] = ((64, 3, "all"), (128, 4, "all"), (256, 4, "window"))
-"""The sizes of heads, their groups and what they see, that are compiled ahead of time."""
-
-
 def _configurations() -> Iterator[Configuration]:
+    layers: list[tuple[int, int, View]] = [(64, 3, "all"), (128, 4, "all"), (256, 4, "window")]
     for target in TARGETS:
-        for head_dim, group, view in _HEADS:
+        for head_dim, group, view in layers:
             has_pdl = target > TARGETS[0]
             kind = AttentionKind(torch.bfloat16, head_dim, group, 16, view, target, has_pdl)
             chunks = Variant(prefill_tile(kind), False, False, False)

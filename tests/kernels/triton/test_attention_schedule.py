@@ -109,13 +109,17 @@ def test_the_splits_of_every_tile_cover_its_context_once(
     tiles = num_tiles(sequences)
     # One program more than there may be, so that a schedule that is too long is found.
     bound = sum(tiles) + num_wanted
-    seen = {"num_wanted": num_wanted, "window": window, "view": view}
+    seen: dict[str, Any] = {"num_wanted": num_wanted, "window": window, "view": view}
     works = schedule(device, sequences, num_programs=bound + 1, **seen)
     assert len(works) <= bound
     expected = []
+    specs: dict[View, AttentionSpec] = {
+        "all": AttentionSpec(scale=1.0),
+        "window": AttentionSpec(scale=1.0, window=window),
+        "chunk": AttentionSpec(scale=1.0, chunk=window),
+    }
     for seq, (old, new) in enumerate(sequences):
-        spec = AttentionSpec(scale=1.0, **({} if view == "all" else {view: window}))
-        first = spec.first_visible(old)
+        first = specs[view].first_visible(old)
         (split_len,) = {work[4] for work in works}
         base = first // ALIGNMENT * ALIGNMENT
         assert split_len % ALIGNMENT == 0
