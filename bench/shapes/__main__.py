@@ -7,12 +7,12 @@ Rows of the same shape and format replace the earlier rows in ``shapes.json``.
 
 A decode step cannot take less time than reading what it needs once. The rate at which the machine
 reads is measured before and after the steps of each turn, because that of a virtual machine
-changes. A shape is cut to a few layers: see `catalogue.py`. Models are in memory one after another.
+changes. The fastest step and the fastest rate count: others were disturbed. A shape is cut to a few
+layers: see `catalogue.py`. Models are in memory one after another.
 """
 
 import dataclasses
 import json
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,12 +49,11 @@ class Row:
     num_new_tokens: int
     """1 for a decode step."""
     step_ms: float
-    """The median of all turns."""
+    """The fastest of all turns."""
     num_bytes: float
     """What a decode step has to read, and to write of states; 0 for a prompt."""
     of_limit: float
-    """The time of reading that once, divided by the time of the step: the median of all turns. 0
-    for a prompt."""
+    """The time of reading that once, divided by the time of the step; 0 for a prompt."""
     gflops: float
     """The multiplications and additions of a prompt per second, in billions; 0 for a step."""
     parts: dict[str, float]
@@ -70,13 +69,12 @@ def measure(name: str, weights: str, num_threads: int, num_turns: int, num_steps
     with measured_peak(num_threads, _PEAK_S) as peak:
         for num_seqs in _USERS:
             num_bytes = decode_bytes(spec, reader, num_seqs, _CONTEXT)
-            turns: list[tuple[Times, float]] = []
+            turns: list[Times] = []
+            rates = [peak().num_bytes]
             for _ in range(num_turns):
-                before = peak().num_bytes
-                times = decoder.decodes(num_seqs, _CONTEXT, num_steps)
-                rate = (before + peak().num_bytes) / 2
-                turns.append((times, num_bytes / rate * 1e3 / times.total_ms))
-            step = _middle([times for times, _ in turns])
+                turns.append(decoder.decodes(num_seqs, _CONTEXT, num_steps))
+                rates.append(peak().num_bytes)
+            step = _fastest(turns)
             rows.append(
                 Row(
                     shape=name,
@@ -85,12 +83,12 @@ def measure(name: str, weights: str, num_threads: int, num_turns: int, num_steps
                     num_new_tokens=1,
                     step_ms=step.total_ms,
                     num_bytes=num_bytes,
-                    of_limit=statistics.median(share for _, share in turns),
+                    of_limit=num_bytes / max(rates) * 1e3 / step.total_ms,
                     gflops=0.0,
                     parts=step.parts,
                 )
             )
-    prompt = _middle([decoder.prompts(_PROMPT, 1) for _ in range(num_turns)])
+    prompt = _fastest([decoder.prompts(_PROMPT, 1) for _ in range(num_turns)])
     flops = 2 * prompt_multiplications(spec, reader, _PROMPT)
     rows.append(
         Row(
@@ -108,8 +106,8 @@ def measure(name: str, weights: str, num_threads: int, num_turns: int, num_steps
     return rows
 
 
-def _middle(times: list[Times]) -> Times:
-    return sorted(times, key=lambda one: one.total_ms)[len(times) // 2]
+def _fastest(times: list[Times]) -> Times:
+    return min(times, key=lambda one: one.total_ms)
 
 
 def _show(rows: list[Row]) -> None:
