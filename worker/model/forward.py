@@ -136,11 +136,12 @@ class Decoder(Protocol):
 
     def predict(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         """Write what predictions keep of the tokens of the step that `forward` has just computed,
-        and return logits [num_sampled, vocab_size] for the tokens behind the next tokens.
+        and return logits [num_sampled, vocab_size] for the tokens behind the next tokens. What
+        steps without this call leave out makes later predictions worse.
 
         ``inputs`` are those of the step, except that ``token_ids`` are the tokens that follow, and
         ``sampled_rows`` are the tokens after whose next tokens a token is predicted. Only with a
-        ``prediction_cost`` among the traits. Called in inference mode; the result may be
-        overwritten by the next call.
+        ``prediction_cost`` among the traits; other decoders raise `ValueError`. Called in inference
+        mode; the result may be overwritten by the next call.
         """
-        raise TypeError("this decoder predicts no tokens")
+        raise ValueError("the model predicts no tokens")

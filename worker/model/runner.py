@@ -222,7 +222,9 @@ class TorchRunner:
         # `NO_TOKEN` is no index: the next step reads an embedding for it, and its score is NaN.
         indices = torch.clamp(drawn, min=0, out=self._drawn[: step.num_sampled])
         self._num_drawn = step.num_sampled
-        predicted = self._predict(step, inputs, indices) if self._predicts else []
+        # Alone, decodes for which nothing is predicted would pay for what few of them may use.
+        is_kept = self._predicts and (bool(step.predicted_rows) or step.max_query_len > 1)
+        predicted = self._predict(step, inputs, indices) if is_kept else []
         if scored is None or inputs.scores is None:
             return _to_host(drawn, predicted=predicted)
         depth = step.score_plan.depth

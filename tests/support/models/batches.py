@@ -24,6 +24,8 @@ def share(
     scored_start: int = 0,
     scored_ids: Sequence[int] = (),
     states: Sequence[int] = (),
+    next_id: int | None = None,
+    is_predicted: bool = False,
 ) -> ScheduledSequence:
     """A sequence's share of a step; ``states`` are the blocks of its states, if the model has
     any. With states and without ``blocks``, the model keeps nothing else."""
@@ -41,6 +43,8 @@ def share(
         edits=edits,
         scored_start=scored_start,
         scored_ids=scored_ids,
+        next_id=next_id,
+        is_predicted=is_predicted,
     )
 
 

@@ -50,8 +50,14 @@ class Reference(NamedTuple):
 
     def double(self) -> "Reference":
         """The same in float64."""
-        modules = (copy.deepcopy(module).double() for module in (self.model, self.layer))
-        return Reference(*modules, *(tensor.double() for tensor in self[2:5]), self.eps)
+        return Reference(
+            copy.deepcopy(self.model).double(),
+            copy.deepcopy(self.layer).double(),
+            self.embedding_norm.double(),
+            self.hidden_norm.double(),
+            self.projection.double(),
+            self.eps,
+        )
 
 
 def write_predicting_model(
@@ -96,7 +102,7 @@ def write_predicting_model(
     own[f"{prefix}{predictor.projection}.weight"] = projection
     path = directory / "model.safetensors"
     save_file({**load_file(path), **{name: one.clone() for name, one in own.items()}}, path)
-    return Reference(model, other, *vectors[:2], projection, predictor.norm.eps)
+    return Reference(model, other, vectors[0], vectors[1], projection, predictor.norm.eps)
 
 
 def _write(directory: Path, other: Any, source: int) -> None:

@@ -5,22 +5,18 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from tests.support.models.predictors import PREDICTING, write_predicting_model
 from tests.support.models.tiny import write_tiny_model
 
 _VOCAB_SIZE = 2048
 _MORE: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "conv", "full_attention"] * 4},
-    "qwen3_5_text": {"layer_types": [*["linear_attention"] * 3, "full_attention"] * 3},
 }
 _DOCS = Path(__file__).parents[3] / "docs"
 
 
 def write_text_model(directory: Path, model_type: str = "llama") -> None:
-    """Write a model of 12 layers, and a predictor if the family may have one, with a tokenizer for
-    the words of Warren's documentation."""
-    write = write_predicting_model if model_type in PREDICTING else write_tiny_model
-    write(
+    """Write a model of 12 layers, with a tokenizer for the words of Warren's documentation."""
+    write_tiny_model(
         directory,
         model_type,
         vocab_size=_VOCAB_SIZE,

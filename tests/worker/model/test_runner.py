@@ -182,3 +182,46 @@ def test_a_step_without_memory_says_so_and_the_next_is_computed(
     with pytest.raises(StepFailed, match="no memory"):
         failed.result()
     assert following.result() == [6]
+
+
+class PredictingDecoder(GatedDecoder):
+    """Predicts token + 2 behind the next token."""
+
+    traits = Traits(numerics="gated", prediction_cost=0.1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.allowed.release(100)
+        self.kept: list[list[int]] = []
+        """The tokens that follow the tokens of each step."""
+
+    def predict(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
+        self.kept.append(inputs.token_ids.tolist())
+        token_ids = inputs.token_ids[inputs.sampled_rows]
+        return torch.nn.functional.one_hot(token_ids + 2, VOCAB_SIZE).float()
+
+
+@pytest.mark.parametrize("decoder", [PredictingDecoder()])
+def test_a_prediction_follows_the_last_drawn_token_that_counts(
+    gated: TorchRunner, decoder: PredictingDecoder
+) -> None:
+    step = gated.launch(
+        batch(
+            share([5], [0], is_predicted=True),
+            share([20, 30, 31], [1], is_sampled=False, next_id=32),
+            share([40, 41, 50], [2], num_drafts=2, is_predicted=True),
+            share([60, 61], [3], num_drafts=1),
+        )
+    )
+
+    assert step.result() == [6, 41, 42, 51, 61, 62]
+    assert step.scores().predicted == [8, 44]
+    assert decoder.kept == [[6, 30, 31, 32, 41, 42, 51, 61, 62]]
+
+
+@pytest.mark.parametrize("decoder", [PredictingDecoder()])
+def test_decodes_without_predictions_keep_nothing_for_them(
+    gated: TorchRunner, decoder: PredictingDecoder
+) -> None:
+    assert gated.launch(batch(share([5], [0]), share([7], [1]))).result() == [6, 8]
+    assert decoder.kept == []

@@ -3,6 +3,7 @@ after a preemption, and on another worker."""
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,13 @@ SMALL_STATES: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 16,
     },
     "jamba": {"mamba_expand": 1, "mamba_d_state": 4},
+    "kimi_linear": {"linear_num_heads": 2, "linear_head_dim": 16},
+    "olmo_hybrid": {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
 }
 """Sizes with which several sequences have room in few blocks, and are preempted as they grow."""
 PROMPTS = [[(5 * k * k + 3 * i + 1) % VOCAB_SIZE for k in range(130 + 7 * i)] for i in range(3)]
@@ -89,8 +97,16 @@ def answers(
     return [[output.token_id for output in stream] for stream in streams], load, cached
 
 
-@pytest.mark.parametrize("kernels", ["native", "reference"])
-@pytest.mark.parametrize("family", ["lfm2", "lfm2_moe", "qwen3_5_text", "falcon_h1", "jamba"])
+@pytest.mark.parametrize(
+    ("family", "kernels"),
+    [
+        *product(
+            ["lfm2", "lfm2_moe", "qwen3_5_text", "falcon_h1", "jamba"], ["native", "reference"]
+        ),
+        ("kimi_linear", "native"),
+        ("olmo_hybrid", "native"),
+    ],
+)
 def test_snapshots_and_preemptions_change_no_token(
     tmp_path: Path, family: str, kernels: str
 ) -> None:
@@ -115,7 +131,9 @@ def snapshot_prompt(decoder: Decoder) -> tuple[list[int], int]:
     return [(5 * k * k + 1) % VOCAB_SIZE for k in range(group.every + 2)], group.every
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text", "nemotron_h", "mamba2"])
+@pytest.mark.parametrize(
+    "family", ["lfm2", "qwen3_5_text", "nemotron_h", "mamba2", "kimi_linear", "olmo_hybrid"]
+)
 def test_the_next_turn_starts_at_the_last_snapshot(tmp_path: Path, family: str) -> None:
     write_tiny_model(tmp_path, family, **LONG)
     decoder = load(tmp_path)
@@ -174,10 +192,11 @@ def test_a_batch_without_keys_and_values_makes_way_and_continues_from_its_snapsh
         assert logits[len(submit.prompt_ids) - 1 :].argmax(dim=-1).tolist() == answer
 
 
+@pytest.mark.parametrize("family", ["lfm2", "kimi_linear", "olmo_hybrid"])
 def test_a_stream_that_moves_to_another_worker_continues_with_the_same_tokens(
-    tmp_path: Path,
+    tmp_path: Path, family: str
 ) -> None:
-    write_tiny_model(tmp_path, "lfm2")
+    write_tiny_model(tmp_path, family)
     here, there = load(tmp_path), load(tmp_path)
     whole, _, _ = answers(start(here, 300), PROMPTS[:1])
 
