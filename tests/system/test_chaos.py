@@ -17,6 +17,7 @@ from tests.system.chaos.deployment import (
     Deployment,
     mortal_worker,
 )
+from tests.system.chaos.equal import equal_requests
 from tests.system.chaos.ledger import ledger_row
 from tests.system.chaos.poison import poison
 from tests.system.chaos.surroundings import surroundings
@@ -59,6 +60,26 @@ async def test_no_death_of_a_process_takes_a_stream_with_it(
         rows.append(await asyncio.to_thread(ledger_row, deployment.data_dir, rows))
 
     assert wrong(rows) == []
+
+
+async def test_equal_requests_are_computed_once_whatever_dies(
+    own_broker: RabbitNode, tmp_path: Path
+) -> None:
+    question = Question("echo", "The same for all", 60, seed=1)
+    async with Deployment(
+        tmp_path,
+        worker_url=own_broker.url_of("worker"),
+        gateway_url=own_broker.url_of("gateway"),
+        gateway_options=[SHORT_GRACE],
+        start_worker=slow_worker,
+        num_workers=2,
+    ) as deployment:
+        expected = (await answers(deployment, [question]))[question]
+        faults = [deployment.kill_worker, deployment.kill_gateway]
+        row = await equal_requests(deployment, question, expected, 60, faults)
+        await asyncio.to_thread(ground.wait_clean, own_broker, deployment, {})
+
+    assert wrong([row]) == []
 
 
 async def test_no_fault_between_processes_takes_a_stream_with_it(

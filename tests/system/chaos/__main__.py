@@ -44,6 +44,7 @@ from tests.system.chaos.deployment import (
     varied_workers,
 )
 from tests.system.chaos.engines import MODEL, EngineFaults, engine_workers
+from tests.system.chaos.equal import equal_requests
 from tests.system.chaos.ledger import ledger_row
 from tests.system.chaos.poison import poison
 from tests.system.chaos.surroundings import surroundings
@@ -347,9 +348,30 @@ async def batches(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Ro
     return [row]
 
 
+async def equal(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]:
+    """A thousand clients ask the same while workers and gateways are killed."""
+    planned = scale({"equal requests": (nothing, 1000)})
+    if not planned:
+        return []
+    async with deployment_at(node, logs, gateway_options=[SHORT_GRACE]) as deployment:
+        faults = [
+            deployment.kill_worker,
+            deployment.kill_gateway,
+            deployment.kill_worker_and_gateway,
+            deployment.kill_gateway,
+        ]
+        question = Question("echo", "The same for all", 300, seed=1)
+        (expected,) = (await answers(deployment, [question])).values()
+        num_clients = planned["equal requests"][1]
+        row = await equal_requests(deployment, question, expected, num_clients, faults)
+        await asyncio.to_thread(ground.wait_clean, node, deployment, {})
+    return [row]
+
+
 PARTS: dict[str, Part] = {
     "processes": processes,
     "deadly": deadly,
+    "equal": equal,
     "broker": broker,
     "cluster": cluster,
     "power": power,

@@ -112,11 +112,18 @@ class Caller:
     """Sends a tenant's requests to any of the gateways whose addresses ``gateways`` returns."""
 
     def __init__(
-        self, client: httpx.AsyncClient, gateways: Callable[[], Sequence[str]], tenant: Tenant
+        self,
+        client: httpx.AsyncClient,
+        gateways: Callable[[], Sequence[str]],
+        tenant: Tenant,
+        *,
+        is_shared: bool = False,
     ) -> None:
+        """``is_shared``: equal requests may share an execution."""
         self._client = client
         self._gateways = gateways
         self._tenant = tenant
+        self._is_shared = is_shared
         self._next = secrets.randbelow(16)
 
     async def ask(self, question: Question, tally: Tally) -> str:
@@ -131,7 +138,10 @@ class Caller:
         return stream.text, again.text
 
     async def _ask(self, question: Question, tally: Tally) -> "_Stream":
-        stream = _Stream(question, tally, self._tenant)
+        if self._is_shared:
+            stream = _Stream(question, tally, self._tenant, key=None, is_shared=True)
+        else:
+            stream = _Stream(question, tally, self._tenant)
         await self._read(stream)
         if stream.stream_id is not None:
             tally.answered[stream.stream_id] = self._tenant.name, question.max_tokens
@@ -239,6 +249,7 @@ class _Stream:
     tenant: Tenant
     key: str | None = field(default_factory=_key_or_none)
     """An Idempotency-Key, which half of the streams have."""
+    is_shared: bool = False
     stream_id: str | None = None
     last_id: str | None = None
     text: str = ""
@@ -269,6 +280,7 @@ class _Stream:
                 "headers": {
                     **self.tenant.headers,
                     **({"Idempotency-Key": self.key} if self.key else {}),
+                    **({"x-warren-cache": "exact"} if self.is_shared else {}),
                     "Accept": "text/event-stream",
                 },
             }
