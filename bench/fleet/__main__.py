@@ -68,6 +68,9 @@ def main(
     stream_gateways: Annotated[int, _positive("Gateways of these streams.")] = 4,
     stream_workers: Annotated[int, _positive("Workers of these streams.")] = 16,
     token_every_s: Annotated[float, _positive("Seconds between the tokens of each.", 0.01)] = 10.0,
+    each_token: Annotated[
+        bool, typer.Option("--each-token", help="Each token of these streams has an event.")
+    ] = False,
     hold_s: Annotated[float, _positive("Seconds for which all of them are measured.")] = 40.0,
     queues: Annotated[
         list[int], typer.Option(min=0, help="Other queues that are present, rising. Repeatable.")
@@ -115,6 +118,7 @@ def main(
                     num_workers=stream_workers,
                     token_every_s=token_every_s,
                     seconds=hold_s,
+                    each_token=each_token,
                 )
             case Part.QUEUES:
                 return measure_queues(sorted(nodes), sorted(queues), repeats)

@@ -50,6 +50,7 @@ async def measure_streams(
     num_workers: int,
     token_every_s: float,
     seconds: float,
+    each_token: bool = False,
 ) -> SlowStreams:
     """Raises `RuntimeError` if a token is lost or repeated."""
     with deployed(num_nodes=1, num_gateways=num_gateways) as deployment:
@@ -67,12 +68,15 @@ async def measure_streams(
         async with opened(warm_up, deployment.urls, num_warm_up, _BODY, timeout_s=_OPEN_TIMEOUT_S):
             await warm_up.measure(token_every_s)
         await asyncio.to_thread(deployment.wait_settled)
-        return await _hold(deployment, Streams(clock.read), num_streams, token_every_s, seconds)
+        body = {**_BODY, "stream_options": {"each_token": each_token}}
+        streams = Streams(clock.read)
+        return await _hold(deployment, streams, body, num_streams, token_every_s, seconds)
 
 
 async def _hold(
     deployment: Deployment,
     streams: Streams,
+    body: Mapping[str, object],
     num_streams: int,
     token_every_s: float,
     seconds: float,
@@ -80,7 +84,7 @@ async def _hold(
     memory = deployment.memory_bytes()
     num_erlang = await asyncio.to_thread(deployment.num_erlang_processes)
     start = time.monotonic()
-    async with opened(streams, deployment.urls, num_streams, _BODY, timeout_s=_OPEN_TIMEOUT_S):
+    async with opened(streams, deployment.urls, num_streams, body, timeout_s=_OPEN_TIMEOUT_S):
         opened_per_s = num_streams / (time.monotonic() - start)
         notices.print(f"  {num_streams} streams are open, {opened_per_s:.0f} a second")
         await asyncio.sleep(2 * token_every_s)
