@@ -28,6 +28,7 @@ from gateway.intake.turnstile import Turnstiles
 from gateway.ledger.budgets import Budgets
 from gateway.ledger.prices import PriceTable
 from gateway.ledger.recorder import UsageRecorder
+from gateway.log.auditing import Auditor
 from gateway.log.bindings import LogBindings
 from gateway.log.hedging import Hedging
 from gateway.log.registry import Relays
@@ -162,6 +163,7 @@ class Gateway:
     reply_queues: ReplyQueues
     relays: Relays
     hedging: Hedging
+    auditor: Auditor
     workers: LiveWorkers
     queues: QueueWatch
     samples: Samples
@@ -232,6 +234,9 @@ class Gateway:
         hedging = Hedging(bus, workers, metrics.catalog)
         if tuning.has_hedging:
             relays.on_start = hedging.hear_start
+        auditor = Auditor(relays.open, reply_queues, workers, metrics.catalog, settings.audit_share)
+        if settings.audit_share:
+            relays.on_end = auditor.consider
         export_fleet(
             metrics.catalog,
             settings,
@@ -261,6 +266,7 @@ class Gateway:
             reply_queues=reply_queues,
             relays=relays,
             hedging=hedging,
+            auditor=auditor,
             workers=workers,
             keys=keys,
             refusals=Refusals(),
