@@ -102,6 +102,7 @@ def create_app(settings: GatewaySettings, bus: Bus, tuning: Tuning = TUNING) -> 
                 stack.callback(asyncio.create_task(incidents.keep_running(work)).cancel)
             await stack.enter_async_context(_recording_usage(gateway))
             stack.push_async_callback(gateway.publisher_admission.leave)
+            stack.callback(gateway.auditor.stop)
             stack.push_async_callback(_drain, gateway)
             await stack.enter_async_context(_using_store(gateway))
             yield

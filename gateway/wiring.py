@@ -28,6 +28,7 @@ from gateway.intake.turnstile import Turnstiles
 from gateway.ledger.budgets import Budgets
 from gateway.ledger.prices import PriceTable
 from gateway.ledger.recorder import UsageRecorder
+from gateway.log.auditing import Auditor
 from gateway.log.bindings import LogBindings
 from gateway.log.hedging import Hedging
 from gateway.log.registry import Relays
@@ -172,6 +173,7 @@ class Gateway:
     hedging: Hedging
     executions: Executions
     answers: AnswerShelf
+    auditor: Auditor
     workers: LiveWorkers
     queues: QueueWatch
     samples: Samples
@@ -242,6 +244,9 @@ class Gateway:
         hedging = Hedging(bus, workers, metrics.catalog)
         if tuning.has_hedging:
             relays.on_start = hedging.hear_start
+        auditor = Auditor(relays.open, reply_queues, workers, metrics.catalog, settings.audit_share)
+        if settings.audit_share:
+            relays.on_end = auditor.consider
         export_fleet(
             metrics.catalog,
             settings,
@@ -280,6 +285,7 @@ class Gateway:
             hedging=hedging,
             executions=Executions(signer.execution_key, sources, metrics.catalog),
             answers=answers,
+            auditor=auditor,
             workers=workers,
             keys=keys,
             refusals=Refusals(),

@@ -77,6 +77,7 @@ REMOVED = {
     "max_tenant_response_bytes": "set max_tenant_bytes, which files have, too",
     "max_tenant_responses": "it follows from max_tenant_bytes",
     "max_waiting_jobs": "it is always 256",
+    "open_metrics": "/metrics needs an API key as long as a key has the scope metrics",
     "otlp_metrics_endpoint": "set otlp_endpoint, which receives metrics, too",
     "ping_interval_s": "it is always 15",
     "prefix_cache": "it is always on",
@@ -262,7 +263,7 @@ class CommonSettings(BaseSettings):
         ge=0,
         description="Number of tenants that have their own metrics: those with the most requests. "
         "All others are counted as the tenant `other`. The default keeps names of tenants out of "
-        "/metrics, which needs no API key unless WARREN_OPEN_METRICS is false. Raise it to see "
+        "/metrics, which needs no API key unless a key has the scope `metrics`. Raise it to see "
         "single tenants on dashboards.",
     )
     request_timeout_s: Seconds = Field(
@@ -355,6 +356,15 @@ class GatewaySettings(CommonSettings):
         "as a mounted secret. Set the same keys on all gateways. Unset: requests for a receipt "
         "are refused.",
     )
+    audit_share: float = Field(
+        0.0,
+        ge=0.0,
+        le=1.0,
+        description="Share of the finished answers, from 0 to 1, that another worker computes "
+        "again in idle slots and compares token by token. Set it to find broken memory, wrong "
+        "checkpoints and workers with other options: 0.01 costs less than a thousandth of the "
+        "fleet's work.",
+    )
     keys_file: Path | None = Field(
         None,
         description="File of API keys, managed with `warren keys`. Changes take effect without a "
@@ -366,12 +376,6 @@ class GatewaySettings(CommonSettings):
         description="JSON file with the OpenID provider with which people sign in to the console, "
         "and with their roles, such as a mounted secret. It needs WARREN_KEYS_FILE. Unset: the "
         "console asks for an API key.",
-    )
-    open_metrics: bool = Field(
-        True,
-        description="Answer /metrics without an API key. false: it needs a key with the scope "
-        "`metrics`, if there are API keys. Turn it off if the load and the models' names must not "
-        "be public.",
     )
     allow_anonymous: bool = Field(
         False,

@@ -24,6 +24,7 @@ _GROUPS: Sequence[tuple[str, str, Sequence[type[msgspec.Struct]]]] = (
             messages.TokenPrompt,
             messages.SamplingParams,
             messages.Constraint,
+            messages.Hedge,
         ),
     ),
     (

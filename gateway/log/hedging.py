@@ -128,7 +128,7 @@ class Expectation:
 
 
 @dataclass(slots=True)
-class _Model:
+class ModelTimes:
     """What is known of a model's workers."""
 
     first_tokens: dict[int, Expectation] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class Watched:
     """A request in progress."""
 
     relay: LogRelay
-    model: _Model
+    model: ModelTimes
     size: int
     """The size class of its prompts."""
     ordinal: int = 0
@@ -186,7 +186,7 @@ class Hedging:
         self._bus = bus
         self._workers = workers
         self._clock = clock
-        self._models: dict[str, _Model] = {}
+        self._models: dict[str, ModelTimes] = {}
         self._streams: dict[str, Watched] = {}
         self._of_slow_workers: list[Watched] = []
         """Streams that a slow worker has begun."""
@@ -274,7 +274,7 @@ class Hedging:
 
     def _begin(self, relay: LogRelay) -> Watched:
         assert relay.job is not None
-        model = self._models.setdefault(relay.job.model, _Model())
+        model = self._models.setdefault(relay.job.model, ModelTimes())
         model.advance = min(model.advance + SHARE, _MOST_ADVANCED)
         size = tokens_of_prompts(relay.job.prompts).bit_length()
         return Watched(relay, model, size, moved_at=relay.began_at)

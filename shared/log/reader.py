@@ -190,6 +190,11 @@ class LogReader:
         self._handed_over = set(cut_off)
 
     @property
+    def run_numerics(self) -> str:
+        """The numerics of the current run."""
+        return self._run_numerics
+
+    @property
     def publication(self) -> int:
         """The publication of the current run; -1 if no run has started."""
         return self._run.publication

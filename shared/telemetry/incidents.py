@@ -16,14 +16,14 @@ from shared.backoff import Backoff
 from shared.telemetry import floods
 from shared.telemetry.metrics import PROCESS
 
-Kind: TypeAlias = Literal["job", "request", "task", "call", "channel", "connection"]
-"""What failed: a job, an HTTP request, a background task, a call to the broker, or a channel or
-connection."""
+Kind: TypeAlias = Literal["job", "request", "task", "call", "channel", "connection", "audit"]
+"""What failed: a job, an HTTP request, a background task, a call to the broker, a channel, a
+connection, or the audit of an answer, if workers disagree about it."""
 
 _incidents = PROCESS.counter(
     "warren_incidents_total",
-    "Failures that the process survived, by what failed: job, request, task, call, channel or "
-    "connection.",
+    "Failures that the process survived, by what failed: job, request, task, call, channel, "
+    "connection, or audit, if workers disagree about an answer.",
     "kind",
     begin=get_args(Kind),
 )

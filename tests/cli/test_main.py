@@ -196,7 +196,7 @@ def test_help_loads_neither_side() -> None:
             "error: --device is an option of warren worker and warren serve",
         ),
         (["dead", "list", "--log-level=info"], "warren gateway, warren worker and warren serve"),
-        (["chat", "--no-open-metrics"], "is an option of warren gateway and warren serve"),
+        (["chat", "--no-store-responses"], "is an option of warren gateway and warren serve"),
         (["gateway", "--ping-interval-s=5"], "--ping-interval-s was removed: it is always 15"),
         (["gatewy"], "did you mean 'gateway'?"),
         (["gateway", "--allow-anonymous=true"], "'--allow-anonymous' does not take a value"),

@@ -243,8 +243,8 @@ async def test_a_request_refused_before_its_key_is_checked_has_a_trace(
     bus: MemoryBus, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    KeyFile(tmp_path / "keys").add("alice")
-    async with live_gateway(bus, keys_file=tmp_path / "keys", open_metrics=False) as gateway:
+    KeyFile(tmp_path / "keys").add("prometheus", scopes=("metrics",))
+    async with live_gateway(bus, keys_file=tmp_path / "keys") as gateway:
         for path in ("/v1/models", "/metrics"):
             assert (await gateway.http.get(path)).status_code == 401
     async with live_gateway(bus) as gateway:

@@ -215,10 +215,6 @@ def test_the_chart_passes_helms_strict_lint(name: str) -> None:
             },
             "networkPolicy.metricsFrom",
         ),
-        (
-            {"monitoring": {"enabled": True}, "settings": {"open_metrics": False}},
-            "monitoring.apiKeySecret",
-        ),
     ],
 )
 def test_values_that_cannot_work_are_refused(values: dict[str, Any], message: str) -> None:

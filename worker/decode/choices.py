@@ -569,7 +569,7 @@ class Choices:
         scores_prompt: bool,
     ) -> Submit:
         plan = self._plan_of(sequence_id.choice)
-        vocabulary, expected = plan.vocabulary, self._job.expected_ids
+        vocabulary = plan.vocabulary
         return Submit(
             sequence_id=sequence_id,
             prompt_ids=plan.prompt_ids,
@@ -585,5 +585,12 @@ class Choices:
             bad_words=vocabulary.bad_words,
             allowed=vocabulary.allowed,
             constraint=self._matchers[sequence_id.choice],
-            expected_ids=() if not expected else expected[sequence_id.choice],
+            expected_ids=self._expected(sequence_id.choice),
         )
+
+    def _expected(self, choice: int) -> list[int]:
+        """The tokens that a choice is expected to have, without tokens that the model does not
+        have, because kernels use them as indices."""
+        vocab_size = self._model.tokenizer.vocab_size
+        (expected,) = self._job.expected_ids[choice : choice + 1] or ((),)
+        return [token_id for token_id in expected if token_id < vocab_size]

@@ -60,7 +60,6 @@ class Keys:
         self,
         path: Path | None,
         *,
-        are_metrics_open: bool = True,
         is_open_to_all: bool = False,
         stored_valid_s: float = _STORED_VALID_S,
         look_interval_s: float = LOOK_INTERVAL_S,
@@ -89,14 +88,12 @@ class Keys:
         self._is_broken = False
         scopes = tuple(one for one in SCOPES if one != "operator" or not is_open_to_all)
         self._anonymous = ApiKey("", "", "", "", scopes=scopes)
-        self._are_metrics_open = are_metrics_open
 
     @classmethod
     def of(cls, settings: GatewaySettings, look_interval_s: float = LOOK_INTERVAL_S) -> "Keys":
         """The keys of a gateway. Raises `StartupError`."""
         return cls(
             settings.keys_file,
-            are_metrics_open=settings.open_metrics,
             is_open_to_all=settings.allow_anonymous,
             look_interval_s=look_interval_s,
         )
@@ -152,7 +149,9 @@ class Keys:
         """The scope that a request needs; None if it needs no key, as probes and documentation
         do."""
         if path == _METRICS:
-            return None if self._are_metrics_open else "metrics"
+            self._refresh()
+            is_closed = any("metrics" in key.scopes for key in self._keys.values())
+            return "metrics" if is_closed else None
         if not needs_key(path):
             return None
         if path == _OPERATORS or path.startswith(f"{_OPERATORS}/"):

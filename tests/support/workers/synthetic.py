@@ -1,6 +1,7 @@
 """A worker inside the test's own event loop, with the synthetic engine."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -96,6 +97,25 @@ async def real_worker(place: Bus | MemoryBroker, **options: Any) -> AsyncIterato
         task = await _start(bus, stop, served_model.load_for_worker, lambda: None, options)
         try:
             yield stop
+        finally:
+            stop.set()
+            await task
+
+
+@asynccontextmanager
+async def counterfeit_worker(
+    place: Bus | MemoryBroker, fingerprint: str, **options: Any
+) -> AsyncIterator[None]:
+    """The same as `real_worker`, for a worker that announces the fingerprint of another model."""
+    stop = asyncio.Event()
+
+    def new_model(worker: WorkerSettings) -> ServedModel:
+        return dataclasses.replace(served_model.load_for_worker(worker), fingerprint=fingerprint)
+
+    async with connected(place) as bus:
+        task = await _start(bus, stop, new_model, lambda: None, options)
+        try:
+            yield
         finally:
             stop.set()
             await task

@@ -157,7 +157,7 @@ async def test_a_key_lacks_what_is_not_among_its_scopes(
 ) -> None:
     reader = bearer(file.add("alice", scopes=("generate",)))
     scraper = bearer(file.add("prometheus", scopes=("metrics",)))
-    async with live_gateway(bus, keys_file=file.path, open_metrics=False) as gateway:
+    async with live_gateway(bus, keys_file=file.path) as gateway:
 
         async def status(method: str, path: str, headers: dict[str, str]) -> int:
             return (await gateway.http.request(method, path, headers=headers)).status_code
