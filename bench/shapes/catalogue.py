@@ -1,7 +1,7 @@
 """The published shapes that are measured."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from worker.model.families import spec_of
@@ -17,10 +17,10 @@ class Shape:
     num_layers: int
 
     def spec(self) -> ModelSpec:
-        """The model with its first layers."""
+        """The model with its first layers, without a layer that predicts."""
         spec = spec_of({**self.config, "num_hidden_layers": self.num_layers})
         assert spec is not None, f"{self.config['model_type']} is no native family"
-        return spec
+        return replace(spec, predictor=None)
 
 
 SHAPES: Mapping[str, Shape] = {

@@ -145,14 +145,14 @@ class Auditor:
         reader, job = relay.cursor.reader, relay.job
         if job is None or relay.cursor.end is not LogEnd.FINISHED or not reader.is_ended:
             return None
+        for outcome in OUTCOMES:  # a counter that begins with its first event shows no increase
+            self._audits.labels(job.model, outcome)
         if not is_drawn(relay.request_id, self._share) or reader.replaced is not None:
             return None
         announced = {one.worker: one for one in self._workers.of_model(job.model)}
         worker = announced.get(reader.worker or "")
         if worker is None or not worker.is_exact or worker.numerics != reader.run_numerics:
             return None
-        for outcome in OUTCOMES:  # a counter that begins with its first event shows no increase
-            self._audits.labels(job.model, outcome)
         tokens = tuple(tuple(chain.token_ids) for chain in reader.chains)
         return Answer(job, worker.worker, worker.numerics, tokens)
 

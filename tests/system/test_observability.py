@@ -134,7 +134,9 @@ def deployment(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iter
         for worker in workers:
             worker.start()
             stack.callback(worker.terminate)
-        gateway = stack.enter_context(processes.gateway(broker.url_of("gateway"), logs / "gateway"))
+        gateway = stack.enter_context(
+            processes.gateway(broker.url_of("gateway"), logs / "gateway", "--audit-share=1")
+        )
         for worker in workers:
             worker.wait_healthy()
         targets = {

@@ -54,7 +54,7 @@ def test_tokens_are_shown_beside_long_names_in_80_columns(
     shown = capsys.readouterr().out
     assert "…" not in shown
     assert shown.count("123,456,789") == 3
-    assert "left out at this width: takeovers, queue seconds" in shown
+    assert "left out at this width: cached answers, takeovers, queue seconds" in shown
 
 
 def test_csv_can_be_piped(url: str) -> None:

@@ -25,6 +25,7 @@ KEPT_BY_OTHERS = {
     "reply_queue": "gateway.log.bindings",
     "probe_queue": "gateway.log.bindings",
     "quick_replies_queue": "its connection",
+    "copy_queue": "its connection",
     "worker_queue": "its connection",
     "peers_queue": "its connection",
     "gateway_queue": "its connection",

@@ -282,6 +282,9 @@ async def test_a_jobs_queue_that_is_deleted_keeps_the_worker_from_nothing(
         # A suspect runs when all others have been settled.
         async with asyncio.timeout(60):
             suspect = await ask(bus, new_job("echo"), "suspect")
+            # The worker declares the queue again.
+            while await bus.inspect(JOBS) is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
             ordinary = await ask(bus, new_job("echo"))
 
     assert log.is_ended

@@ -52,7 +52,7 @@ async def test_a_tenant_sees_its_own_usage_and_costs(
     await give_key(page, gateway, key, "usage")
 
     by_model = page.get_by_role("table", name="Usage by model")
-    row = ["m", "1", "1", "1,000,000", "0", "0", "0.0 s", "$1.00"]
+    row = ["m", "1", "1", "1,000,000", "0", "0", "0", "0.0 s", "$1.00"]
     await expect(by_model.get_by_role("row").nth(1).get_by_role("cell")).to_have_text(row)
     await expect(by_model.get_by_role("row")).to_have_count(2)
     await expect(page.locator("#usage-total")).to_have_text("$1.00 in this time")
