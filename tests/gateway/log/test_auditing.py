@@ -112,9 +112,12 @@ async def test_a_worker_that_is_alone_is_not_audited(
 ) -> None:
     await fleet.enter_async_context(echo_worker(broker))
     async with live_gateway(broker, audit_share=1.0) as gateway:
-        await ask(gateway, 0, "echo")
+        counted = await audits(gateway, 0)
+        while not sum(counted.values()):  # an answer counts once its reader has left the log
+            await ask(gateway, 0, "echo")
+            counted = await audits(gateway, 0)
 
-        assert await audits(gateway, 1) == {"equal": 0, "different": 0, "skipped": 1}
+        assert counted["equal"] == counted["different"] == 0
 
 
 async def test_the_worker_with_a_changed_weight_the_request_and_the_token_are_named(
