@@ -37,8 +37,8 @@ async def test_an_older_database_has_the_models_of_recent_requests(
     async with database.begin() as connection:
         for table in ("models", "api_keys", "tenants", "ended_sessions", "exact_answers"):
             await connection.execute(text(f"DROP TABLE {table}"))
-        for column in ("run_s", "is_cached"):  # of later versions
-            await connection.execute(text(f"ALTER TABLE usage DROP COLUMN {column}"))
+        for name in ("run_s", "is_cached"):  # of later versions
+            await connection.execute(text(f"ALTER TABLE usage DROP COLUMN {name}"))
         for kind in ("input", "cached", "output", "reasoning"):
             column = text(f"ALTER TABLE batches DROP COLUMN num_{kind}_tokens")
             await connection.execute(column)
