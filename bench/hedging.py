@@ -159,6 +159,12 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 @ends_on_sigterm
+def _measured(url: str, plan: Plan, system: System, text: str) -> Run:
+    notices.print(system.name)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(measure(url, plan, system, text))
+
+
 def main(
     workers: Annotated[int, typer.Option(min=2)] = Plan.num_workers,
     requests: Annotated[int, typer.Option(min=2)] = Plan.num_requests,
@@ -179,12 +185,8 @@ def main(
             name="one slow worker, hedging", num_workers=workers, slowdown=slow, has_hedging=True
         ),
     ]
-    runs = []
     with broker_node(broker) as node:
-        for system in systems:
-            notices.print(system.name)
-            with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runs.append(runner.run(measure(node.url, plan, system, text)))
+        runs = [_measured(node.url, plan, system, text) for system in systems]
     check(runs)
     rows = summary(runs)
     show(rows)

@@ -14,20 +14,13 @@ from shared.telemetry.metrics import (
     FIRST_TOKEN_S,
     PROCESS,
     REQUEST_S,
+    TAKEOVER_REASONS,
     TOKEN_S,
     Catalog,
 )
 from shared.telemetry.requests import TenantLabels
 
 _MAX_TENANTS = 1000
-_REASONS = (
-    "worker_lost",
-    "worker_silent",
-    "connection_lost",
-    "handed_over",
-    "outrun",
-    "requested_again",
-)
 _LIMITS = (
     "max_requests",
     "max_bytes_in_flight",
@@ -220,7 +213,7 @@ class Metrics:
                 token_s=self._token_s.labels(*labels),
                 request_s=self._request_s.labels(*labels),
             )
-            for reason in _REASONS:
+            for reason in TAKEOVER_REASONS:
                 self.takeovers.labels(model, reason)
         return known
 

@@ -122,10 +122,10 @@ def grouped_projection_kernel(
     weight = weight_ptr + (first_output + outs)[None, :] * inputs
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for k in tl.range(0, inputs, BLOCK_K):
-        is_input = k + ks < inputs
-        left = tl.load(hidden + (k + ks)[None, :], mask=is_input[None, :], other=0.0)
-        right = tl.load(weight + (k + ks)[:, None], mask=is_input[:, None], other=0.0)
-        total = tl.dot(left, right, total, input_precision=PRECISION)
+        read = k + ks
+        row_inputs = tl.load(hidden + read[None, :], mask=(read < inputs)[None, :], other=0.0)
+        matrix = tl.load(weight + read[:, None], mask=(read < inputs)[:, None], other=0.0)
+        total = tl.dot(row_inputs, matrix, total, input_precision=PRECISION)
     if HAS_BIAS:
         total += tl.load(bias_ptr + first_output + outs).to(tl.float32)[None, :]
     out_places = rows.to(tl.int64)[:, None] * outputs + columns[None, :]

@@ -164,12 +164,12 @@ def attention_kernel(
             layer,
             begin,
             end,
-            BLOCK_SIZE,
-            VALUE_DIM,
-            TAIL_DIM,
-            BLOCK_N,
-            VIEW,
-            HAS_CAP,
+            BLOCK_SIZE=BLOCK_SIZE,
+            VALUE_DIM=VALUE_DIM,
+            TAIL_DIM=TAIL_DIM,
+            BLOCK_N=BLOCK_N,
+            VIEW=VIEW,
+            HAS_CAP=HAS_CAP,
         )
     else:
         highest = tl.full([BLOCK_M], float("-inf"), tl.float32)

@@ -49,6 +49,17 @@ class Description:
     """vLLM's name for it, without ``vllm:``; empty if there is none."""
 
 
+TAKEOVER_REASONS = (
+    "worker_lost",
+    "worker_silent",
+    "connection_lost",
+    "handed_over",
+    "outrun",
+    "requested_again",
+)
+"""Why a request got another worker, as both the gateway and the worker count it."""
+
+
 class Catalog:
     """The metrics of a part of a process, with their descriptions."""
 

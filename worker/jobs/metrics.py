@@ -5,20 +5,18 @@ from dataclasses import dataclass
 from prometheus_client import Counter, Histogram
 
 from shared.messages import JobClass
-from shared.telemetry.metrics import FIRST_TOKEN_S, REQUEST_S, TOKEN_S, Catalog
+from shared.telemetry.metrics import (
+    FIRST_TOKEN_S,
+    REQUEST_S,
+    TAKEOVER_REASONS,
+    TOKEN_S,
+    Catalog,
+)
 from shared.telemetry.requests import TenantLabels
 from shared.topology import JOB_CLASSES
 from worker.jobs.pace import JobPace
 
-_REASONS = (
-    "worker_lost",
-    "worker_silent",
-    "connection_lost",
-    "handed_over",
-    "outrun",
-    "requested_again",
-    "redelivered",
-)
+_REASONS = (*TAKEOVER_REASONS, "redelivered")
 _DEAD = ("undecodable", "worker_lost")
 """Counters that begin with their first event show no increase, so these begin with 0."""
 _NUM_TOKENS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
