@@ -158,13 +158,13 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     console().print(table)
 
 
-@ends_on_sigterm
 def _measured(url: str, plan: Plan, system: System, text: str) -> Run:
     notices.print(system.name)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(measure(url, plan, system, text))
 
 
+@ends_on_sigterm
 def main(
     workers: Annotated[int, typer.Option(min=2)] = Plan.num_workers,
     requests: Annotated[int, typer.Option(min=2)] = Plan.num_requests,
