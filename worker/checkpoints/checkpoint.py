@@ -42,6 +42,7 @@ class Checkpoint:
             for name, opened in self._files.items()
         }
         self._unread = set(self._files)
+        self._dtypes: dict[str, torch.dtype] = {}
         self._num_bytes = sum(path.stat().st_size for path in weight_files(directory))
         self._num_bytes_read = 0
         self._progress = LoggedProgress()
@@ -106,8 +107,7 @@ class Checkpoint:
         """A tensor as stored. Raises `StartupError` if it is missing."""
         if not self._has_data and not self._is_short(name):
             self._unread.discard(name)
-            empty: Tensor = self._slice(name)[:0]
-            return empty.new_empty(self.shape(name), device="meta")
+            return torch.empty(self.shape(name), dtype=self._dtype_of(name), device="meta")
         tensor: Tensor = self._file(name).get_tensor(self._stored(name))
         if name in self._unread:
             self._unread.discard(name)
@@ -118,6 +118,13 @@ class Checkpoint:
     def _is_short(self, name: str) -> bool:
         shape = self.shape(name)
         return len(shape) < 2 and math.prod(shape) <= _MAX_READ
+
+    def _dtype_of(self, name: str) -> torch.dtype:
+        """The type that the library gives a tensor, which takes it milliseconds to find out."""
+        kind = self.kind(name)
+        if kind not in self._dtypes:
+            self._dtypes[kind] = self._slice(name)[:0].dtype
+        return self._dtypes[kind]
 
     def _slice(self, name: str) -> Any:
         return self._file(name).get_slice(self._stored(name))

@@ -139,7 +139,10 @@ class CodedMatrices(Format):
     def _on_device(self, source: TensorSource, names: list[str], target: Target) -> Weight | None:
         """Matrices that a GPU multiplies as they are, as a single one."""
         stems = [name.removesuffix("weight") for name in names]
-        if target.provider != "triton" or not all(self.is_coded(source, stem) for stem in stems):
+        if target.provider != "triton" or not all(
+            self.is_coded(source, stem) and self.device_bytes(source, stem) is not None
+            for stem in stems
+        ):
             return None
         found = [self.codes(source, stem, target) for stem in stems]
         parts = [codes for codes in found if codes is not None]

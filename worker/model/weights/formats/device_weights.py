@@ -150,7 +150,7 @@ def _scales(blocks: Tensor) -> Tensor:
 
 
 _OF_BLOCKS: Mapping[str, Callable[[Tensor], Codes]] = {"q8_0": _of_q8_0, "q4_0": _of_q4_0}
-DEVICE_BLOCKS: Mapping[str, float] = {"q8_0": 1.13, "q4_0": 0.6}
+DEVICE_BLOCKS: Mapping[str, float] = {"q8_0": _BYTES[8], "q4_0": _BYTES[4]}
 """The formats of ggml's blocks that a GPU multiplies, and the bytes of a weight there."""
 
 
