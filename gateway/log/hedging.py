@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -156,20 +157,24 @@ class SentHedge:
     """The number of the log's accepted events when it was sent."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Watched:
     """A request in progress."""
 
     relay: LogRelay
     model: ModelTimes
-    size: int
-    """The size class of its prompts."""
     ordinal: int = 0
     moved_at: float = 0.0
     """Monotonic time of the last progress."""
     sent: SentHedge | None = None
     tried: set[str] = field(default_factory=set)
     """The workers to which hedges went since the last progress."""
+
+    @cached_property
+    def size(self) -> int:
+        """The size class of its prompts."""
+        assert self.relay.job is not None
+        return tokens_of_prompts(self.relay.job.prompts).bit_length()
 
 
 class Hedging:
@@ -276,8 +281,7 @@ class Hedging:
         assert relay.job is not None
         model = self._models.setdefault(relay.job.model, ModelTimes())
         model.advance = min(model.advance + SHARE, _MOST_ADVANCED)
-        size = tokens_of_prompts(relay.job.prompts).bit_length()
-        return Watched(relay, model, size, moved_at=relay.began_at)
+        return Watched(relay, model, moved_at=relay.began_at)
 
     def _progress(self, stream: Watched, *, is_learned: bool) -> int:
         """Note that a log has got further; returns the number of intervals that were learned."""
@@ -309,8 +313,10 @@ class Hedging:
             return expected_s is not None and waited_s >= _SILENCES * expected_s
         if self._is_of_slow_worker(stream):
             return True
+        if waited_s < _LEAST_WAIT_S:
+            return False
         expected_s = stream.model.first_token(stream.size).seconds
-        return expected_s is not None and waited_s >= max(_LEAST_WAIT_S, _WAITS * expected_s)
+        return expected_s is not None and waited_s >= _WAITS * expected_s
 
     def _is_of_slow_worker(self, stream: Watched) -> bool:
         worker = stream.relay.worker

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
@@ -11,13 +10,14 @@ import pytest
 from gateway.log.hedging import Expectation
 from shared.bus.memory import MemoryBroker
 from tests.support.engines.brake import Brake
-from tests.support.gateway.http import LiveGateway, live_gateway
+from tests.support.gateway.http import LiveGateway, events, live_gateway
 from tests.support.metrics import total
 from tests.support.workers.synthetic import echo_worker
 
 NUM_TAUGHT = 24
+NUM_TOKENS = 400
+"""So many that the gateway looks at each stream several times."""
 STEP_S = 0.002
-TEXT = re.compile(r'"text":"([^"]*)"')
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ async def fleet(broker: MemoryBroker) -> AsyncIterator[AsyncExitStack]:
         yield stack
 
 
-async def ask(gateway: LiveGateway, number: int, num_tokens: int = 60) -> str:
+async def ask(gateway: LiveGateway, number: int, num_tokens: int = NUM_TOKENS) -> str:
     body = {
         "model": "echo",
         "prompt": f"Question {number}",
@@ -38,7 +38,9 @@ async def ask(gateway: LiveGateway, number: int, num_tokens: int = 60) -> str:
     }
     answer = await gateway.http.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
-    return "".join(TEXT.findall(answer.text))
+    *chunks, done = events(answer.text)
+    assert done == "[DONE]", done
+    return "".join(chunk["choices"][0]["text"] for chunk in chunks)
 
 
 async def hedges(gateway: LiveGateway) -> dict[str, float]:
