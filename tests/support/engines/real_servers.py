@@ -75,7 +75,7 @@ def _llama_server(model: Path, max_seq_len: int, num_slots: int) -> Sequence[str
 
 def _vllm(model: Path, max_seq_len: int, num_slots: int) -> Sequence[str]:
     room = ("--max-model-len", str(max_seq_len), "--max-num-seqs", str(num_slots))
-    return ["serve", str(model), "--dtype", "float32", *room, "--enable-prefix-caching"]
+    return ["serve", str(model), "--dtype", "float32", *room, "--enforce-eager"]
 
 
 _WORDS: Mapping[str, Callable[[Path, int, int], Sequence[str]]] = {

@@ -103,8 +103,12 @@ def _servers_of(worker: WarrenProcess, engine: RealEngine) -> Sequence[psutil.Pr
     started."""
     below = psutil.Process(worker.pid).children(recursive=True)
     program = Path(engine.program).name
-    found = [process for process in below if Path(process.cmdline()[0]).name == program]
-    return found[:1]
+    return [process for process in below if program in _names_of(process)][:1]
+
+
+def _names_of(process: psutil.Process) -> Sequence[str]:
+    """The names of a process's program and, if an interpreter runs it, of its script."""
+    return [Path(word).name for word in process.cmdline()[:2]]
 
 
 def _url_of(server: psutil.Process) -> str:

@@ -22,7 +22,7 @@ class VLLM:
 
     traits = EngineTraits(
         name="vllm",
-        versions="0.32, read and not run",
+        versions="0.32",
         parameters=frozenset(
             (
                 *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
