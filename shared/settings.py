@@ -616,8 +616,9 @@ class ModelSettings(BaseSettings):
 
     @property
     def batch_reserve(self) -> int:
-        """The slots of sequences that batch jobs leave to interactive jobs."""
-        return batch_reserve(self.max_num_seqs)
+        """The slots of sequences that batch jobs leave to interactive jobs, which a program does
+        not have."""
+        return 0
 
 
 class WorkerSettings(CommonSettings, ModelSettings):
@@ -670,6 +671,10 @@ class WorkerSettings(CommonSettings, ModelSettings):
         "hands its jobs over at once, without WARREN_DRAIN_GRACE_S. Unset: nowhere. Set it on "
         "machines that may be taken away.",
     )
+
+    @property
+    def batch_reserve(self) -> int:
+        return batch_reserve(self.max_num_seqs)
 
 
 _Settings = TypeVar("_Settings", bound=CommonSettings)

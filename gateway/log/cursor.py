@@ -248,6 +248,11 @@ class LogCursor:
         """A copy of the log, as far as it was read in this or an earlier reading."""
         return self._best_copy.restored()
 
+    def copied(self) -> Restored:
+        """A copy of the log, as far as it was read in this reading: what is read next follows it,
+        even if the events are divided otherwise than in an earlier reading."""
+        return self._copy.restored()
+
     def begin(self, *, is_renewed: bool = False) -> None:
         """Start at the beginning of the log. ``is_renewed``: the log was recreated."""
         self._is_renewed = is_renewed

@@ -162,6 +162,8 @@ class SharedExecution:
         self._copies.pop(reply_to, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             incidents.report("request", "log not copied", error, request_id=self.execution_id)
+        # A gateway that has lost its connection asks for another copy.
+        self._await("", _MOVING_S)
         self._end_if_unwanted()
 
     def _await(self, name: str, seconds: float) -> None:

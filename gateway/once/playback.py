@@ -64,6 +64,37 @@ class Playback:
             _resolve(changed)
 
 
+class PlaybackPlace:
+    """How far a reader of a playback has come."""
+
+    def __init__(self, playback: Playback) -> None:
+        self._playback = playback
+        self._reading = playback.reading
+        self._num_taken = 0
+        self._has_given = False
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the last event of the log has been taken."""
+        playback = self._playback
+        is_current = self._reading == playback.reading
+        return playback.is_complete and is_current and self._num_taken == len(playback.events)
+
+    def take(self) -> list[Item]:
+        """The next items, in order; none if there are none yet."""
+        playback = self._playback
+        if playback.cursor is None or not playback.events:
+            return []
+        items: list[Item] = []
+        if self._reading != playback.reading:
+            self._reading, self._num_taken = playback.reading, 0
+            items = [Restarted()] if self._has_given else []
+        items += playback.events[self._num_taken :]
+        self._num_taken = len(playback.events)
+        self._has_given |= bool(items)
+        return items
+
+
 def _resolve(future: "asyncio.Future[None]") -> None:
     if not future.done():
         future.set_result(None)

@@ -6,11 +6,11 @@ from typing import Literal, TypeAlias
 
 from msgspec import structs
 
-from gateway.log.cursor import NOT_FOUND, Departure, Fate, Item, LogFacts, Restarted, departure_of
+from gateway.log.cursor import NOT_FOUND, Departure, Fate, Item, LogFacts, departure_of
 from gateway.log.reading import deadline_exceeded
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog
-from gateway.once.playback import Playback
+from gateway.once.playback import Playback, PlaybackPlace
 from shared.bus.base import Bus
 from shared.errors import StreamNotFound, WarrenError
 from shared.messages import GenerationJob, Release
@@ -47,9 +47,7 @@ class SharedRelay(LogRelay):
         self._playback = playback
         self._ends_by = deadline
         self._error: WarrenError | None = None
-        self._reading = playback.reading
-        self._num_taken = 0
-        self._has_given = False
+        self._place = PlaybackPlace(playback)
         self._renamed: tuple[LogFacts, LogFacts] | None = None
 
     @property
@@ -78,8 +76,7 @@ class SharedRelay(LogRelay):
     @property
     def is_ended(self) -> bool:
         """Whether the terminal event has been taken."""
-        is_current = self._reading == self._playback.reading
-        return self.has_ended and is_current and self._num_taken == len(self._playback.events)
+        return self._place.is_at_end
 
     @property
     def has_failed(self) -> bool:
@@ -132,11 +129,4 @@ class SharedRelay(LogRelay):
         facts = self.facts
         if facts is not None and self.claim.tenant not in (None, facts.tenant):
             raise StreamNotFound(NOT_FOUND)
-        items: list[Item] = []
-        if self._reading != playback.reading:
-            self._reading, self._num_taken = playback.reading, 0
-            items = [Restarted()] if self._has_given else []
-        items += playback.events[self._num_taken :]
-        self._num_taken = len(playback.events)
-        self._has_given |= bool(items)
-        return items
+        return self._place.take()

@@ -8,7 +8,7 @@ import pytest
 
 from shared import settings
 from shared.errors import StartupError
-from shared.settings import CommonSettings, GatewaySettings, WorkerSettings
+from shared.settings import CommonSettings, GatewaySettings, ModelSettings, WorkerSettings
 
 MAX_SETTINGS = 60
 _ADVICE = re.compile(r"\b(?:[Rr]aise|[Ll]ower|[Kk]eep|[Ss]et)\b")
@@ -46,6 +46,10 @@ def test_a_health_port_may_have_an_address(env: pytest.MonkeyPatch, text: str, h
 )
 def test_batch_jobs_leave_a_sixteenth_of_the_slots(num_slots: int, num_reserved: int) -> None:
     assert settings.load(WorkerSettings, max_num_seqs=num_slots).batch_reserve == num_reserved
+
+
+def test_a_program_uses_all_slots() -> None:
+    assert ModelSettings(max_num_seqs=64).batch_reserve == 0
 
 
 def test_a_variable_sets_a_setting(env: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,9 @@ import {
   addTurn, branchesAt, choose, conversationOf, newConversation, randomId, remove, save, shownTurns,
 } from "./conversations.js";
 import { $, show } from "./dom.js";
-import { Exchange } from "./exchange.js";
+import { Exchange, discard } from "./exchange.js";
 import { History } from "./history.js";
-import { bodyOf, curl } from "./messages.js";
+import { bodyOf, curl, forkOf, pathOf } from "./messages.js";
 import { checkTools, isMarkdown, listModels, readSettings, startSettings } from "./settings.js";
 import { NEW, TurnView, isRunning, isTold } from "./turn.js";
 
@@ -21,7 +21,11 @@ const history = new History({
   current: () => conversation,
   open: (one) => open(one),
   remove(one) {
-    for (const turn of one.turns) running.get(turn.key)?.end("stopped");
+    for (const turn of one.turns) {
+      const exchange = running.get(turn.key);
+      if (exchange) exchange.end("stopped");
+      else discard(turn);
+    }
     remove(one);
     open(newConversation());
   },
@@ -58,10 +62,14 @@ function draw() {
 function newView(turn) {
   return new TurnView(turn, {
     isMarkdown: isMarkdown(),
-    curlOf: () => curl(bodyOf(conversation, turn)),
+    curlOf: () => curl(pathOf(turn), bodyOf(conversation, turn)),
     onResults: (results) => send({ results }, turn.key),
     onAgain: () => send({ question: turn.question, results: turn.results }, turn.parent),
     onEdit: (text) => send({ question: text }, turn.parent),
+    onFork(kept) {
+      const settings = { ...readSettings(), model: turn.settings.model };
+      send({ question: turn.question, results: turn.results, fork: forkOf(turn, kept), settings }, turn.parent);
+    },
     onBranch(step) {
       const branches = branchesAt(conversation, turn);
       choose(conversation, branches[branches.indexOf(turn) + step]);
@@ -90,7 +98,7 @@ function follow(view) {
 
 // Asks something after the turn `parent`, or at the beginning. If there is a branch already, this is another.
 function send(asked, parent) {
-  const turn = { ...structuredClone(NEW), ...asked, parent, settings: readSettings(), key: randomId() };
+  const turn = { ...structuredClone(NEW), settings: readSettings(), ...asked, parent, key: randomId() };
   addTurn(conversation, turn);
   save(conversation);
   sessionStorage.setItem(OPEN, conversation.id);

@@ -4,13 +4,14 @@
 import { ApiError, events, postJson, request } from "./api.js";
 import { save } from "./conversations.js";
 import { speak } from "./dom.js";
-import { bodyOf } from "./messages.js";
+import { bodyOf, pathOf } from "./messages.js";
 import { isRunning } from "./turn.js";
 
 const SAVE_MS = 400;
 const FIRST_PAUSE_MS = 300;
 const LONGEST_PAUSE_MS = 5000;
 const PASSING = new Set(["unreachable", "service_unavailable", "broker_unavailable", "rate_limit_exceeded"]);
+const PLACE = /^(\d+)\.\d+$/; // the id of an event after which so many tokens are complete
 const ELSEWHERE = "Another tab reads this answer now.";
 
 export class Exchange {
@@ -36,7 +37,7 @@ export class Exchange {
     while (isRunning(turn)) {
       try {
         const response = await this.#open();
-        if (!isRunning(turn)) return void this.#discard(); // stopped before its id was known
+        if (!isRunning(turn)) return void discard(turn); // stopped before its id was known
         if (response.status === 204) return this.end("done");
         this.save();
         view.update();
@@ -62,7 +63,7 @@ export class Exchange {
       return request(`/v1/streams/${turn.id}`, { headers: { Accept: "text/event-stream", ...place } });
     }
     const headers = { Accept: "text/event-stream", "Idempotency-Key": turn.key };
-    const response = await postJson("/v1/chat/completions", bodyOf(this.conversation, turn), { headers });
+    const response = await postJson(pathOf(turn), bodyOf(this.conversation, turn), { headers });
     turn.id = response.headers.get("x-request-id");
     return response;
   }
@@ -75,10 +76,19 @@ export class Exchange {
       let isEnded = false;
       this.onWrite(() => { isEnded = this.#take(event); });
       if (isEnded) return true;
-      turn.place = event.id ?? turn.place;
+      if (event.id !== undefined) this.#note(event.id);
       if (performance.now() - this.savedAt > SAVE_MS) this.save();
     }
     return false;
+  }
+
+  // Notes how far the answer has come, and how many tokens its text has: a fork begins there.
+  #note(id) {
+    const { turn } = this;
+    turn.place = id;
+    const tokens = PLACE.exec(id);
+    const { length } = turn.text;
+    if (tokens && length > (turn.marks.at(-1)?.[0] ?? 0)) turn.marks.push([length, Number(tokens[1])]);
   }
 
   #take(event) {
@@ -119,7 +129,7 @@ export class Exchange {
     this.save();
     this.view.update();
     if (turn.calls.length && how === "done") speak(`The model calls ${turn.calls.map(({ name }) => name).join(", ")}.`);
-    if (turn.error !== ELSEWHERE) this.#discard();
+    if (how !== "done" && turn.error !== ELSEWHERE) discard(turn);
     this.onEnd();
   }
 
@@ -128,10 +138,9 @@ export class Exchange {
     this.turn.error = words[error.code] ?? error.message;
     this.end("failed");
   }
+}
 
-  // The answer is here, or is not wanted: its stream need not be kept any longer.
-  #discard() {
-    const { id } = this.turn;
-    if (id !== null) request(`/v1/streams/${id}`, { method: "DELETE", keepalive: true }).catch(() => {});
-  }
+// The answer is not wanted: its stream need not be kept any longer.
+export function discard({ id }) {
+  if (id !== null) request(`/v1/streams/${id}`, { method: "DELETE", keepalive: true }).catch(() => {});
 }

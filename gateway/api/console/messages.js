@@ -28,6 +28,21 @@ function messagesOf(turns, last) {
 
 const system = (settings) => (settings?.system ? [{ role: "system", content: settings.system }] : []);
 
+const SPECIAL = /[\\^$.*+?()[\]{}|]/g; // in a regular expression
+
+// The fork that continues the answer of a turn behind `kept`. Text that is not the answer's own is demanded by a
+// constraint; otherwise the fork begins at the nearest place before the end of `kept` at which a token is complete.
+export function forkOf({ id, text, marks }, kept) {
+  let same = 0;
+  while (same < kept.length && kept[same] === text[same]) same += 1;
+  const [, at] = marks.findLast(([length]) => length <= same) ?? [0, 0];
+  const regex = same === kept.length ? null : `${kept.replace(SPECIAL, "\\$&")}[\\s\\S]*`;
+  return { id, at, regex };
+}
+
+// Where the request of a turn is sent.
+export const pathOf = ({ fork }) => (fork ? `/v1/streams/${fork.id}/fork?at=${fork.at}` : "/v1/chat/completions");
+
 // The request of a turn.
 export function bodyOf(conversation, turn) {
   const { model, temperature, max_tokens, seed, tools } = turn.settings;
@@ -37,15 +52,16 @@ export function bodyOf(conversation, turn) {
   if (seed !== null) body.seed = seed;
   const declared = parseTools(tools ?? "");
   if (declared.length) body.tools = declared;
+  if (turn.fork?.regex) body.structured_outputs = { regex: turn.fork.regex };
   return body;
 }
 
 // The request as a command. The key is a variable of the shell, because commands are kept and shared.
-export function curl(body) {
+export function curl(path, body) {
   const { detach, ...plain } = body;
   const quoted = JSON.stringify(plain, null, 2).replaceAll("'", "'\\''");
   return [
-    `curl --no-buffer ${location.origin}/v1/chat/completions`,
+    `curl --no-buffer '${location.origin}${path}'`,
     "-H 'Content-Type: application/json'",
     '-H "Authorization: Bearer $OPENAI_API_KEY"',
     `-d '${quoted}'`,

@@ -12,11 +12,15 @@ const MOVED = {
 const MARKUP = /[*_`#|~]/g; // of Markdown, which is not to be read out
 
 // What a turn has before it is sent. It is kept as JSON. `key` is its Idempotency-Key, `parent` the key of the
-// turn that it follows, `id` that of its stream, and `place` the id of the last event that was read.
+// turn that it follows, `id` that of its stream, and `place` the id of the last event that was read. `fork` is what the answer continues, if it continues another
+// answer, and `marks` has the lengths of the text after whole tokens, with the numbers of tokens.
 export const NEW = {
-  key: "", parent: null, question: "", results: null, settings: null, id: null, place: "", text: "", reasoning: "", calls: [], moves: [], state: "running",
+  key: "", parent: null, question: "", results: null, settings: null, fork: null, marks: [], id: null, place: "", text: "", reasoning: "", calls: [], moves: [], state: "running",
   error: "", usage: null, finish: null, firstAt: null, seconds: null,
 };
+
+// Whether the answer can be continued at one of its tokens: the gateway may keep it still.
+const canFork = ({ state: now, marks, calls }) => now === "done" && marks?.length > 0 && calls.length === 0;
 
 export const isRunning = (turn) => turn.state === "running";
 
@@ -24,9 +28,9 @@ export const isRunning = (turn) => turn.state === "running";
 export const isTold = (turn) => turn.text !== "" || turn.calls.length > 0;
 
 // One question and its answer on the page. `onAgain` asks the question again, `onEdit` asks another one in its
-// place, and `onBranch` shows the next or previous branch.
+// place, `onFork` continues the answer behind a text, and `onBranch` shows the next or previous branch.
 export class TurnView {
-  constructor(turn, { isMarkdown, curlOf, onResults, onAgain, onEdit, onBranch }) {
+  constructor(turn, { isMarkdown, curlOf, onResults, onAgain, onEdit, onFork, onBranch }) {
     this.turn = turn;
     this.unspoken = "";
     this.answer = el("div", { className: "answer" });
@@ -41,7 +45,8 @@ export class TurnView {
     this.again = button("Regenerate", onAgain);
     this.edit = button("Edit", () => this.#edit(onEdit));
     this.edit.hidden = turn.results !== null;
-    this.actions = el("span", { className: "turn-tools" }, this.again, this.edit,
+    this.change = button("Change answer", () => this.#change(onFork));
+    this.actions = el("span", { className: "turn-tools" }, this.again, this.edit, this.change,
       button("Copy", () => copy(turn.text, "Answer")),
       button("Copy as curl", () => copy(curlOf(turn), "Command")));
     this.place = el("span");
@@ -89,29 +94,47 @@ export class TurnView {
 
   // Another branch may begin here, or be shown: not while an answer is read.
   allowBranches(isAllowed) {
-    this.again.disabled = this.edit.disabled = !isAllowed;
+    this.again.disabled = this.edit.disabled = this.change.disabled = !isAllowed;
     this.back.disabled = !isAllowed || this.isFirst;
     this.next.disabled = !isAllowed || this.isLast;
   }
 
   #edit(onEdit) {
     const field = el("textarea", { rows: 3, required: true, value: this.turn.question, "aria-label": "The edited message" });
+    this.#ask(field, this.asked, this.edit, "Ask this instead", () => onEdit(field.value.trim()));
+  }
+
+  #change(onFork) {
+    const field = el("textarea", { rows: 8, required: true, value: this.turn.text, "aria-label": "The edited answer" });
+    this.#ask(field, this.answer, this.change, "Continue this text", () => onFork(field.value),
+      ["Regenerate from the cursor", () => onFork(field.value.slice(0, field.selectionStart))]);
+    field.setSelectionRange(0, 0);
+  }
+
+  // Shows a form in the place of what it changes. `others` are more things to do with the field, as [label, action].
+  #ask(field, place, opener, label, onSubmit, ...others) {
+    const button = (textContent, act) => el("button", {
+      type: "button", className: "quiet", textContent, onclick: () => {
+        close();
+        act();
+      },
+    });
     const form = el("form", { className: "edit" }, field, el("div", { className: "actions" },
-      el("button", { type: "button", className: "quiet", textContent: "Cancel", onclick: () => close() }),
-      el("button", { type: "submit", className: "strong", textContent: "Ask this instead" })));
+      button("Cancel", () => {}), ...others.map(([words, act]) => button(words, act)),
+      el("button", { type: "submit", className: "strong", textContent: label })));
     const close = () => {
-      form.replaceWith(this.asked);
-      this.edit.focus();
+      form.replaceWith(place);
+      opener.focus();
     };
     form.addEventListener("submit", (event) => {
       event.preventDefault();
       close();
-      onEdit(field.value.trim());
+      onSubmit();
     });
     form.addEventListener("keydown", (event) => {
       if (event.key === "Escape") close();
     });
-    this.asked.replaceWith(form);
+    place.replaceWith(form);
     field.focus();
   }
 
@@ -156,6 +179,7 @@ export class TurnView {
     this.remark.textContent = remark ?? remarkOf(turn);
     this.problem.textContent = turn.error;
     this.actions.hidden = isRunning(turn);
+    this.change.hidden = !canFork(turn);
     if (!isRunning(turn) && this.unspoken) {
       speak(this.unspoken);
       this.unspoken = "";

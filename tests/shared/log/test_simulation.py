@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gateway.once.copies import CopyWriter
 from shared.log import Action, LogReader, Relay, Run
 from shared.log.writer import Attempt, Verdict
 from shared.messages import (
@@ -94,6 +95,20 @@ def a_hedged_model(seed: int) -> Model:
     return replace(new_models[seed % len(new_models)](seed), is_hedged=True)
 
 
+def a_shared_model(seed: int) -> Model:
+    new_models = (
+        a_model,
+        a_seeded_model,
+        a_model_with_nodes,
+        a_mixed_fleet,
+        a_strict_fleet,
+        a_fleet_with_an_affinity_target,
+        a_model_with_a_left_job,
+        a_hedged_model,
+    )
+    return replace(new_models[seed % len(new_models)](seed), is_shared=True)
+
+
 def first_failure(
     seeds: Iterable[int], new_model: Callable[[int], Model] = a_model, **guards: Any
 ) -> str | None:
@@ -166,6 +181,13 @@ def test_the_job_of_an_earlier_execution_changes_nothing() -> None:
 @pytest.mark.timeout(600)
 def test_second_writers_lose_repeat_and_change_nothing() -> None:
     failure = first_failure(SEEDS, a_hedged_model)
+
+    assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
+
+
+@pytest.mark.timeout(600)
+def test_equal_requests_read_one_log_to_its_end() -> None:
+    failure = first_failure(SEEDS, a_shared_model)
 
     assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
 
@@ -430,6 +452,39 @@ def test_without_a_guard_of_the_worker_a_schedule_fails(attempt_class: type[Atte
 def test_without_a_guard_of_logs_that_move_a_schedule_fails(guard: dict[str, Any]) -> None:
     # Schedule 59 is left out, because it takes seconds to be given up without the second guard.
     assert first_failure(range(60, 3000), a_model_with_nodes, **guard) is not None
+
+
+class NoCopyAtStarts(CopyWriter):
+    """Does not say why an earlier run has ended."""
+
+    def take(self) -> list[ReplyEvent]:
+        if self._reading != self._playback.reading:
+            return super().take()
+        news: list[ReplyEvent] = [*self._playback.events[self._position :]]
+        self._position = len(self._playback.events)
+        return news
+
+
+class NoCopyAtReadings(CopyWriter):
+    """Goes on with a log that is read again, and that may be divided into other events."""
+
+    def take(self) -> list[ReplyEvent]:
+        if self._reading != -1:
+            self._reading = self._playback.reading
+        return super().take()
+
+
+@pytest.mark.parametrize(
+    ("seed", "guard"),
+    [
+        (71, {"writer_class": NoCopyAtStarts}),
+        (1_996, {"writer_class": NoCopyAtReadings}),
+        (292, {"renews_copies": False}),
+    ],
+)
+def test_without_a_guard_of_copies_a_schedule_fails(seed: int, guard: dict[str, Any]) -> None:
+    assert first_failure([seed], a_shared_model) is None
+    assert first_failure([seed], a_shared_model, **guard) is not None
 
 
 def test_a_record_that_comes_after_the_end_may_be_lost() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import openai
+from fastapi import FastAPI
 from fastapi.dependencies import models as endpoints
 
 from gateway.app import create_app
@@ -24,6 +25,7 @@ from shared.messages import AdmissionRequest, decode_usage
 from shared.settings import GatewaySettings
 from tests.support import PATIENCE_S
 from tests.support.deployment.processes import NO_TLS
+from tests.support.gateway.endpoints import analysed_once
 from tests.support.metrics import total
 from tests.support.tuning.options import split
 from tests.support.workers.connections import connected
@@ -60,10 +62,7 @@ async def live_gateway(place: Bus | MemoryBroker, /, **options: Any) -> AsyncIte
     with tempfile.TemporaryDirectory(prefix="warren-") as data_dir:
         chosen = settings.load(GatewaySettings, **{**FAST, "data_dir": data_dir, **options})
         with listen(chosen) as listener:
-            async with (
-                connected(place) as bus,
-                opened(create_app(chosen, bus, tuning), chosen) as server,
-            ):
+            async with connected(place) as bus, opened(_app(chosen, bus, tuning), chosen) as server:
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
                 try:
                     # The clients close first, because a server that stops waits for open
@@ -74,6 +73,11 @@ async def live_gateway(place: Bus | MemoryBroker, /, **options: Any) -> AsyncIte
                     server.stop()
                     await serving
     _forget_endpoints()
+
+
+def _app(chosen: GatewaySettings, bus: Bus, tuning: Tuning) -> FastAPI:
+    with analysed_once():
+        return create_app(chosen, bus, tuning)
 
 
 def _forget_endpoints() -> None:

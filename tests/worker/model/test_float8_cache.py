@@ -32,7 +32,7 @@ TOLERANCE = 1e-4
 
 def load(directory: Path, kernels: str = "native", kv_dtype: str = "float8") -> Decoder:
     return load_decoder(
-        directory, dtype="float32", kv_dtype=kv_dtype, device=CPU, kernels=kernels, num_threads=2
+        directory, dtype="float32", kv_dtype=kv_dtype, device=CPU, kernels=kernels, num_threads=1
     )
 
 

@@ -53,11 +53,13 @@ SMALL_STATES: dict[str, dict[str, Any]] = {
 """Sizes with which several sequences have room in few blocks, and are preempted as they grow."""
 PROMPTS = [[(5 * k * k + 3 * i + 1) % VOCAB_SIZE for k in range(130 + 7 * i)] for i in range(3)]
 """Longer than the 128 tokens after which there is a snapshot."""
+SIZES_OF_CHUNKS = (1, 2, 3, 7, 8, 9, 31, 64, 65, 127, 128, 129)
+"""Around the sizes of convolutions, blocks and snapshots, and others."""
 LONG: dict[str, Any] = {"max_position_embeddings": 2048}
 
 
 def load(directory: Path, kernels: str = "native") -> Decoder:
-    return load_decoder(directory, dtype="float32", device=CPU, kernels=kernels, num_threads=2)
+    return load_decoder(directory, dtype="float32", device=CPU, kernels=kernels, num_threads=1)
 
 
 def start(decoder: Decoder, num_blocks: int) -> TorchRunner:
@@ -200,7 +202,7 @@ def test_a_stream_that_moves_to_another_worker_continues_with_the_same_tokens(
     here, there = load(tmp_path), load(tmp_path)
     whole, _, _ = answers(start(here, 300), PROMPTS[:1])
 
-    for num_known in range(1, MAX_TOKENS):
+    for num_known in (1, *range(3, 12), MAX_TOKENS - 1):  # 134 and 142 tokens fill whole blocks
         known = whole[0][:num_known]
         rest, _, _ = answers(start(there, 300), PROMPTS[:1], [known])
         assert [*known, *rest[0]] == whole[0]
@@ -241,7 +243,7 @@ def test_a_prompt_in_chunks_of_any_length_gives_the_same_bits(tmp_path: Path, fa
     decoder = load(tmp_path)
     whole = chunked_logits(decoder, PROMPTS[0], len(PROMPTS[0]))
 
-    for size in range(1, len(PROMPTS[0])):
+    for size in SIZES_OF_CHUNKS:
         assert torch.equal(chunked_logits(decoder, PROMPTS[0], size), whole), size
 
 

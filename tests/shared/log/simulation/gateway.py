@@ -4,12 +4,14 @@ import re
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
 from gateway.log.cursor import (
     Departure,
     Fate,
+    Item,
     LogCursor,
     LogEvent,
     LogFacts,
@@ -118,27 +120,97 @@ class Cursor(LogCursor):
         )
 
 
-class Gateway:
-    """Serves a connection of the client, from the position that the client sends."""
+class Connection:
+    """What a client is sent, from the position that it asks for."""
 
-    def __init__(self, broker: Broker, client: Client, *, is_away: bool = False) -> None:
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._renderer = Renderer()
+        self._framer = Framer(EventId.parse(client.last_id))
+        self._under_way: deque[tuple[bytes, bytes]] = deque()
+
+    def give(self, item: Item) -> None:
+        if isinstance(item, Restarted):
+            self._renderer = Renderer()
+            self._framer.restart()
+        else:
+            self._under_way += _FRAME.findall(self._framer.frame(item, self._renderer))
+
+    def moves(self) -> list[Callable[[], None]]:
+        return [self._deliver] if self._under_way else []
+
+    def _deliver(self) -> None:
+        self.client.receive(self._under_way.popleft())
+
+
+class Outlet(Protocol):
+    """Where what is read of a log goes."""
+
+    retention: Retention
+    """For how long the log is kept after its end."""
+
+    @property
+    def has_received(self) -> bool:
+        """Whether anything was read before."""
+
+    @property
+    def has_all(self) -> bool:
+        """Whether nothing more is needed of the log."""
+
+    def give(self, item: Item, cursor: LogCursor) -> None:
+        """Take what ``cursor`` has read next."""
+
+    def moves(self) -> list[Callable[[], None]]:
+        """What can be done with it."""
+
+
+class OneClient:
+    """A stream's only client."""
+
+    retention = Retention.NONE
+
+    def __init__(self, client: Client) -> None:
+        self._connection = Connection(client)
+        self._client = client
+
+    @property
+    def has_received(self) -> bool:
+        return bool(self._client.last_id)
+
+    @property
+    def has_all(self) -> bool:
+        return self._client.is_done
+
+    def give(self, item: Item, cursor: LogCursor) -> None:
+        self._connection.give(item)
+
+    def moves(self) -> list[Callable[[], None]]:
+        return self._connection.moves()
+
+
+class Gateway:
+    """Reads the log for clients."""
+
+    def __init__(
+        self, broker: Broker, model: Model, outlet: Outlet, *, is_away: bool = False
+    ) -> None:
         self.is_away = is_away
         """Whether no client has asked it for the stream yet."""
         self._broker = broker
-        self._client = client
-        self._cursor = Cursor(client.model)
+        self._model = model
+        self._outlet = outlet
+        self._cursor = Cursor(model)
         self._num_read = 0
-        self._has_read_all = not (client.last_id or client.model.has_left_job)
-        """Whether this has read everything that another gateway has relayed to the client, and that
+        self._has_read_all = not (outlet.has_received or model.has_left_job)
+        """Whether this has read everything that another gateway has relayed to a client, and that
         the request was accepted."""
         self._num_of_others = 0
         """The number of events that must be read for that."""
         self._has_lost_log = False
+        self._has_left = False
+        """Whether it has left the log, which is kept."""
         self._copy: Restored | None = None
         self._is_copy_sent = False
-        self._renderer = Renderer()
-        self._framer = Framer(EventId.parse(client.last_id))
-        self._under_way: deque[tuple[bytes, bytes]] = deque()
 
     @property
     def is_attached(self) -> bool:
@@ -148,19 +220,18 @@ class Gateway:
         moves: list[Callable[[], None]] = []
         if self.is_away:
             return moves
-        if self._under_way:
-            moves.append(self._deliver)
-        if self._broker.log is None:
+        moves += self._outlet.moves()
+        if self._broker.log is None or self._has_left:
             return moves
         if self._broker.is_down:
             return [*moves, self._begin_log_again] if self._has_lost_log else moves
         if not self.is_attached:
-            return moves if self._broker.reader is not None else [*moves, self._attach]
+            return moves if self._broker.reader is not None else [*moves, self.attach]
         if self._copy is not None and not self._is_copy_sent:
             moves.append(self._send_copy)
         if self._num_read < len(self._broker.log):
             moves.append(self._read)
-        if self._client.is_done:
+        if self._outlet.has_all:
             moves.append(self._end)
         return moves
 
@@ -201,7 +272,7 @@ class Gateway:
         self._cursor.cut_off()
         self.leave()
 
-    def _attach(self) -> None:
+    def attach(self) -> None:
         self._broker.reader = self
         assert self._broker.log is not None
         self._num_of_others = len(self._broker.log)
@@ -213,7 +284,7 @@ class Gateway:
         self._cursor.cut_off()
         self._copy = self._copy or self._cursor.restored()
         self._broker.begin_log_again()
-        self._attach()
+        self.attach()
 
     def _send_copy(self) -> None:
         assert self._copy is not None
@@ -225,29 +296,126 @@ class Gateway:
         event = self._broker.log[self._num_read]
         self._num_read += 1
         is_accepted = isinstance(event, Accepted) or self._cursor.reader.execution != 0
-        if is_accepted or not self._client.model.has_left_job:
+        if is_accepted or not self._model.has_left_job:
             self._has_read_all |= self._num_read >= self._num_of_others
         for action in self._cursor.read(event):
             match action:
                 case Send():
                     self._broker.send(action)
                 case Restarted():
-                    self._renderer = Renderer()
-                    self._framer.restart()
+                    self._outlet.give(action, self._cursor)
                 case Relay():
-                    sent = self._framer.frame(action.event, self._renderer)
-                    self._under_way += _FRAME.findall(sent)
+                    self._outlet.give(action.event, self._cursor)
         if not self._cursor.is_waiting:
             self._copy = None
 
-    def _deliver(self) -> None:
-        self._client.receive(self._under_way.popleft())
-
     def _end(self) -> None:
-        """The client has all of it."""
-        fate = fate_of(Departure.SERVED, self._cursor.end, Retention.NONE)
-        assert fate is Fate.ENDS
+        """The clients have all of it."""
+        if fate_of(Departure.SERVED, self._cursor.end, self._outlet.retention) is Fate.STAYS:
+            self._has_left = True
+            return self.leave()
         for send in self._cursor.cancel():
             self._broker.send(send)
         self.leave()
         self._broker.log = None
+        return None
+
+
+class Front(Protocol):
+    """The gateways of a request, and its clients."""
+
+    clients: list[Client]
+
+    @property
+    def is_away(self) -> bool:
+        """Whether a client has yet to return."""
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a gateway reads the log."""
+
+    @property
+    def is_deserted(self) -> bool:
+        """Whether the job has to be published again."""
+
+    @property
+    def publication(self) -> int:
+        """The newest publication that is known."""
+
+    @property
+    def num_tokens(self) -> int:
+        """The tokens that count, as far as the log was read."""
+
+    def moves(self) -> list[Callable[[], None]]:
+        """All that could be done next."""
+
+    def faults(self) -> list[Callable[[], object]]:
+        """What may go wrong besides."""
+
+    def come_back(self) -> None:
+        """All clients return."""
+
+    def lose_log(self) -> None:
+        """The node of the log dies while it is read."""
+
+    def lose_gateway(self, *, is_away: bool) -> None:
+        """A gateway is lost with everything that is under way. Its clients connect through another
+        gateway, maybe later (``is_away``)."""
+
+    def cut_off(self) -> None:
+        """The broker is gone, and may forget what it has delivered."""
+
+
+class OwnFront:
+    """The gateways of a request with a single client."""
+
+    def __init__(self, broker: Broker, model: Model) -> None:
+        self._broker = broker
+        self._model = model
+        self.clients = [Client(model)]
+        self._gateway = self._new_gateway()
+
+    def _new_gateway(self, *, is_away: bool = False) -> Gateway:
+        outlet = OneClient(self.clients[0])
+        return Gateway(self._broker, self._model, outlet, is_away=is_away)
+
+    @property
+    def is_away(self) -> bool:
+        return self._gateway.is_away
+
+    @property
+    def is_attached(self) -> bool:
+        return self._gateway.is_attached
+
+    @property
+    def is_deserted(self) -> bool:
+        return self._gateway.is_deserted
+
+    @property
+    def publication(self) -> int:
+        return self._gateway.publication
+
+    @property
+    def num_tokens(self) -> int:
+        return self._gateway.num_tokens
+
+    def moves(self) -> list[Callable[[], None]]:
+        return self._gateway.moves()
+
+    def faults(self) -> list[Callable[[], object]]:
+        return []
+
+    def come_back(self) -> None:
+        self._gateway.is_away = False
+
+    def lose_log(self) -> None:
+        self._gateway.lose_log()
+
+    def lose_gateway(self, *, is_away: bool) -> None:
+        """Where nobody else has the log, the client would be told to wait for the nodes."""
+        if not self._gateway.has_only_copy:
+            self._gateway.leave()
+            self._gateway = self._new_gateway(is_away=is_away)
+
+    def cut_off(self) -> None:
+        self._gateway.cut_off()

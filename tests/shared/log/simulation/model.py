@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gateway.once.copies import CopyWriter
 from shared.log import LogReader, extend_hash
 from shared.log.writer import Attempt
 
@@ -39,10 +40,15 @@ class Model:
     """Whether the job of an earlier execution of the request is still in its queue."""
     is_hedged: bool = False
     """Whether a gateway takes runs for slow, and publishes hedges."""
+    is_shared: bool = False
+    """Whether several clients share the execution, at two gateways."""
+    renews_copies: bool = True
+    """Whether a gateway that may have missed messages of a copy asks for another copy."""
     records_first: bool = True
     """Whether what a request has used is recorded before its end is written."""
     reader_class: type[LogReader] = LogReader
     attempt_class: type[Attempt] = Attempt
+    writer_class: type[CopyWriter] = CopyWriter
 
     def next_tokens(
         self,

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from shared.log.writer import MAX_CRASHES
 from shared.messages import Accepted, Hedge
 from tests.shared.log.simulation.broker import Broker, Job
-from tests.shared.log.simulation.gateway import Client, Gateway
+from tests.shared.log.simulation.gateway import Client, Front, OwnFront
 from tests.shared.log.simulation.model import NUMERICS, Model
 from tests.shared.log.simulation.process import NUM_CACHED, Crash, Process
+from tests.shared.log.simulation.sharing import SharedFront
 
 _NUM_WORKERS = 3
 _MAX_FAULTS = 12
@@ -29,8 +30,7 @@ class Schedule:
         self._broker = Broker(side_dice=random.Random(seed))
         if model.has_left_job:
             self._broker.jobs = [Job(is_left=True)]
-        self._client = Client(model)
-        self._gateway = Gateway(self._broker, self._client)
+        self._front = self._new_front()
         self._workers: list[Process] = []
         self._num_born = 0
         self._num_published = 1
@@ -48,6 +48,11 @@ class Schedule:
         if model.has_affinity_target:
             self._broker.jobs[0].affinity_target = self._workers[0].name
 
+    def _new_front(self) -> Front:
+        if not self._model.is_shared:
+            return OwnFront(self._broker, self._model)
+        return SharedFront(self._broker, self._model, self._dice, self._publish_unstarted)
+
     def run(self) -> None:
         for _ in range(_MAX_STEPS):
             if self._num_faults and self._dice.random() < _FAULT_SHARE:
@@ -59,7 +64,8 @@ class Schedule:
                 continue
             else:
                 break
-        assert self._client.is_done, "the stream does not end"
+        assert self._is_done, "a stream does not end"
+        self._check_clients()
         if self._model.deadly_at is not None:
             assert self._client.failure == "worker_lost", "it should have killed its worker"
         expected = {None, "worker_lost", *["deadline_exceeded"] * (self._model.expiry_share > 0)}
@@ -70,6 +76,23 @@ class Schedule:
         assert not self._broker.jobs, "a job is left"
         assert not any(worker.deliveries for worker in self._workers), "a worker still works"
         self._check_record()
+
+    @property
+    def _client(self) -> Client:
+        return self._front.clients[0]
+
+    @property
+    def _is_done(self) -> bool:
+        return all(client.is_done for client in self._front.clients)
+
+    def _check_clients(self) -> None:
+        """All clients have the same. After a failure the log may be lost with its node, and the
+        clients that had not read so far get an answer."""
+        if not self._model.is_cluster:
+            failures = {client.failure for client in self._front.clients}
+            assert len(failures) == 1, f"clients hear different ends: {failures}"
+        answers = [one.tokens for one in self._front.clients if one.failure is None]
+        assert all(one == answers[0] for one in answers), "a client has another answer"
 
     def _check_record(self) -> None:
         """The request is recorded, and if it is answered, as what the client has. A run that fails
@@ -91,7 +114,7 @@ class Schedule:
         ]
         if not self._is_accepted:
             moves.append((None, self._accept))
-        return moves + [(None, move) for move in self._gateway.moves()]
+        return moves + [(None, move) for move in self._front.moves()]
 
     def _accept(self) -> None:
         """The request is accepted in the log that was declared for it, and its job published."""
@@ -120,14 +143,14 @@ class Schedule:
             worker.is_paused = False
         if not asleep and self._broker.expire():
             return True
-        if not asleep and self._gateway.is_deserted and not self._broker.jobs:
+        if not asleep and self._front.is_deserted and not self._broker.jobs:
             return self._publish_again()
-        if asleep or not self._gateway.is_away:
+        if asleep or not self._front.is_away:
             return bool(asleep)
         assert not any(worker.deliveries for worker in self._workers), (
             "a worker waits for the client"
         )
-        self._gateway.is_away = False
+        self._front.come_back()
         return True
 
     def _faults(self) -> list[Callable[[], object]]:
@@ -140,6 +163,7 @@ class Schedule:
             *of_nodes,
             *of_time,
             *of_hedges,
+            *self._front.faults(),
             lambda: self._kill(worker),
             lambda: self._pause(worker),
             lambda: self._wake(worker),
@@ -190,11 +214,17 @@ class Schedule:
         self._num_losses += 1
         num_published = self._num_published - self._num_skipped
         may_publish = self._is_accepted and num_published < _MAX_PUBLICATIONS
-        if may_publish and not self._client.is_done:
+        if may_publish and not self._is_done:
+            self._publish_again()
+
+    def _publish_unstarted(self) -> None:
+        """Another gateway opens the log, and finds no worker in it."""
+        if self._is_accepted:
+            self._num_losses += 1
             self._publish_again()
 
     def _publish_again(self) -> bool:
-        publication = max(self._num_published, self._gateway.publication + 1)
+        publication = max(self._num_published, self._front.publication + 1)
         self._broker.jobs.append(Job(publication, num_renewals=self._broker.num_renewals))
         self._num_published = publication + 1
         return True
@@ -204,11 +234,11 @@ class Schedule:
         busy = [worker for worker in self._workers if worker.deliveries]
         if busy and self._dice.random() < _RIGHTLY_SHARE:
             self._pause(self._dice.choice(busy))
-        may_hedge = self._gateway.is_attached and self._is_accepted
-        if may_hedge and self._num_hedges < _MAX_HEDGES and not self._client.is_done:
+        may_hedge = self._front.is_attached and self._is_accepted
+        if may_hedge and self._num_hedges < _MAX_HEDGES and not self._is_done:
             self._num_hedges += 1
-            publication = max(self._num_published, self._gateway.publication + 1) + 1
-            hedge = Hedge(number=publication, num_tokens=self._gateway.num_tokens)
+            publication = max(self._num_published, self._front.publication + 1) + 1
+            hedge = Hedge(number=publication, num_tokens=self._front.num_tokens)
             again = Job(publication, num_renewals=self._broker.num_renewals, hedge=hedge)
             self._broker.jobs.append(again)
             self._num_skipped += publication + 2 - self._num_published
@@ -216,20 +246,15 @@ class Schedule:
 
     def _lose_log(self) -> None:
         """The node that keeps the log dies, maybe for good."""
-        if self._gateway.is_attached and self._is_accepted:
-            self._gateway.lose_log()
+        if self._front.is_attached and self._is_accepted:
+            self._front.lose_log()
 
     def _return_node(self) -> None:
         self._broker.is_down = False
         self._broker.is_back = self._broker.num_renewals > 0
 
     def _lose_gateway(self, *, is_away: bool = False) -> None:
-        """Lose everything that is under way; or the client connects through another gateway, maybe
-        later. Where nobody else has the log, its client would be told to wait for the nodes."""
-        if self._gateway.has_only_copy:
-            return
-        self._gateway.leave()
-        self._gateway = Gateway(self._broker, self._client, is_away=is_away)
+        self._front.lose_gateway(is_away=is_away)
 
     def _restart_broker(self) -> None:
         if self._model.is_seeded:
@@ -237,5 +262,5 @@ class Schedule:
             self._broker.forget(unconfirmed)
         for worker in self._workers:
             self._cut_off(worker)
-        self._gateway.cut_off()
+        self._front.cut_off()
         self._broker.restart()

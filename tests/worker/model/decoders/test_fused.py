@@ -122,7 +122,7 @@ def assert_same_bits(
     for name, variant in variants().items():
         monkeypatch.setattr(fused, "library", lambda variant=variant: variant)
         decoder = load_decoder(
-            directory, dtype=dtype, weight_format=weight_format, device=CPU, num_threads=2
+            directory, dtype=dtype, weight_format=weight_format, device=CPU, num_threads=1
         )
         assert isinstance(decoder, fused.FusedDecoder)
         computed[name] = torch.cat(stepwise_logits(decoder, STEPS))
