@@ -22,7 +22,7 @@ async def test_rude_traffic_ends_no_process_and_leaves_nothing(
     own_broker: RabbitNode, tmp_path: Path
 ) -> None:
     plan = Plan(
-        duration_s=12, num_users=10, num_questions=30, detach_ttl_s=20, worker_silence_s=PATIENCE_S
+        duration_s=8, num_users=8, num_questions=16, detach_ttl_s=20, worker_silence_s=PATIENCE_S
     )
 
     findings = await soak(own_broker, tmp_path, plan)

@@ -288,8 +288,10 @@ class RabbitNode(Broker):
             "HOME": str(self._family.directory),  # where Erlang keeps its cookie
             "LANG": "C.UTF-8",
             "ERL_EPMD_PORT": str(self._family.mapper_port),
-            # One thread for processes and one for files: they leave the cores to others.
-            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +SDio 1",
+            # One thread for processes and one for files, which do not spin while they wait: they
+            # leave the cores to others.
+            "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "+S 1:1 +SDio 1 "
+            "+sbwt none +sbwtdcpu none +sbwtdio none",
             "RABBITMQ_NODENAME": self.name,
             "RABBITMQ_DIST_PORT": str(self._distribution_port),
             "RABBITMQ_MNESIA_BASE": str(self._directory / "data"),

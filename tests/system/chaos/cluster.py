@@ -17,8 +17,10 @@ PARTITION_S = 8.0
 """Longer than a client waits for a heartbeat."""
 FREEZE_S = 12.0
 """Shorter than the time for which the other nodes wait for a node."""
-_WAIT_S = "60"
+_WAIT_MS = 60_000
 """The longest time that a node takes to start, and to catch up with the others."""
+_AWAIT_STARTUP = f"rabbit:await_startup(node(), false, {_WAIT_MS})."
+_AWAIT_QUORUM = f"rabbit_upgrade_preparation:await_online_quorum_plus_one({_WAIT_MS})."
 _MAX_REPAIRS = 4
 _PART = (
     "spawn(fun() ->"
@@ -57,7 +59,7 @@ class ClusterFaults:
         part = _PART % (PARTITION_S * 1000)
         await asyncio.to_thread(node.evaluate, part)
         await asyncio.sleep(PARTITION_S)
-        await asyncio.to_thread(node.ctl, "await_startup", "--timeout", _WAIT_S)
+        await asyncio.to_thread(node.evaluate, _AWAIT_STARTUP)
 
     async def freeze_node(self) -> None:
         """It neither answers nor closes its connections, as if its machine had lost power, until it
@@ -104,14 +106,9 @@ class ClusterFaults:
     async def _wait_whole(self, node: RabbitNode) -> None:
         """Wait until every quorum queue of a node can do without a member."""
         for _ in range(_MAX_REPAIRS):
-            try:
-                await asyncio.to_thread(
-                    node.upgrade, "await_online_quorum_plus_one", "--timeout", _WAIT_S
-                )
-            except AssertionError:
-                await asyncio.to_thread(self._repair)
-            else:
+            if await asyncio.to_thread(node.evaluate, _AWAIT_QUORUM) == "true\n":
                 return
+            await asyncio.to_thread(self._repair)
         raise AssertionError("members of quorum queues stay down")
 
     def _repair(self) -> None:
