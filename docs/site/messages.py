@@ -78,7 +78,7 @@ _GROUPS: Sequence[tuple[str, str, Sequence[type[msgspec.Struct]]]] = (
     ),
     (
         "Announcements",
-        "Workers publish them to `warren.workers`, always in MessagePack.",
+        "Workers publish them to `warren.workers`, always in MessagePack, and to groups of workers.",
         (messages.Announcement, messages.ReasoningSwitch),
     ),
     (
