@@ -51,7 +51,7 @@ from gateway.webhooks.dispatcher import Deliverer
 from gateway.webhooks.sending import Sender
 from shared import topology
 from shared.bus.base import Bus, Message, Queue
-from shared.bus.subscribe import receive
+from shared.bus.subscribe import Gathering, receive
 from shared.bus.upkeep import Upkeep
 from shared.errors import AccessRefused, BusError, Cancelled, StartupError, Unavailable
 from shared.messages import (
@@ -475,10 +475,12 @@ async def listening(bus: Bus, on_announcement: Handler, on_command: Handler) -> 
     gateway_id = uuid.uuid4().hex
     await _check_permission(bus, topology.gateway_queue(gateway_id))
     listeners = [
-        asyncio.create_task(incidents.keep_running(partial(receive, bus, queue, handle)))
-        for queue, handle in (
-            (topology.announcements_queue(gateway_id), on_announcement),
-            (topology.gateway_queue(gateway_id), on_command),
+        asyncio.create_task(
+            incidents.keep_running(partial(receive, bus, queue, handle, gathering=gathering))
+        )
+        for queue, handle, gathering in (
+            (topology.announcements_queue(gateway_id), on_announcement, Gathering()),
+            (topology.gateway_queue(gateway_id), on_command, None),
         )
     ]
     try:

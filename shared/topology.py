@@ -8,6 +8,8 @@ warren.suspects direct  <model>.suspect   -> jobs.<model>.suspect   jobs quarant
                         and batch-overflow                          wait, set aside by workers
                         <model>.resumed-<hash> -> jobs.<model>.resumed-<hash>  jobs that have begun,
                                                                      for workers of equal numerics
+                        <model>.peers-<n>-<k> -> control.worker.<id>.group  announcements to the
+                                                                     workers of a group of n groups
 warren.replies  topic   reply.<id>        -> reply.<id>             declared by the reader
                         reply.<user>.<id> -> reply.<user>.<id>      the same of other publishers
                         reply.<id>--<n>   -> reply.<id>--<n>        the log, recreated elsewhere
@@ -60,7 +62,8 @@ worker), and generations of both classes that workers have set aside."""
 
 JOBS = Exchange("warren.jobs", "direct")
 SUSPECTS = Exchange("warren.suspects", "direct")
-"""A separate exchange, so that only workers have permission to move a job."""
+"""A separate exchange, so that only workers have permission to move a job. Workers also announce
+themselves to each other over it."""
 REPLIES = Exchange("warren.replies", "topic")
 CONTROL = Exchange("warren.control", "topic")
 USAGE_REPORTS = Exchange("warren.usage", "fanout")
@@ -99,6 +102,9 @@ ANNOUNCE_INTERVAL_S = 2.0
 a worker that is silent is a multiple of it."""
 FORGET_AFTER_S = 5 * ANNOUNCE_INTERVAL_S
 """Seconds without an announcement after which a worker counts as gone."""
+
+MAX_PEERS = 32
+"""The most other workers that a worker listens to, or about so many."""
 
 _LATER_LOG = re.compile(r"(reply\.[A-Za-z0-9_-]+)--([1-9]\d{0,3})")
 
@@ -254,6 +260,19 @@ def worker_queue(worker_id: str) -> Queue:
 def peers_queue(worker_id: str) -> Queue:
     """The queue on which a starting worker receives announcements of running workers."""
     return Queue(f"control.worker.{worker_id}.peers", (ANNOUNCEMENTS,), is_exclusive=True)
+
+
+def group_binding(model: str, num_groups: int, worker_id: str) -> Binding:
+    """The binding for announcements to the group of a worker, if the workers of its model are
+    divided into so many groups. ``worker_id`` is hexadecimal."""
+    number = int(worker_id, 16) % num_groups
+    return Binding(SUSPECTS, f"{model}.peers-{num_groups}-{number}")
+
+
+def group_queue(model: str, num_groups: int, worker_id: str) -> Queue:
+    """The queue on which a worker of a large fleet receives the announcements of its group."""
+    binding = group_binding(model, num_groups, worker_id)
+    return Queue(f"control.worker.{worker_id}.group", (binding,), is_exclusive=True)
 
 
 def gateway_queue(gateway_id: str) -> Queue:

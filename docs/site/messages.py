@@ -78,7 +78,7 @@ _GROUPS: Sequence[tuple[str, str, Sequence[type[msgspec.Struct]]]] = (
     ),
     (
         "Announcements",
-        "Workers publish them to `warren.workers`, always in MessagePack.",
+        "Workers publish them to `warren.workers` and to groups, always in MessagePack.",
         (messages.Announcement, messages.ReasoningSwitch),
     ),
     (

@@ -149,6 +149,11 @@ class Consumer(Protocol):
         """Whether more deliveries may arrive."""
         ...
 
+    def gather(self, interval_s: float) -> None:
+        """Deliver messages up to ``interval_s`` late, so that several of them arrive together and
+        this process wakes up less often; 0: as they come, as at the start. A bus may ignore it."""
+        ...
+
     async def stop(self) -> None:
         """Stop accepting deliveries. Unsettled deliveries are kept; iteration ends after them."""
         ...

@@ -73,6 +73,9 @@ class MemoryConsumer:
     def is_open(self) -> bool:
         return not self.inbox.is_ended
 
+    def gather(self, interval_s: float) -> None:
+        """No effect: a delivery within the process wakes nobody up."""
+
     async def stop(self) -> None:
         self.detach()
         self.inbox.end()

@@ -111,6 +111,11 @@ class Subscription(AbstractAsyncContextManager["Subscription"]):
         await self.close()
         return lost
 
+    def gather(self, interval_s: float) -> None:
+        """See `Consumer.gather`; it holds until the queue is attached again."""
+        if self._consumer is not None:
+            self._consumer.gather(interval_s)
+
     async def stop(self) -> None:
         """Stop accepting deliveries. Unsettled deliveries are kept until this is closed; iteration
         ends after them, or at once if the queue is not consumed."""
@@ -162,26 +167,78 @@ class Subscription(AbstractAsyncContextManager["Subscription"]):
         return consumer
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathering:
+    """When messages are received several at once. Waking up for a message costs ten times as much
+    as handling it."""
+
+    many_per_s: float = 50.0
+    """Messages gather when more than so many arrive in a second."""
+    few_per_s: float = 25.0
+    """They cease to gather when fewer arrive."""
+    interval_s: float = 0.25
+    """The longest delay of a message."""
+    window_s: float = 1.0
+    """For which messages are counted."""
+
+
+class Rhythm:
+    """Counts messages, and decides how they are received."""
+
+    def __init__(self, gathering: Gathering, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` returns the time in seconds."""
+        self._gathering = gathering
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """Receive messages as they come, and count them anew."""
+        self.interval_s = 0.0
+        """For `Consumer.gather`."""
+        self._num_messages, self._began_at = 0, self._clock()
+
+    def count(self) -> bool:
+        """Count a message. Returns whether `interval_s` has changed."""
+        self._num_messages += 1
+        elapsed_s = self._clock() - self._began_at
+        if elapsed_s < self._gathering.window_s:
+            return False
+        per_s = self._num_messages / elapsed_s
+        before = self.interval_s
+        if per_s > self._gathering.many_per_s:
+            self.interval_s = self._gathering.interval_s
+        elif per_s < self._gathering.few_per_s:
+            self.interval_s = 0.0
+        self._num_messages, self._began_at = 0, self._clock()
+        return self.interval_s != before
+
+
 async def receive(
     bus: Bus,
     queue: Queue,
     handle: Callable[[Message], None],
     on_attached: Callable[[], None] = lambda: None,
+    gathering: Gathering | None = None,
 ) -> None:
     """Declare ``queue`` and pass each of its messages to ``handle``, until cancelled.
 
     Messages are acknowledged before they are handled. ``handle`` may raise `UndecodableMessage`;
     any other error is reported. ``on_attached`` is called whenever messages may have been missed
-    and can be received from now on.
+    and can be received from now on. Messages gather if ``gathering`` is given and they are many.
     """
+    rhythm = None if gathering is None else Rhythm(gathering)
     async with Subscription(bus, queue.name, declare=(queue,)) as subscription:
         async for item in subscription:
             if isinstance(item, Attached):
+                if rhythm is not None:
+                    rhythm.begin()
                 on_attached()
                 continue
             if isinstance(item, Lost):
                 continue
             await item.ack()
+            if rhythm is not None and rhythm.count():
+                subscription.gather(rhythm.interval_s)
             with incidents.survived("task", "message not handled", queue=queue.name):
                 try:
                     handle(item.message)

@@ -75,6 +75,7 @@ def test_the_policies_bound_logs_and_commands() -> None:
     commands = [
         topology.worker_queue("w"),
         topology.peers_queue("w"),
+        topology.group_queue("m", 4, "0f"),
         topology.gateway_queue("g"),
         topology.usage_queue("g"),
         topology.announcements_queue("g"),

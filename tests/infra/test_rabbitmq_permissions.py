@@ -139,6 +139,16 @@ async def test_a_worker_hears_its_peers(worker: RabbitBus) -> None:
     await find(worker, peers.name, b"here")
 
 
+async def test_a_worker_of_a_large_fleet_hears_its_group(worker: RabbitBus) -> None:
+    worker_id = uuid.uuid4().hex
+    group = topology.group_queue(MODEL, 4, worker_id)
+    await worker.declare(group)
+
+    await worker.publish(topology.group_binding(MODEL, 4, worker_id), Message(b"here"))
+
+    await find(worker, group.name, b"here")
+
+
 @pytest.mark.parametrize("lane", topology.LANES)
 async def test_a_worker_publishes_a_job_again(worker: RabbitBus, lane: Lane) -> None:
     jobs = topology.jobs_queue(MODEL, lane)

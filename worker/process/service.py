@@ -11,7 +11,7 @@ from functools import partial
 from itertools import islice
 
 from shared import topology
-from shared.bus.base import MAX_PREFETCH, Bus, Message, Queue
+from shared.bus.base import MAX_PREFETCH, Binding, Bus, Message, Queue
 from shared.bus.subscribe import receive
 from shared.bus.upkeep import Upkeep
 from shared.errors import AccessRefused, BusError, BusUnavailable, StartupError
@@ -24,7 +24,6 @@ from shared.messages import (
     Drain,
     JobClass,
     LimitedTenants,
-    decode_announcement,
     decode_command,
     encode,
 )
@@ -46,7 +45,7 @@ from worker.jobs.window import JobWindow
 from worker.process import background_loading, interruption
 from worker.process.health_server import HealthServer
 from worker.process.metrics import WorkerMetrics
-from worker.process.peers import FreeSlots, compare, hear_peers, num_free
+from worker.process.peers import Peers, compare, hear_peers, num_free
 from worker.process.supervision import Supervisor
 from worker.process.tuning import WORKER_TUNING, WorkerTuning
 from worker.process.watchdog import Watchdog, end_process
@@ -203,9 +202,10 @@ class Worker:
             bus, self._address, self._metrics, job_timeout_s=settings.request_timeout_s
         )
         self._is_draining = False
-        self._peers = FreeSlots(model.name, self._address)
+        self._peers = Peers(bus, model.name, self._id, self._address)
         self._announced: Announcement | None = None
-        self._may_announce = True
+        self._refused: set[Binding] = set()
+        """Where this worker may not announce itself."""
         num_batch = max(1, settings.max_num_seqs - settings.batch_reserve)
         self._interactive, self._overflow = self._pair("interactive", settings.max_num_seqs)
         self._batch, self._batch_overflow = self._pair("batch", num_batch)
@@ -430,13 +430,8 @@ class Worker:
             await asyncio.sleep(self._tuning.announce_interval_s)
 
     async def _hear_peers(self) -> None:
-        """Note the free slots of the model's other workers."""
-
-        def hear(message: Message) -> None:
-            self._peers.hear(decode_announcement(message.body))
-
         try:
-            await receive(self._bus, topology.peers_queue(self._id), hear)
+            await self._peers.listen()
         except AccessRefused as error:  # the broker's user may lack the permission
             logger.warning("peer announcements unavailable", extra={"reason": error.message})
 
@@ -473,10 +468,10 @@ class Worker:
     async def _leave_to_peers(
         self, new: JobConsumer, overflow: JobConsumer, num_reserved: int
     ) -> None:
-        num_free = self._peers.count - num_reserved
+        num_free = self._peers.free.count - num_reserved
         num_given = await new.yield_to_peers(num_free)
         await overflow.yield_to_peers(num_free, num_given)
-        self._peers.take(num_given)
+        self._peers.free.take(num_given)
 
     def _announcement(self) -> Announcement:
         load = self._generations.load
@@ -526,17 +521,23 @@ class Worker:
     async def _announce_once(self) -> None:
         announcement = self._announcement()
         self._announced = announcement
+        message = Message(encode(announcement))
+        await self._announce_to(topology.ANNOUNCEMENTS, message)
+        if (group := self._peers.news(announcement)) is not None:
+            await self._announce_to(group, message)
+
+    async def _announce_to(self, binding: Binding, message: Message) -> None:
         with incidents.survived("task", "worker not announced"):
             try:
                 async with asyncio.timeout(_ANNOUNCED_WITHIN_S):
-                    await self._bus.publish(topology.ANNOUNCEMENTS, Message(encode(announcement)))
-                self._may_announce = True
+                    await self._bus.publish(binding, message)
+                self._refused.discard(binding)
             except AccessRefused as error:
-                if self._may_announce:
-                    logger.warning(
-                        "no gateway hears of this worker", extra={"reason": error.message}
-                    )
-                self._may_announce = False
+                if binding not in self._refused:
+                    is_group = binding != topology.ANNOUNCEMENTS
+                    event = "no peer" if is_group else "no gateway"
+                    logger.warning(f"{event} hears of this worker", extra={"reason": error.message})
+                self._refused.add(binding)
             except BusError as error:
                 # No gateway listens yet, or the broker is unreachable: the next announcement
                 # follows soon.

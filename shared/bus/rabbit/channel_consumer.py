@@ -12,9 +12,12 @@ from pamqp.commands import Basic
 from shared.bus.base import Inbox, Message, QueueState
 from shared.bus.rabbit.channels import close_channel
 from shared.bus.rabbit.encoding import (
+    is_absence,
     is_answer,
     is_asked_for,
     marshal_ack,
+    marshal_cancel,
+    marshal_consume,
     marshal_reject,
     to_message,
     translated,
@@ -68,6 +71,10 @@ class RabbitConsumer(MessageFrames):
         self._inspect = inspect
         self._link = link
         self._tag = ""
+        self._is_exclusive = False
+        self._gather_s = 0.0
+        self._fetching: asyncio.TimerHandle | None = None
+        """The next look at the queue, while messages gather there."""
         self.is_deleted = False
         """Whether this process has deleted the queue, or is about to."""
         self._inbox: Inbox[RabbitDelivery] = Inbox()
@@ -98,6 +105,7 @@ class RabbitConsumer(MessageFrames):
         self._channel.on_consumer_cancel_callbacks.add(self._on_cancel)
         self._channel.closing.add_done_callback(self._on_close)
         self._link.listen(self._channel, self)
+        self._is_exclusive = is_exclusive
         with translated(f"consume {self._queue}", self._channel):
             if prefetch:
                 await self._channel.basic_qos(prefetch_count=prefetch)
@@ -106,13 +114,26 @@ class RabbitConsumer(MessageFrames):
             )
         self._tag = answer.consumer_tag or ""
 
+    def gather(self, interval_s: float) -> None:
+        if interval_s == self._gather_s or not self.is_open:
+            return
+        was_gathering, self._gather_s = self._gather_s > 0, interval_s
+        if not was_gathering:
+            self._send(marshal_cancel(self._channel, self._tag))
+            self._fetch_later()
+        elif not interval_s:
+            self._stop_fetching()
+            self._send(self._consume_frame())
+
     async def stop(self) -> None:
+        self._stop_fetching()
         with suppress(BusUnavailable):
             await self._link.calls.run(self._stop(), f"stop consuming {self._queue}")
         self._inbox.end()
 
     async def close(self) -> None:
         self.is_over = True
+        self._stop_fetching()
         with suppress(BusUnavailable):
             await self._link.calls.run(self._close(), f"close the consumer of {self._queue}")
 
@@ -133,11 +154,32 @@ class RabbitConsumer(MessageFrames):
         message, num_returns = to_message(header, body, is_redelivered=is_redelivered)
         self._inbox.put(RabbitDelivery(tag, message, num_returns, self))
 
-    def _send(self, settlement: bytes) -> None:
-        """Settle a delivery; no effect if the channel is closed, because the message is redelivered
-        then."""
+    def _send(self, frames: bytes) -> None:
+        """Send frames, such as those that settle a delivery; no effect if the channel is closed,
+        because the message is redelivered then."""
         if not (self.is_over or self._channel.is_closed):
-            self._link.send(self._channel, settlement)
+            self._link.send(self._channel, frames)
+
+    def _fetch_later(self) -> None:
+        self._fetching = asyncio.get_running_loop().call_later(self._gather_s, self._fetch)
+
+    def _fetch(self) -> None:
+        """Receive what is in the queue: a consumer that ends as soon as it has begun receives all
+        of it. No answer tells when."""
+        if self.is_over or self._channel.is_closed or not self.is_open:
+            return
+        self._send(self._consume_frame() + marshal_cancel(self._channel, self._tag))
+        self._fetch_later()
+
+    def _stop_fetching(self) -> None:
+        if self._fetching is not None:
+            self._fetching.cancel()
+            self._fetching = None
+
+    def _consume_frame(self) -> bytes:
+        return marshal_consume(
+            self._channel, self._queue, self._tag, is_exclusive=self._is_exclusive
+        )
 
     async def _stop(self) -> None:
         with suppress(BusError), translated(f"stop consuming {self._queue}", self._channel):
@@ -154,6 +196,11 @@ class RabbitConsumer(MessageFrames):
 
     def _on_close(self, closing: "asyncio.Future[None]") -> None:
         error = None if closing.cancelled() else closing.exception()
+        self._stop_fetching()
+        if self._gather_s and is_absence(error):
+            # Without a consumer, the broker does not tell of the end of a queue.
+            self._inbox.end(QueueNotFound(f"queue {self._queue} was deleted"))
+            return
         # Without a consumer tag, the error is the result of `start`.
         is_expected = is_asked_for(error) if self._tag else is_answer(error)
         if self.is_open and not (is_expected or self._channel.connection.is_closed):

@@ -138,6 +138,21 @@ def marshal_reject(channel: Channel, tag: int, *, requeue: bool) -> bytes:
     return b"".join(frame_parts(METHOD, channel.number, payload))
 
 
+def marshal_consume(channel: Channel, queue: str, tag: str, *, is_exclusive: bool) -> bytes:
+    """The frame that starts the consumer ``tag``, which the broker does not answer."""
+    consume = Basic.Consume(queue=queue, consumer_tag=tag, exclusive=is_exclusive, nowait=True)
+    payload = struct.pack(">I", Basic.Consume.index) + consume.marshal()
+    return b"".join(frame_parts(METHOD, channel.number, payload))
+
+
+def marshal_cancel(channel: Channel, tag: str) -> bytes:
+    """The frame that ends the consumer ``tag``, which the broker does not answer. What it has
+    delivered remains to be settled."""
+    cancel = Basic.Cancel(consumer_tag=tag, nowait=True)
+    payload = struct.pack(">I", Basic.Cancel.index) + cancel.marshal()
+    return b"".join(frame_parts(METHOD, channel.number, payload))
+
+
 @lru_cache(maxsize=4096)
 def _publish_method(binding: Binding) -> bytes:
     """The payload of the method frame, the same for all events of a log."""
@@ -321,6 +336,13 @@ def is_asked_for(error: BaseException | None) -> bool:
         reply_code, *_ = error.args
         return reply_code is None
     return error is None or isinstance(error, asyncio.CancelledError)
+
+
+def is_absence(error: BaseException | None) -> bool:
+    """Whether a channel ended with ``error`` because its queue does not exist."""
+    return isinstance(error, ChannelNotFoundEntity) and isinstance(
+        _meaning(error, ""), QueueNotFound
+    )
 
 
 def is_answer(error: BaseException | None) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from shared.bus.base import Bus, Message, Queue
+from shared.bus.base import Bus, Consumer, Message, Queue
 from shared.errors import BusUnavailable, QueueNotFound
 from tests.shared.bus.deliveries import (
     eventually,
@@ -269,3 +269,60 @@ async def test_deleting_a_queue_ends_its_consumers(bus: Bus, other_bus: Bus, que
 async def has_ready(bus: Bus, queue: Queue, count: int) -> bool:
     state = await bus.inspect(queue.name)
     return state is not None and state.num_ready == count
+
+
+async def test_messages_that_gather_arrive_once_and_in_order(bus: Bus, queue: Queue) -> None:
+    """Whenever a consumer begins and ceases to let them gather."""
+    bodies = numbered(200)
+
+    async def publish_and_toggle(consumer: Consumer) -> None:
+        for start in range(0, len(bodies), 20):
+            consumer.gather(0.02 * (start // 20 % 3))
+            await publish(bus, queue, bodies[start : start + 20])
+
+    async with bus.consume(queue.name) as consumer:
+        publishing = asyncio.create_task(publish_and_toggle(consumer))
+        received = await take(consumer, len(bodies))
+        await publishing
+        assert [delivery.message.body for delivery in received] == bodies
+        for delivery in received:
+            await delivery.ack()
+        assert await is_quiet(consumer)
+
+    state = await bus.inspect(queue.name)
+    assert state is not None
+    assert state.num_ready == 0
+
+
+async def test_what_gathered_and_was_not_acknowledged_comes_again(bus: Bus, queue: Queue) -> None:
+    async with bus.consume(queue.name) as consumer:
+        consumer.gather(0.02)
+        await publish(bus, queue, numbered(3))
+        first, *_ = await take(consumer, 3)
+        await first.ack()
+        await consumer.stop()
+        with pytest.raises(StopAsyncIteration):
+            await anext(consumer)
+
+    async with bus.consume(queue.name) as consumer:
+        assert await take_bodies(consumer, 2) == numbered(3)[1:]
+
+
+async def test_a_consumer_whose_messages_gather_notices_the_end_of_its_queue(
+    bus: Bus, other_bus: Bus, queue: Queue
+) -> None:
+    async with bus.consume(queue.name) as consumer:
+        consumer.gather(0.02)
+        await other_bus.delete_queue(queue.name)
+        with pytest.raises(QueueNotFound):
+            await take(consumer)
+
+
+async def test_a_lost_connection_ends_a_consumer_whose_messages_gather(
+    wires: Wires, bus: Bus, queue: Queue
+) -> None:
+    async with bus.consume(queue.name) as consumer:
+        consumer.gather(0.02)
+        wires.sever(bus)
+        with pytest.raises(BusUnavailable):
+            await take(consumer)

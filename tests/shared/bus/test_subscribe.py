@@ -9,7 +9,7 @@ import pytest
 
 from shared.bus.base import Bus, Delivery, Message, Queue, QueueState
 from shared.bus.memory import MemoryBus
-from shared.bus.subscribe import Attached, Lost, Subscription, receive
+from shared.bus.subscribe import Attached, Gathering, Lost, Rhythm, Subscription, receive
 from shared.errors import (
     BusError,
     BusUnavailable,
@@ -368,3 +368,39 @@ async def test_received_messages_are_acknowledged_whatever_becomes_of_them(
     assert (state.num_ready, state.num_consumers) == (0, 0)
     assert incidents.num_reported("task") == num_reported + 1
     assert "undecodable message dropped" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("per_s", "expected"),
+    [([10, 10], [0.0, 0.0]), ([100, 100, 40, 10], [0.25, 0.25, 0.25, 0.0])],
+)
+def test_messages_gather_while_they_are_many(per_s: list[int], expected: list[float]) -> None:
+    """Between the two limits, nothing changes."""
+    now = 0.0
+    rhythm = Rhythm(Gathering(), clock=lambda: now)
+
+    intervals = []
+    for rate in per_s:
+        for _ in range(rate + 1):
+            now += 1 / rate
+            rhythm.count()
+        intervals.append(rhythm.interval_s)
+
+    assert intervals == expected
+
+
+async def test_messages_that_gather_are_handled_in_order(bus: Bus, make_queue: QueueMaker) -> None:
+    queue = make_queue()
+    handled: asyncio.Queue[bytes] = asyncio.Queue()
+    many = Gathering(many_per_s=0.0, few_per_s=0.0, interval_s=0.01, window_s=0.0)
+    await bus.declare(queue)
+
+    receiving = asyncio.create_task(
+        receive(bus, queue, lambda message: handled.put_nowait(message.body), gathering=many)
+    )
+    for part in range(3):
+        bodies = [b"%d-%d" % (part, k) for k in range(5)]
+        await publish(bus, queue, bodies)
+        assert [await handled.get() for _ in range(5)] == bodies
+    receiving.cancel()
+    await asyncio.wait([receiving])

@@ -28,6 +28,7 @@ KEPT_BY_OTHERS = {
     "copy_queue": "its connection",
     "worker_queue": "its connection",
     "peers_queue": "its connection",
+    "group_queue": "its connection",
     "gateway_queue": "its connection",
     "usage_queue": "its connection",
     "announcements_queue": "its connection",

@@ -211,6 +211,9 @@ class _SuspendingConsumer:
     def __aiter__(self) -> Self:
         return self
 
+    def gather(self, interval_s: float) -> None:
+        self._consumer.gather(interval_s)
+
     async def __anext__(self) -> Delivery:
         await asyncio.sleep(0)
         return _SuspendingDelivery(await self._consumer.__anext__())
