@@ -221,6 +221,7 @@ def _sign_in(gateway: GatewaySettings) -> Iterator[Finding]:
 def _model(worker: WorkerSettings) -> Iterator[Finding]:
     try:
         from worker.checkpoints import store
+        from worker.checkpoints.architectures import architecture_of
         from worker.checkpoints.conversions import check_gguf
         from worker.checkpoints.gguf_file import read_header
         from worker.model.config import read_json_config
@@ -236,7 +237,7 @@ def _model(worker: WorkerSettings) -> Iterator[Finding]:
     try:
         if path.is_file():
             check_gguf(path)
-            if not read_header(path).is_read_directly:  # a conversion takes minutes
+            if architecture_of(read_header(path).architecture) is None:  # takes minutes
                 yield ok("model", f"{worker.model} is a GGUF file, which a worker converts")
                 return
         directory = store.resolve(worker.model)

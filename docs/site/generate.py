@@ -13,7 +13,13 @@ from docs.site.compatibility import tables
 from docs.site.engines import capabilities, engine_table
 from docs.site.messages import message_tables
 from docs.site.metrics import metric_tables
-from docs.site.models import blocks, families, formats, known_models
+from docs.site.models import (
+    blocks,
+    families,
+    files_read_as_they_are,
+    formats,
+    known_models,
+)
 from docs.site.python import reference
 from docs.site.scaling import cost_table, curve_table, size_table
 from shared.settings import CommonSettings, GatewaySettings, WorkerSettings, variable
@@ -37,6 +43,7 @@ _BLOCKS: Mapping[str, Callable[[], str]] = {
     "sizes": size_table,
     "families": families,
     "formats": formats,
+    "architectures": files_read_as_they_are,
     "blocks": blocks,
     "settings": table,
 }

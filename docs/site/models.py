@@ -1,6 +1,7 @@
 """The tables of ``docs/models.md``: known models, families, and formats of weights."""
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
@@ -11,6 +12,7 @@ from kernels.native.paged_attention import CACHE_TYPES
 from kernels.providers import Provider
 from kernels.quantized import BLOCKS, QuantFormat
 from shared.settings import WorkerSettings, variable
+from worker.checkpoints.architectures import architectures
 from worker.checkpoints.catalogue import MODELS
 from worker.model.families import FAMILIES
 from worker.model.provision import provider_on
@@ -86,6 +88,15 @@ def formats() -> str:
     ]
     rows.append(["other quantizations", "", "", "refused", "refused"])
     return _table(["Format", "Setting", "Bytes per weight", "CPU", "GPU"], rows)
+
+
+def files_read_as_they_are() -> str:
+    """The architectures of GGUF files that are read as they are."""
+    rows = [
+        [f"`{one.name}`", str(sys.modules[one.read.__module__].__doc__).removesuffix(".")]
+        for one in architectures()
+    ]
+    return _table(["`general.architecture`", "Models"], rows)
 
 
 def blocks() -> str:

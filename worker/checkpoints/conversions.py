@@ -2,6 +2,7 @@
 cache, and any other file a whole conversion, beside a copy of the file, by checksum."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from shared.errors import StartupError
 from shared.model_files import HEAD_BYTES, check_content, unreadable
 from worker.checkpoints import convert
+from worker.checkpoints.architectures import architecture_of, architectures, config_of
 from worker.checkpoints.cache import (
     Progress,
     build_once,
@@ -52,7 +54,7 @@ def imported(gguf: Path, progress: Progress) -> Path:
     """
     check_gguf(gguf)
     header = read_header(gguf)
-    if header.is_read_directly:
+    if architecture_of(header.architecture) is not None:
         return _described(gguf, header, progress)
     return _converted_file(gguf, progress)
 
@@ -76,6 +78,10 @@ def _described(gguf: Path, header: GgufHeader, progress: Progress) -> Path:
 
     def describe(partial: Path) -> None:
         write_file_list(partial, files)
+        if architecture_of(header.architecture) is not None:
+            config = config_of([read_header(path) for path in files])
+            if config is not None:
+                (partial / "config.json").write_text(json.dumps(config))
         _convert(files[0], partial, progress, convert.WITHOUT_WEIGHTS)
 
     directory = cache_directory() / "described"
@@ -168,4 +174,14 @@ def _convert(gguf: Path, directory: Path, progress: Progress, *options: str) -> 
         if process.wait() != 0:
             complaints.seek(0)
             *_, reason = complaints.read().splitlines() or [f"exit code {process.returncode}"]
+            if process.returncode == convert.UNKNOWN:
+                raise _unknown_architecture(gguf, reason)
             raise StartupError(f"{gguf.name} cannot be converted: {reason}")
+
+
+def _unknown_architecture(gguf: Path, converted_ones: str) -> StartupError:
+    return StartupError(
+        f"{gguf.name} is of the architecture {read_header(gguf).architecture}, which is not "
+        f"supported: files of {', '.join(one.name for one in architectures())} are read as they "
+        f"are, and transformers converts {converted_ones}"
+    )

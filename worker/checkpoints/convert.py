@@ -5,7 +5,8 @@
 It imports nothing of Warren and prints a line for each of its `STEPS`. DIRECTORY is then a Hugging
 Face model directory: config.json, generation_config.json, model.safetensors, tokenizer.json,
 tokenizer_config.json and, if the model has one, chat_template.jinja. Weights that a worker reads
-from the GGUF file are left out.
+from the GGUF file are left out, and a config.json that is there already is completed: transformers
+then need not know the file's architecture.
 """
 
 import math
@@ -47,11 +48,57 @@ _DIGITS_FIRST = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exa
 _LIKE_GPT2 = {"gpt-2", "gpt2", "mpt", "olmo", "jais", "trillion"}
 """The names that llama.cpp gives to pre-tokenizers: GPT-2's, alone or after each digit was split
 off. transformers knows others."""
+_SPLITS: dict[str, tuple[str, ...]] = {
+    "deepseek-llm": (
+        r"[\r\n]",
+        "\\s?[A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295"
+        "-\u02af\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-"
+        "\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5"
+        "\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-"
+        "\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-"
+        "\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-"
+        "\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-"
+        "\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e"
+        "\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-"
+        "\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17"
+        "\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-"
+        "\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-"
+        "\U0001e943]+",
+        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        r"\s+$",
+        "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+        r"\p{N}+",
+    ),
+    "deepseek-v3": (
+        r"\p{N}{1,3}",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "glm4": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "seed-coder": (
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+        r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+}
+_SPLITS["chatglm-bpe"] = _SPLITS["glm4"]
+"""The patterns of the tokenizers of DeepSeek, GLM and Seed, by llama.cpp's names. Each splits the
+pieces that the patterns before it have left. transformers does not know them."""
 _TEMPLATE = "tokenizer.chat_template."
+_CONFIG = "config.json"
+UNKNOWN = 3
+"""The exit status after `UnknownArchitecture`."""
 
 
 class Unconvertible(Exception):
     """The reason why a file cannot be converted, as the end of a sentence about it."""
+
+
+class UnknownArchitecture(Exception):
+    """transformers does not read files of this architecture; the text names those that it reads."""
 
 
 def convert(gguf: Path, directory: Path, *, has_weights: bool = True) -> None:
@@ -61,7 +108,7 @@ def convert(gguf: Path, directory: Path, *, has_weights: bool = True) -> None:
             _refuse_part(reader)
         _refuse_pre_tokenizer(reader)
         # This import follows the checks, because it takes seconds.
-        from transformers import AutoTokenizer
+        from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
         _report("imported")
         source: dict[str, Any] = {
@@ -69,10 +116,14 @@ def convert(gguf: Path, directory: Path, *, has_weights: bool = True) -> None:
             "gguf_file": gguf.name,
             "local_files_only": True,
         }
-        write = _write_model if has_weights else _write_config
-        write(source, reader, directory)
+        is_described = (directory / _CONFIG).exists()
+        if not is_described:
+            _refuse_unknown(reader)
+        write = _complete_config if is_described else _write_config
+        (_write_model if has_weights else write)(source, reader, directory)
         _report("weights written")
-        tokenizer = AutoTokenizer.from_pretrained(**source)
+        kind: Any = PreTrainedTokenizerFast if is_described else AutoTokenizer
+        tokenizer = kind.from_pretrained(**source)
         _set_tokens(tokenizer, reader)
         _correct_tokenizer(tokenizer, reader)
         tokenizer.save_pretrained(directory)
@@ -127,6 +178,27 @@ def _read(path: Path) -> Iterator[Reader]:
         library.GGUFReader = GGUFReader
 
 
+def _complete_config(source: dict[str, Any], reader: Reader, directory: Path) -> None:
+    """Add the scaling of rotary positions to the configuration, and the tokens at which answers
+    end."""
+    import json
+
+    import transformers
+
+    library: Any = transformers
+    path = directory / _CONFIG
+    described = json.loads(path.read_text())
+    _report("weights read")
+    config = library.AutoConfig.for_model(**described)
+    _set_rope(config, reader)
+    described["rope_parameters"] = config.rope_parameters
+    described["architectures"] = [library.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+    path.write_text(json.dumps(described, indent=2))
+    generation = library.GenerationConfig.from_model_config(config)
+    generation.eos_token_id = _end_ids(reader)
+    generation.save_pretrained(directory)
+
+
 def _write_config(source: dict[str, Any], reader: Reader, directory: Path) -> None:
     """Write the configuration without reading any weights."""
     import transformers
@@ -167,6 +239,17 @@ def _write_model(source: dict[str, Any], reader: Reader, directory: Path) -> Non
     _save(model, directory)
 
 
+def _refuse_unknown(reader: Reader) -> None:
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    # gguf writes a hyphen or nothing where transformers' names have an underscore.
+    known = set(GGUF_CONFIG_MAPPING) - {"general", "tokenizer"}
+    architecture = str(_text(reader, "general.architecture"))
+    names = {spelling for name in known for spelling in (name, name.replace("_", "-"))}
+    if architecture not in names | {name.replace("_", "") for name in known} | {"t5encoder"}:
+        raise UnknownArchitecture(", ".join(sorted(known)))
+
+
 def _refuse_part(reader: Reader) -> None:
     """Raise `Unconvertible` if the model is split into several files."""
     number, count = (reader.fields.get(f"split.{name}") for name in ("no", "count"))
@@ -191,7 +274,7 @@ def _refuse_pre_tokenizer(reader: Reader) -> None:
             "it does not say how its text is split (tokenizer.ggml.pre), because an old version of "
             "llama.cpp has written it: use a newer file of this model"
         )
-    if kind not in {*_DIGITS_FIRST, *_LIKE_GPT2, *GGUF_PRE_TOKENIZER_SPLITS}:
+    if kind not in {*_DIGITS_FIRST, *_LIKE_GPT2, *_SPLITS, *GGUF_PRE_TOKENIZER_SPLITS}:
         raise Unconvertible(f"its pre-tokenizer {kind!r} is not supported")
 
 
@@ -236,6 +319,8 @@ def _set_rope(config: Any, reader: Reader) -> None:
 
     Raises `Unconvertible` if no configuration has the file's scaling.
     """
+    if config.rope_parameters.get("rope_type", "default") != "default":
+        return  # it is part of the configuration that is completed
     scaling = _scaling(config, reader)
     tensors = {tensor.name: tensor.data for tensor in reader.tensors}
     divisors = tensors.get("rope_freqs.weight")
@@ -425,9 +510,16 @@ def _is_spelling(found: str, token: str, reader: Reader) -> bool:
 
 
 def _set_splitting(backend: Any, reader: Reader) -> None:
-    from tokenizers import decoders, normalizers, pre_tokenizers
+    from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
     kind = _text(reader, "tokenizer.ggml.model")
+    if kind == "gpt2" and (splits := _SPLITS.get(str(_text(reader, "tokenizer.ggml.pre")))):
+        backend.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                *(pre_tokenizers.Split(Regex(one), behavior="isolated") for one in splits),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+            ]
+        )
     if kind == "gpt2" and _text(reader, "tokenizer.ggml.pre") in _DIGITS_FIRST:
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
@@ -472,5 +564,8 @@ if __name__ == "__main__":
         convert(
             Path(sys.argv[1]), Path(sys.argv[2]), has_weights=WITHOUT_WEIGHTS not in sys.argv[3:]
         )
+    except UnknownArchitecture as error:
+        print(error, file=sys.stderr)  # noqa: T201 - as the next error
+        sys.exit(UNKNOWN)
     except Unconvertible as error:
         sys.exit(str(error))

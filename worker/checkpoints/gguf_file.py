@@ -13,6 +13,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from shared.errors import StartupError
 
@@ -25,12 +26,14 @@ _NAMES = (
 )
 KINDS = {number: name for number, name in enumerate(_NAMES) if name != "-"}
 """The types of tensors that weights have, by their number in ggml's ``enum ggml_type``."""
-_DIRECT = frozenset({"llama", "qwen2", "qwen3"})
-"""The architectures whose tensors are read from the file as they are."""
 _FILES = "gguf-files.json"
-_SCALAR_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_LAYOUTS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+"""The layouts of numbers, by their kind, for `struct`."""
 _STRING, _ARRAY = 8, 9
-_INTEGERS = {0: "<B", 2: "<H", 4: "<I"}
+_MAX_NUMBERS = 4096
+"""Longer arrays describe tokens rather than layers, and are skipped."""
+Entry: TypeAlias = str | float | tuple[float, ...]
+"""A string, a number or a truth value, or several numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +51,11 @@ class GgufHeader:
     """The header of a file; ``architecture`` is llama.cpp's name of the model family."""
 
     architecture: str
-    entries: dict[str, int]
-    """The entries that are unsigned integers of 32 bits or less."""
+    entries: dict[str, Entry]
+    """Everything but arrays of strings, and arrays of numbers for tokens."""
     tensors: dict[str, GgufTensor]
     start: int
     """Where the tensors begin in the file."""
-
-    @property
-    def is_read_directly(self) -> bool:
-        """Whether the tensors are read from the file; files of other architectures have to be
-        converted."""
-        return self.architecture in _DIRECT
 
 
 def end_of(tensor: GgufTensor) -> int:
@@ -76,7 +73,7 @@ def parts_of(path: Path) -> list[Path]:
     Raises `StartupError` if a file is missing, or is not named as llama.cpp names it.
     """
     count = read_header(path).entries.get("split.count", 1)
-    if count < 2:
+    if not isinstance(count, int) or count < 2:
         return [path]
     match = re.fullmatch(r"(.*-)\d{5}(-of-\d{5}\.gguf)", path.name)
     if match is None:
@@ -127,11 +124,12 @@ def _read(cursor: "_Cursor") -> GgufHeader:
         raise ValueError(f"begins with {magic:#x}, version {version}")
     entries = {cursor.string(): cursor.value() for _ in range(num_entries)}
     tensors = {cursor.string(): cursor.tensor() for _ in range(num_tensors)}
-    alignment = int(entries.get("general.alignment") or 32)
+    alignment = entries.get("general.alignment")
+    alignment = int(32 if alignment is None or isinstance(alignment, tuple) else alignment)
     start = -(-cursor.position // alignment) * alignment
     return GgufHeader(
         str(entries["general.architecture"]),
-        {name: value for name, value in entries.items() if isinstance(value, int)},
+        {name: value for name, value in entries.items() if value is not None},
         {name: GgufTensor(t.shape, t.kind, start + t.start) for name, t in tensors.items()},
         start,
     )
@@ -158,24 +156,28 @@ class _Cursor:
         *shape, kind, start = self.integers(f"<{num_dimensions}QIQ")
         return GgufTensor(tuple(reversed(shape)), kind, start)
 
-    def value(self) -> str | int | None:
-        """The next value if it is a string or an unsigned integer of up to 32 bits, otherwise
-        None."""
+    def value(self) -> Entry | None:
+        """The next value; None for arrays of strings and for long arrays."""
         (kind,) = self.integers("<I")
         if kind == _STRING:
             return self.string()
-        if kind in _INTEGERS:
-            return self.integers(_INTEGERS[kind])[0]
-        element, count = self.integers("<IQ") if kind == _ARRAY else (kind, 1)
-        self._skip(element, count)
+        if kind != _ARRAY:
+            return self._numbers(kind, 1)[0]
+        element, count = self.integers("<IQ")
+        if element == _ARRAY:
+            raise ValueError("arrays of arrays are not supported")
+        if element == _STRING:
+            for _ in range(count):
+                (length,) = self.integers("<Q")
+                self.position += length
+            return None
+        if count <= _MAX_NUMBERS:
+            return self._numbers(element, count)
+        self.position += struct.calcsize(_LAYOUTS[element]) * count
         return None
 
-    def _skip(self, kind: int, count: int) -> None:
-        if kind == _ARRAY:
-            raise ValueError("arrays of arrays are not supported")
-        if kind != _STRING:
-            self.position += _SCALAR_BYTES[kind] * count
-            return
-        for _ in range(count):
-            (length,) = self.integers("<Q")
-            self.position += length
+    def _numbers(self, kind: int, count: int) -> tuple[float, ...]:
+        layout = f"<{count}{_LAYOUTS[kind]}"
+        numbers: tuple[float, ...] = struct.unpack_from(layout, self._content, self.position)
+        self.position += struct.calcsize(layout)
+        return numbers

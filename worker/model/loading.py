@@ -36,6 +36,7 @@ from worker.model.weights.formats.coded import method_of
 from worker.model.weights.formats.dense import Dense
 from worker.model.weights.formats.interface import Format, Target
 from worker.model.weights.formats.registry import format_of
+from worker.model.weights.gguf_names import as_stored
 from worker.model.weights.layers import WeightReader, read_weights
 from worker.model.weights.predictor import with_stored_predictor
 from worker.model.weights.sources import TensorSource, open_source, stored_in
@@ -152,7 +153,7 @@ def load_decoder(
     )
     with room_for_weights(room, device):
         if (spec := spec_of(config)) is not None:
-            spec = with_stored_predictor(spec, source)
+            spec = with_stored_predictor(as_stored(spec, source), source)
             if kernels == "reference" or provider_on(device, kernels) != "reference":
                 spec = replace(spec, predictor=None)
             limits.check(spec, cache_dtype or served, provider_on(device, kernels))
@@ -196,7 +197,8 @@ def rehearse(directory: Path, weight_format: str = "auto") -> str:
     source = open_source(directory, packed, has_data=False)
     if (spec := spec_of(config)) is not None:
         without_data = Target(torch.float32, torch.device("meta"))
-        WeightReader(source, spec, format_of(config, source, packed), without_data).rehearse()
+        stored_as = format_of(config, source, packed)
+        WeightReader(source, as_stored(spec, source), stored_as, without_data).rehearse()
         return "natively"
     _refuse_foreign(directory.name, config, source, packed)
     from worker.model.decoders import fallback

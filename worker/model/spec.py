@@ -434,6 +434,10 @@ class LatentNames:
     down: str = "self_attn.kv_a_proj_with_mqa"
     norm: str = "self_attn.kv_a_layernorm"
     up: str = "self_attn.kv_b_proj"
+    keys: str | None = None
+    """What makes latent vectors into keys, where it is stored apart from ``up``, and transposed."""
+    values: str | None = None
+    """What makes latent vectors into values, where it is stored apart from ``up``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -452,6 +456,45 @@ class DeltaNames:
     decay_bias: str = "linear_attn.dt_bias"
     norm: str = "linear_attn.norm"
     output: str = "linear_attn.out_proj"
+    num_tiled_keys: int | None = None
+    """The number of stored heads of keys, where each belongs to every so-manieth head of values,
+    and the decoder has keys for each head of values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSpaceNames:
+    """The names of the tensors of a `Mamba` or a `Mamba2`, after the name of the layer."""
+
+    input: str
+    convolution: str
+    parts: str
+    steps: str
+    step_bias: str
+    decay: str
+    skips: str
+    norm: str
+    part_norms: tuple[str, str, str]
+    output: str
+
+    @classmethod
+    def within(cls, module: str) -> "StateSpaceNames":
+        """The names of the parts of a module."""
+        return cls(
+            input=f"{module}.in_proj",
+            convolution=f"{module}.conv1d",
+            parts=f"{module}.x_proj",
+            steps=f"{module}.dt_proj",
+            step_bias=f"{module}.dt_bias",
+            decay=f"{module}.A_log",
+            skips=f"{module}.D",
+            norm=f"{module}.norm",
+            part_norms=(
+                f"{module}.dt_layernorm",
+                f"{module}.b_layernorm",
+                f"{module}.c_layernorm",
+            ),
+            output=f"{module}.out_proj",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -467,7 +510,9 @@ class LayerNames:
     convolution_input: str = "conv.in_proj"
     convolution: str = "conv.conv"
     convolution_output: str = "conv.out_proj"
-    state_space: str = "mamba"
+    state_space: StateSpaceNames = field(default_factory=lambda: StateSpaceNames.within("mamba"))
+    are_decays_logarithms: bool = True
+    """Whether the decay of states is stored as a logarithm, rather than as a negative number."""
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
     value_norm: str = "self_attn.v_norm"
@@ -520,6 +565,8 @@ class Names:
     """The possible prefixes of the names of the language model's tensors; the first that fits
     counts. Everything else in the checkpoint, such as a tower for images, is not read."""
     embedding: str = "embed_tokens"
+    layer: str = "layers"
+    """What the number of a layer follows."""
     final_norm: str = "norm"
     heads: tuple[str, ...] = ("lm_head",)
     input_table: str = "embed_tokens_per_layer"

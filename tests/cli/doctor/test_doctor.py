@@ -28,7 +28,7 @@ from shared.bus.rabbit import RabbitBus
 from shared.settings import WorkerSettings
 from tests.infra.test_rabbitmq_definitions import DEFINITIONS
 from tests.support.deployment.broker import Broker, RabbitNode
-from tests.worker.checkpoints.gguf_files import write_tiny_gguf
+from tests.worker.checkpoints.gguf_files import FOREIGN, write_tiny_gguf
 
 NOBODY = "amqp://worker:secret@127.0.0.1:1/warren"
 FREE_BYTES = 8 << 30
@@ -132,7 +132,7 @@ def test_a_gguf_file_is_looked_at_and_not_converted(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "no.gguf").write_bytes(b"text")
-    foreign = write_tiny_gguf(tmp_path / "m.gguf", architecture="gemma3")
+    foreign = write_tiny_gguf(tmp_path / "m.gguf", architecture=FOREIGN)
     damaged = write_tiny_gguf(tmp_path / "d.gguf", without="blk.1.ffn_down.weight")
 
     _, found = run(f"--model={foreign}", "--device=cpu")
@@ -142,7 +142,7 @@ def test_a_gguf_file_is_looked_at_and_not_converted(
     assert found["model"]["status"] == "ok"
     assert "m.gguf is a GGUF file, which a worker converts" in found["model"]["detail"]
     assert refused["model"]["status"] == lacking["model"]["status"] == "failure"
-    assert lacking["model"]["detail"].endswith("no tensor model.layers.1.mlp.down_proj.weight")
+    assert lacking["model"]["detail"].endswith("no tensor blk.1.ffn_down.weight")
     assert not (tmp_path / "cache" / "warren" / "converted").exists()
 
 

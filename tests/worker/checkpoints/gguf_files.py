@@ -12,6 +12,8 @@ HIDDEN, INTERMEDIATE, HEADS, LAYERS = 64, 96, 2, 2
 CHAT_TEMPLATE = "{% for m in messages %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
 _SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
+FOREIGN = "stablelm"
+"""An architecture that transformers reads, and our own decoders do not."""
 EOS_ID = 2
 NUM_PLAIN = len(_SPECIAL) + 256 + 2
 """The id of the first of the further tokens of a vocabulary of bytes."""
@@ -47,7 +49,7 @@ def write_tiny_gguf(
         writer.add_token_types([kinds.get(token, NORMAL) for token in tokens])
     add(writer)
     random = np.random.default_rng(seed)
-    shapes = _shapes(len(tokens), has_more_norms=architecture == "gemma3")
+    shapes = _shapes(len(tokens), architecture)
     for name, shape in shapes.items():
         if name == without:
             continue
@@ -95,7 +97,7 @@ def _add_tokenizer(writer: GGUFWriter, tokens: list[str], vocabulary: str) -> No
     writer.add_chat_template(CHAT_TEMPLATE)
 
 
-def _shapes(vocab_size: int, *, has_more_norms: bool) -> dict[str, tuple[int, ...]]:
+def _shapes(vocab_size: int, architecture: str) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         "token_embd.weight": (vocab_size, HIDDEN),
         "output_norm.weight": (HIDDEN,),
@@ -106,10 +108,14 @@ def _shapes(vocab_size: int, *, has_more_norms: bool) -> dict[str, tuple[int, ..
         shapes |= {f"{block}.ffn_{x}.weight": (INTERMEDIATE, HIDDEN) for x in ("gate", "up")}
         shapes[f"{block}.ffn_down.weight"] = (HIDDEN, INTERMEDIATE)
         shapes |= {f"{block}.{x}_norm.weight": (HIDDEN,) for x in ("attn", "ffn")}
-        if has_more_norms:
+        if architecture == FOREIGN:
+            shapes |= {f"{block}.{x}_norm.bias": (HIDDEN,) for x in ("attn", "ffn")}
+        if architecture == "gemma3":
             heads, outputs = ("attn_q", "attn_k"), ("post_attention", "post_ffw")
             shapes |= {f"{block}.{x}_norm.weight": (HIDDEN // HEADS,) for x in heads}
             shapes |= {f"{block}.{x}_norm.weight": (HIDDEN,) for x in outputs}
+    if architecture == FOREIGN:
+        shapes |= {"output_norm.bias": (HIDDEN,), "output.weight": (vocab_size, HIDDEN)}
     return shapes
 
 

@@ -362,13 +362,24 @@ def test_an_unknown_pre_tokenizer_is_refused_by_name(tmp_path: Path, pre: str | 
         convert.convert(path, tmp_path)
 
 
-def test_digits_are_split_off_where_the_file_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("pre", "pieces"),
+    [
+        ("smollm", "a | b 's Ġ 1 2 3 4 Ġx _ y"),
+        ("deepseek-llm", "a | b ' s Ġ 1234 Ġx _ y"),
+        ("deepseek-v3", "a |b 's Ġ 123 4 Ġx _y"),
+        ("glm4", "a |b 's Ġ 123 4 Ġx _y"),
+        ("seed-coder", "a |b 's Ġ 1 2 3 4 Ġx _y"),
+    ],
+)
+def test_text_is_split_as_the_file_says(tmp_path: Path, pre: str, pieces: str) -> None:
     path = without_entries("tokenizer.ggml.pre")(
-        tmp_path / "model.gguf", add=lambda writer: writer.add_tokenizer_pre("smollm")
+        tmp_path / "model.gguf", add=lambda writer: writer.add_tokenizer_pre(pre)
     )
-    convert.convert(path, tmp_path)
+    convert.convert(path, tmp_path, has_weights=False)
     splits = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).pre_tokenizer
-    assert [text for text, _ in splits.pre_tokenize_str("a 12")] == ["a", "Ġ", "1", "2"]
+    found = [text for text, _ in splits.pre_tokenize_str("a|b's 1234 x_y")]
+    assert found == pieces.split()
 
 
 @pytest.mark.parametrize("has_prefix", [True, False, None])

@@ -12,7 +12,7 @@ import pytest
 from gguf import GGUFWriter
 
 from shared.errors import StartupError
-from tests.worker.checkpoints.gguf_files import write_tiny_gguf
+from tests.worker.checkpoints.gguf_files import FOREIGN, write_tiny_gguf
 from tests.worker.checkpoints.hub import COMMIT, serve_hub
 from worker.checkpoints import conversions, convert, store
 from worker.checkpoints.cache import build_once, link
@@ -108,7 +108,7 @@ def test_a_gguf_file_of_a_native_architecture_is_described_and_neither_copied_no
 
 
 def test_a_gguf_file_is_not_converted_for_its_tokenizer(cache: Path, tmp_path: Path) -> None:
-    gguf = write_tiny_gguf(tmp_path / "tiny.gguf", architecture="gemma3")
+    gguf = write_tiny_gguf(tmp_path / "tiny.gguf", architecture=FOREIGN)
 
     directory = store.resolve_tokenizer(str(gguf))
 
@@ -145,7 +145,7 @@ def test_a_part_of_a_model_is_refused_without_the_others(cache: Path, tmp_path: 
 
 
 def test_two_processes_that_pull_at_once_convert_once(cache: Path, tmp_path: Path) -> None:
-    gguf = write_tiny_gguf(tmp_path / "tiny.gguf", architecture="gemma3")
+    gguf = write_tiny_gguf(tmp_path / "tiny.gguf", architecture=FOREIGN)
 
     processes = [start_pull(str(gguf)) for _ in range(2)]
     results = [json.loads(process.communicate()[0]) for process in processes]
@@ -386,7 +386,7 @@ def test_a_gguf_file_that_cannot_be_converted_is_refused_and_leaves_nothing(
     cache: Path, tmp_path: Path
 ) -> None:
     path = write_tiny_gguf(
-        tmp_path / "tiny.gguf", architecture="gemma3", without="blk.1.ffn_down.weight"
+        tmp_path / "tiny.gguf", architecture=FOREIGN, without="blk.1.ffn_down.weight"
     )
 
     with pytest.raises(StartupError, match=r"tiny\.gguf cannot be converted: it lacks weights"):
@@ -398,7 +398,7 @@ def test_a_gguf_file_that_cannot_be_converted_is_refused_and_leaves_nothing(
 def test_a_gguf_file_that_is_replaced_while_it_is_imported_is_refused_and_leaves_nothing(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", architecture="gemma3")
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", architecture=FOREIGN)
 
     def replaced(directory: Path, build: Callable[[Path], None]) -> Path:
         path.write_bytes(path.read_bytes() + b"other")
@@ -412,12 +412,21 @@ def test_a_gguf_file_that_is_replaced_while_it_is_imported_is_refused_and_leaves
     assert [file.suffix for file in (cache / "converted").iterdir()] == [".lock"]
 
 
+def test_an_architecture_that_nobody_reads_is_named_with_those_that_are_read(
+    cache: Path, tmp_path: Path
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", architecture="grok")
+
+    with pytest.raises(StartupError, match=r"architecture grok, .* gpt-oss, .* converts bloom, "):
+        store.resolve(str(path))
+
+
 def test_the_reason_why_a_file_cannot_be_converted_is_that_of_the_program(
     cache: Path, tmp_path: Path
 ) -> None:
     path = write_tiny_gguf(
         tmp_path / "tiny.gguf",
-        architecture="gemma3",
+        architecture=FOREIGN,
         add=lambda writer: writer.add_uint16("split.count", 3),
     )
 

@@ -1,5 +1,6 @@
 """A GGUF file served from itself computes what transformers computes from it."""
 
+import re
 import shutil
 from functools import partial
 from pathlib import Path
@@ -94,5 +95,5 @@ def test_a_file_without_a_tensor_is_refused_by_its_name(
     path = write_tiny_gguf(tmp_path / "tiny.gguf", without=without)
     directory = served_from(path, description)
     for load in (rehearse, partial(load_decoder, device=CPU)):
-        with pytest.raises(StartupError, match=r"no tensor model\.layers\.\d\."):
+        with pytest.raises(StartupError, match=f"no tensor {re.escape(without)}"):
             load(directory)

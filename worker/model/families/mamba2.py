@@ -3,7 +3,7 @@
 from math import inf
 
 from worker.model.config import Config, NotNative
-from worker.model.spec import Layer, LayerNames, Mamba2, ModelSpec, Names, Norm
+from worker.model.spec import Layer, LayerNames, Mamba2, ModelSpec, Names, Norm, StateSpaceNames
 
 _DEFAULTS = {
     "vocab_size": 32_768,
@@ -19,7 +19,7 @@ _DEFAULTS = {
     "use_conv_bias": True,
 }
 NAMES = Names(
-    layers=LayerNames(state_space="mixer", before_attention="norm"),
+    layers=LayerNames(state_space=StateSpaceNames.within("mixer"), before_attention="norm"),
     prefixes=("backbone.",),
     embedding="embeddings",
     final_norm="norm_f",

@@ -6,7 +6,7 @@ from typing import Any
 
 from shared.errors import StartupError
 from worker.model.config import Config
-from worker.model.families import glm4_moe
+from worker.model.families import glm4_moe, mamba2
 from worker.model.families.mamba2 import require_silu
 from worker.model.spec import Experts, Layer, LayerNames, Mamba2, Mlp, ModelSpec, Names, Norm
 
@@ -36,7 +36,7 @@ _NAMES = Names(
     layers=LayerNames(
         qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
         attention_output="mixer.o_proj",
-        state_space="mixer",
+        state_space=mamba2.NAMES.layers.state_space,
         before_attention="norm",
         before_feed_forward="norm",
         gate_up=("mixer.up_proj",),

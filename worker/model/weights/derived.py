@@ -73,10 +73,16 @@ class DerivedSource:
         return name in self._made or self._source.has(name)
 
     def kind(self, name: str) -> str:
-        return _KINDS[self.get(name).dtype] if name in self._made else self._source.kind(name)
+        made = self._made.get(name)
+        if isinstance(made, SelectedRows):
+            return self._source.kind(made.name)
+        return self._source.kind(name) if made is None else _KINDS[self.get(name).dtype]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.get(name).shape) if name in self._made else self._source.shape(name)
+        made = self._made.get(name)
+        if isinstance(made, SelectedRows):
+            return made.num_outputs(), *self._source.shape(made.name)[1:]
+        return self._source.shape(name) if made is None else tuple(self.get(name).shape)
 
     def get(self, name: str) -> Tensor:
         return self._made[name](self._source) if name in self._made else self._source.get(name)
@@ -132,14 +138,16 @@ def latent_heads(spec: Attention, latent: Latent, names: LatentNames, prefix: st
     keys and values of them; and rotary elements in the order in which halves are rotated."""
     stored, size = f"{prefix}{names.up}.weight", latent.key_dim + latent.value_dim
     keys, values = slice(latent.key_dim), slice(latent.key_dim, size)
-    made: Made = {
-        f"{prefix}{absorbing(names)}.weight": HeadMatrices(
-            stored, spec.num_heads, size, latent.rank, keys, is_transposed=True
-        ),
-        f"{prefix}{expanding(names)}.weight": HeadMatrices(
-            stored, spec.num_heads, size, latent.rank, values
-        ),
-    }
+    made: Made = {}
+    if names.keys is None and names.values is None:
+        made = {
+            f"{prefix}{absorbing(names)}.weight": HeadMatrices(
+                stored, spec.num_heads, size, latent.rank, keys, is_transposed=True
+            ),
+            f"{prefix}{expanding(names)}.weight": HeadMatrices(
+                stored, spec.num_heads, size, latent.rank, values
+            ),
+        }
     order = None if spec.rope is None else rotated_order(spec.rope, spec.rotated_dim)
     if order is None:
         return made
@@ -156,12 +164,12 @@ def latent_heads(spec: Attention, latent: Latent, names: LatentNames, prefix: st
 
 def absorbing(names: LatentNames) -> str:
     """The name of the matrix that latent vectors are made into keys with."""
-    return f"{names.up}.keys"
+    return names.keys or f"{names.up}.keys"
 
 
 def expanding(names: LatentNames) -> str:
     """The name of the matrix that latent vectors are made into values with."""
-    return f"{names.up}.values"
+    return names.values or f"{names.up}.values"
 
 
 def rotated_heads(spec: Attention, names: LayerNames, prefix: str) -> Made:
@@ -220,6 +228,8 @@ def gate_name(queries: str) -> str:
 def delta_heads(spec: DeltaNet, names: DeltaNames, prefix: str) -> Made:
     """Single matrices in which the parts of each key head are together, with all heads of each part
     together; empty if they are stored like this."""
+    if names.num_tiled_keys is not None:
+        return _with_own_keys(spec, names, names.num_tiled_keys, prefix)
     num_shared = spec.num_heads // spec.num_key_heads
     values = num_shared * spec.value_dim
     parts = {
@@ -234,6 +244,16 @@ def delta_heads(spec: DeltaNet, names: DeltaNames, prefix: str) -> Made:
             name = f"{prefix}{stems[0]}.weight"
             made[name] = _reordered(name, order)
     return made
+
+
+def _with_own_keys(spec: DeltaNet, names: DeltaNames, num_keys: int, prefix: str) -> Made:
+    """Queries, keys and values, and their convolution, with the queries and keys of each head of
+    values: these heads are stored in the order in which they have all keys again and again."""
+    size, num_values = num_keys * spec.key_dim, spec.num_heads * spec.value_dim
+    heads = torch.arange(size).view(num_keys, -1)[torch.arange(spec.num_heads) % num_keys].flatten()
+    rows = torch.cat((heads, heads + size, torch.arange(num_values) + 2 * size))
+    stored = (f"{prefix}{name}.weight" for name in (names.inputs[0], names.convolution[0]))
+    return {name: SelectedRows(name, rows, 2 * size + num_values) for name in stored}
 
 
 def _reordered(name: str, rows: Tensor) -> SelectedRows:

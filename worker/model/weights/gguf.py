@@ -1,10 +1,11 @@
-"""GGUF files as a source of tensors, by the names of Hugging Face's checkpoints."""
+"""GGUF files as a source of tensors."""
 
+import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,36 +17,51 @@ from worker.checkpoints.gguf_file import KINDS, GgufTensor, end_of, read_header
 from worker.checkpoints.progress import LoggedProgress
 
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_TOP = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-_IN_CONFIG = "rope_freqs.weight"
+_OF_EXPERT = re.compile(r"(.*_exps)\.(\d+)(\.\w+)")
+"""An expert's matrix or bias, in a tensor that holds those of all experts."""
+_IN_CONFIG = re.compile(r"(?:blk\.\d+\.)?rope_(?:freqs|factors_long|factors_short)\.weight")
 """The divisors of rotary frequencies, which config.json has as parameters."""
-_INTERLEAVED = {"llama": {"attn_q": "head_count", "attn_k": "head_count_kv"}}
-"""The tensors of an architecture whose heads llama.cpp rotates by adjacent pairs, with the entries
-that count these heads. Hugging Face rotates the halves of a head."""
+
+_Shape: TypeAlias = tuple[int, ...]
+
+
+def _in_one(shape: _Shape) -> _Shape:
+    return (math.prod(shape),)
+
+
+def _in_rows(shape: _Shape) -> _Shape:
+    return math.prod(shape[:-1]), shape[-1]
+
+
+def _as_convolution(shape: _Shape) -> _Shape:
+    return math.prod(shape[:-1]), 1, shape[-1]
+
+
+def _without_ones(shape: _Shape) -> _Shape:
+    return tuple(length for length in shape if length > 1) or (1,)
+
+
+_VIEWS: Mapping[str, Callable[[_Shape], _Shape]] = {
+    "attn_k_b.weight": _in_rows,
+    "attn_v_b.weight": _in_rows,
+    "exp_probs_b.bias": _in_one,
+    "ffn_gate_inp_shexp.weight": _in_rows,
+    "shortconv.conv.weight": _as_convolution,
+    "ssm_a": _without_ones,
+    "ssm_conv1d.weight": _as_convolution,
+    "ssm_d": _in_one,
+    "ssm_norm.weight": _in_one,
+}
+"""The shapes of tensors that files have with other dimensions than Hugging Face's checkpoints, by
+what follows the number of the layer. The elements have the same order."""
 
 
 class GgufSource:
-    """A `TensorSource` over the files of a model, mapped into memory.
+    """A `TensorSource` over the files of a model, mapped into memory, by the files' own names.
 
-    Matrices in blocks are [outputs, blocks of a row, bytes of a block]. Raises `StartupError` if a
-    file is corrupt.
+    A tensor of all experts is also there as a tensor for each: ``blk.0.ffn_up_exps.weight`` has
+    the matrix ``blk.0.ffn_up_exps.3.weight``. Matrices in blocks are [outputs, blocks of a row,
+    bytes of a block]. Raises `StartupError` if a file is corrupt.
     """
 
     container: ClassVar[str] = "GGUF"
@@ -53,19 +69,21 @@ class GgufSource:
     def __init__(self, directory: Path, files: Sequence[Path], *, has_data: bool = True) -> None:
         """Without ``has_data``, only headers are read, and tensors are on the meta device."""
         self.directory = directory
-        self._tensors: dict[str, tuple[Tensor, str, GgufTensor]] = {}
+        self._tensors: dict[str, tuple[Tensor, GgufTensor]] = {}
         headers = [read_header(path) for path in files]
-        self._architecture = headers[0].architecture
-        self._entries = headers[0].entries
+        self.architecture = headers[0].architecture
+        """llama.cpp's name of the model's family."""
         for path, header in zip(files, headers, strict=True):
             size = path.stat().st_size
             content = _mapped(path) if has_data else _without_data(size)
             if any(end_of(tensor) > size for tensor in header.tensors.values()):
                 raise StartupError(f"{path.name} is truncated")
-            for name, tensor in header.tensors.items():
-                if name != _IN_CONFIG:
-                    self._tensors[_name(name)] = (content, name, tensor)
-        self._unread = set(self._tensors)
+            self._tensors |= {
+                name: (content, tensor)
+                for name, tensor in header.tensors.items()
+                if not _IN_CONFIG.fullmatch(name)
+            }
+        self._read: set[str] = set()
         self._num_bytes = sum(path.stat().st_size for path in files)
         self._num_bytes_read = 0
         self._progress = LoggedProgress()
@@ -81,7 +99,7 @@ class GgufSource:
     @property
     def main_kind(self) -> str:
         """How most matrices of layers are stored."""
-        matrices = [n for n in self._tensors if ".layers." in n and len(self.shape(n)) > 1]
+        matrices = [n for n in self._tensors if n.startswith("blk.") and len(self.shape(n)) > 1]
         ((kind, _),) = Counter(self.kind(name) for name in matrices).most_common(1) or [("", 0)]
         return kind
 
@@ -91,38 +109,48 @@ class GgufSource:
 
     @property
     def unread(self) -> list[str]:
-        return sorted(self._unread)
+        return sorted(set(self._tensors) - {_of_all(name) for name in self._read})
 
     def has(self, name: str) -> bool:
-        return name in self._tensors
+        return _of_all(name) in self._tensors
 
     def kind(self, name: str) -> str:
-        number = self._stored(name)[2].kind
+        number = self._stored(name)[1].kind
         return KINDS.get(number, f"type {number}")
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self._stored(name)[2].shape
+        shape = self._stored(name)[1].shape
+        if (found := _OF_EXPERT.fullmatch(name)) is not None:
+            if int(found[2]) >= shape[0]:
+                raise StartupError(f"{_of_all(name)} has {shape[0]} experts, config.json says more")
+            return shape[1:]
+        view = _VIEWS.get(re.sub(r"^blk\.\d+\.", "", name))
+        return shape if view is None else view(shape)
 
     def get(self, name: str) -> Tensor:
-        content, stored_name, tensor = self._stored(name)
-        kind, shape = self.kind(name), tensor.shape
+        content, tensor = self._stored(name)
+        kind, shape, start = self.kind(name), self.shape(name), tensor.start
         if kind not in BLOCKS and kind not in _FLOATS:
-            raise StartupError(f"{stored_name} is stored as {kind}, which is not supported")
-        held = content[tensor.start : end_of(tensor)]
+            raise StartupError(f"{name} is stored as {kind}, which is not supported")
+        num_bytes = end_of(tensor) - start
+        if (found := _OF_EXPERT.fullmatch(name)) is not None:
+            num_bytes //= tensor.shape[0]
+            start += int(found[2]) * num_bytes
+        held = content[start : start + num_bytes]
         if kind in _FLOATS:
             values = held.view(_FLOATS[kind]).view(shape)
         else:
             size = BLOCKS[kind]
             if shape[-1] % size.inputs:
                 raise StartupError(
-                    f"{stored_name} has {shape[-1]} inputs, {kind} has a multiple of {size.inputs}"
+                    f"{name} has {shape[-1]} inputs, {kind} has a multiple of {size.inputs}"
                 )
             values = held.view(*shape[:-1], shape[-1] // size.inputs, size.num_bytes)
-        if name in self._unread:
-            self._unread.discard(name)
+        if name not in self._read:
+            self._read.add(name)
             self._num_bytes_read += held.nbytes
             self._progress("weights", self._num_bytes_read, self._num_bytes)
-        return self._in_halves(stored_name, values)
+        return values
 
     def check_shape(self, names: list[str], shape: tuple[int, ...]) -> None:
         check_stacked(names, [self.shape(name) for name in names], shape)
@@ -135,24 +163,16 @@ class GgufSource:
         self.check_shape(names, shape)
         return torch.cat([self.get(name).to(device, dtype) for name in names])
 
-    def _stored(self, name: str) -> tuple[Tensor, str, GgufTensor]:
-        if name not in self._tensors:
-            raise StartupError(f"the checkpoint has no tensor {name}")
-        return self._tensors[name]
+    def _stored(self, name: str) -> tuple[Tensor, GgufTensor]:
+        """The content of a tensor's file, and the tensor there, which may hold all experts."""
+        if (whole := _of_all(name)) not in self._tensors:
+            raise StartupError(f"the checkpoint has no tensor {whole}")
+        return self._tensors[whole]
 
-    def _in_halves(self, stored_name: str, rows: Tensor) -> Tensor:
-        """The rows in Hugging Face's order, as in transformers' ``LlamaTensorProcessor``."""
-        counts = _INTERLEAVED.get(self._architecture, {})
-        match = re.fullmatch(r"blk\.\d+\.(\w+)\.(?:weight|bias)", stored_name)
-        if match is None or match[1] not in counts:
-            return rows
-        prefix = f"{self._architecture}.attention"
-        num_heads = self._entries.get(f"{prefix}.{counts[match[1]]}")
-        num_heads = num_heads or self._entries.get(f"{prefix}.head_count") or 0
-        if not num_heads or len(rows) % (2 * num_heads):
-            raise StartupError(f"{stored_name} has {len(rows)} outputs in {num_heads} heads")
-        heads = torch.arange(len(rows)).view(num_heads, -1, 2)
-        return rows[heads.transpose(1, 2).flatten()]
+
+def _of_all(name: str) -> str:
+    """The name of a tensor in the file: a tensor of all experts has no number of an expert."""
+    return _OF_EXPERT.sub(r"\1\3", name)
 
 
 def _mapped(path: Path) -> Tensor:
@@ -167,16 +187,3 @@ def _mapped(path: Path) -> Tensor:
 
 def _without_data(size: int) -> Tensor:
     return torch.empty(size, dtype=torch.uint8, device="meta")
-
-
-def _name(stored: str) -> str:
-    """A tensor's name in Hugging Face's checkpoints; others keep theirs."""
-    match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", stored)
-    if match is None:
-        return stored
-    layer, part, kind = match.groups()
-    names: Mapping[str, str] = _TOP if layer is None else _LAYER
-    if part not in names:
-        return stored
-    prefix = "" if layer is None else f"model.layers.{layer}."
-    return f"{prefix}{names[part]}.{kind}"

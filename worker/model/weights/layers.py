@@ -49,8 +49,8 @@ from worker.model.weights.weight import DenseWeight, Linear, Weight
 
 logger = logging.getLogger(__name__)
 
-_OF_FLOATS = (Dense.name, Quantized.name, Gguf.name)
-"""The formats of checkpoints whose small matrices are floats."""
+_OF_FLOATS = (Dense.name, Quantized.name)
+"""The formats of checkpoints whose small matrices are not read in these formats."""
 _WITHOUT_EFFECT = re.compile(
     r"(?:\w+\.)+layers\.\d+\.(?:(?:self_attn|mixer)\.(?:rotary_emb\.inv_freq"
     r"|(?:[kv]_proj\.)?[kv]_scale)|mlp\.experts\.\w+_activation_scale)"
@@ -292,7 +292,9 @@ class WeightReader:
         self, names: Sequence[str], shape: tuple[int, int], *, has_bias: bool = False
     ) -> Linear:
         """A small matrix, which is expanded if the checkpoint has it packed."""
-        stored_as = Dense() if self._format.name in _OF_FLOATS else self._format
+        stored_as = self._format
+        if stored_as.name in _OF_FLOATS:
+            stored_as = Gguf() if self.source.container == Gguf.name else Dense()
         target = Target(self._vector_dtype, self._target.device)
         weight = self._matrix(names, shape, stored_as, target)
         floats = weight.dense(target.dtype) if target.device.type != "meta" else None
@@ -373,10 +375,10 @@ class WeightReader:
     def _refuse_unread(self) -> None:
         left = [name for name in self._source.unread if not _WITHOUT_EFFECT.fullmatch(name)]
         if self._names.is_within:  # the other models of the checkpoint are not read
-            left = [name for name in left if name.startswith(f"{self._prefix}layers.")]
+            left = [one for one in left if one.startswith(f"{self._prefix}{self._names.layer}.")]
         if self._names.has_further_layers:
             layers = tuple(self._layer_prefix(index) for index in range(self._spec.num_layers))
-            further = f"{self._prefix}layers."
+            further = f"{self._prefix}{self._names.layer}."
             left = [n for n in left if n.startswith(layers) or not n.startswith(further)]
         further_parts = tuple(f"{self._prefix}{part}" for part in self._names.further_parts)
         left = [name for name in left if not name.startswith((*further_parts, *self._unused()))]
@@ -408,7 +410,7 @@ class WeightReader:
         self._refuse_unread()
 
     def _layer_prefix(self, index: int) -> str:
-        return f"{self._prefix}layers.{self._names.first_layer + index}."
+        return f"{self._prefix}{self._names.layer}.{self._names.first_layer + index}."
 
     def _made(self, source: TensorSource, stacked_parts: Mapping[str, str]) -> Iterator[Made]:
         """The tensors that are not stored as they are used."""

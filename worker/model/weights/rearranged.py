@@ -61,6 +61,11 @@ class SelectedRows(Rearranged):
     def num_outputs(self) -> int:
         return len(self.rows)
 
+    def is_packed(self, source: TensorSource) -> bool:
+        """A tensor of ggml's blocks has its rows in its first dimension, as a tensor of floats."""
+        is_in_rows = source.container == "GGUF" and source.has(self.name)
+        return not is_in_rows and Rearranged.is_packed(self, source)
+
     def weight(self, read: ReadMatrix, inputs: int) -> Weight:
         return read(self.name, (self.num_rows, inputs)).selected(self.rows)
 

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from worker.checkpoints.architectures import architecture_of
 from worker.checkpoints.checkpoint import Checkpoint, weight_files
 from worker.checkpoints.gguf_file import gguf_files, read_header
 from worker.model.weights.gguf import GgufSource
@@ -86,7 +87,7 @@ def open_source(
         return Checkpoint(directory, has_data=has_data)
     if not any(directory.glob("*.safetensors")):
         return GgufSource(directory, files, has_data=has_data)
-    if quant_format is not None and read_header(files[0]).is_read_directly:
+    if quant_format is not None and architecture_of(read_header(files[0]).architecture):
         source = GgufSource(directory, files, has_data=has_data)
         if source.main_kind == quant_format:
             return source

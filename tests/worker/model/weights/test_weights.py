@@ -28,6 +28,7 @@ from worker.model.weights.formats.blocks import BlockWeight
 from worker.model.weights.formats.dense import Dense
 from worker.model.weights.formats.interface import Target
 from worker.model.weights.formats.registry import format_of
+from worker.model.weights.gguf_names import as_stored
 from worker.model.weights.layers import (
     DecoderWeights,
     ExpertWeights,
@@ -57,7 +58,8 @@ def reader_of(
     provider: Provider = "native",
     vector_dtype: torch.dtype | None = None,
 ) -> WeightReader:
-    source, config = open_source(directory, weight_format), config_of(directory)
+    source = open_source(directory, weight_format)
+    config = as_stored(config_of(directory), source)
     stored_as = format_of({}, source, weight_format)
     target = Target(dtype, CPU, provider)
     return WeightReader(source, config, stored_as, target, vector_dtype=vector_dtype)

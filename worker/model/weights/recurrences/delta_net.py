@@ -11,7 +11,7 @@ from kernels.native.packed import PackedWeight
 from kernels.native.recurrences import PackedConvolution, PackedDeltaNet, PackedRecurrence
 from kernels.providers import Ops
 from worker.model.spec import DeltaNet
-from worker.model.weights.recurrences.interface import LayerTensors, Recurrent
+from worker.model.weights.recurrences.interface import LayerTensors, Recurrent, decay_of
 from worker.model.weights.weight import Linear
 
 
@@ -22,11 +22,11 @@ class DeltaRule(Recurrent):
     inputs: Linear
     """Makes queries, keys and values; gates may follow."""
     rates: Linear
-    """[any, hidden_size]: how much of a correction is made, and how much fades."""
+    """[any, hidden_size]: how much of a correction is made, and how much decays."""
     taps: Tensor
     """[num_taps, size of queries, keys and values], the oldest token's first."""
     decay: Tensor
-    """[num_heads]: the factor of how much fades."""
+    """[num_heads]: the factor of how much decays."""
     decay_bias: Tensor
     """[num_heads], or a number for each element of the keys."""
     norm: Tensor
@@ -116,7 +116,7 @@ def read_delta_net(spec: DeltaNet, tensors: LayerTensors) -> DeltaNetLayer:
         inputs=tensors.linear(names.inputs, (spec.mixed_size + spec.values_size, hidden)),
         rates=tensors.float_linear(names.rates, (2 * spec.num_heads, hidden)),
         taps=taps[:, 0].t().contiguous(),
-        decay=tensors.floats(names.decay, heads).exp(),
+        decay=decay_of(tensors, names.decay, heads),
         decay_bias=tensors.floats(names.decay_bias, heads),
         norm=tensors.floats(f"{names.norm}.weight", (spec.value_dim,)),
         output=tensors.linear([names.output], (hidden, spec.values_size)),

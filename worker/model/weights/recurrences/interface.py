@@ -46,6 +46,12 @@ class LayerTensors(Protocol):
         ...
 
 
+def decay_of(tensors: LayerTensors, name: str, shape: tuple[int, ...]) -> Tensor:
+    """How fast each part of a state decays, as positive numbers, float32 [*shape]."""
+    stored = tensors.floats(name, shape)
+    return stored.exp() if tensors.names.are_decays_logarithms else -stored
+
+
 class Recurrent(ABC):
     """A recurrence with its weights."""
 

@@ -12,7 +12,7 @@ from kernels.native.recurrences import PackedKimiDelta, PackedRecurrence
 from kernels.providers import Ops
 from worker.model.spec import KimiDelta
 from worker.model.weights.recurrences.delta_net import DeltaRule
-from worker.model.weights.recurrences.interface import LayerTensors
+from worker.model.weights.recurrences.interface import LayerTensors, decay_of
 from worker.model.weights.weight import Linear
 
 
@@ -83,7 +83,7 @@ def read_kimi_delta(spec: KimiDelta, tensors: LayerTensors) -> KimiDeltaLayer:
         fading=tensors.float_linear([names.fading], (spec.size, spec.rank)),
         gates=tensors.float_linear([names.gates], (spec.size, spec.rank)),
         taps=taps[:, 0].t().contiguous(),
-        decay=tensors.floats(names.decay, (1, 1, spec.num_heads, 1)).flatten().exp(),
+        decay=decay_of(tensors, names.decay, (1, 1, spec.num_heads, 1)).flatten(),
         decay_bias=tensors.floats(names.decay_bias, (spec.size,)),
         norm=tensors.floats(f"{names.norm}.weight", (spec.head_dim,)),
         output=tensors.linear([names.output], (hidden, spec.size)),

@@ -11,7 +11,7 @@ from kernels.native.packed import PackedWeight
 from kernels.native.recurrences import PackedConvolution, PackedRecurrence, PackedSelectiveScan
 from kernels.providers import Ops
 from worker.model.spec import Mamba
-from worker.model.weights.recurrences.interface import LayerTensors, Recurrent
+from worker.model.weights.recurrences.interface import LayerTensors, Recurrent, decay_of
 from worker.model.weights.weight import Linear
 
 
@@ -88,29 +88,30 @@ class MambaLayer(Recurrent):
 
 def read_mamba(spec: Mamba, tensors: LayerTensors) -> MambaLayer:
     """Read the weights of a layer."""
-    stem, hidden, norm = tensors.names.state_space, tensors.hidden_size, spec.norm
-    taps = tensors.floats(f"{stem}.conv1d.weight", (spec.size, 1, spec.num_taps))
+    names, hidden, norm = tensors.names.state_space, tensors.hidden_size, spec.norm
+    taps = tensors.floats(f"{names.convolution}.weight", (spec.size, 1, spec.num_taps))
 
-    def norm_of(part: str, size: int) -> Tensor | None:
+    def norm_of(name: str, size: int) -> Tensor | None:
         has_weight = norm is not None and norm.has_weight
-        return tensors.floats(f"{stem}.{part}_layernorm.weight", (size,)) if has_weight else None
+        return tensors.floats(f"{name}.weight", (size,)) if has_weight else None
 
+    of_steps, of_writes, of_reads = names.part_norms
     return MambaLayer(
         spec=spec,
-        inputs=tensors.linear([f"{stem}.in_proj"], (2 * spec.size, hidden), has_bias=spec.has_bias),
+        inputs=tensors.linear([names.input], (2 * spec.size, hidden), has_bias=spec.has_bias),
         taps=taps[:, 0].t().contiguous(),
-        bias=tensors.floats(f"{stem}.conv1d.bias", (spec.size,))
+        bias=tensors.floats(f"{names.convolution}.bias", (spec.size,))
         if spec.has_convolution_bias
         else None,
         # The errors of packed numbers would add up in the states.
-        parts=tensors.float_linear([f"{stem}.x_proj"], (sum(spec.part_sizes), spec.size)),
+        parts=tensors.float_linear([names.parts], (sum(spec.part_sizes), spec.size)),
         norms=(
-            norm_of("dt", spec.rank),
-            norm_of("b", spec.state_dim),
-            norm_of("c", spec.state_dim),
+            norm_of(of_steps, spec.rank),
+            norm_of(of_writes, spec.state_dim),
+            norm_of(of_reads, spec.state_dim),
         ),
-        steps=tensors.float_linear([f"{stem}.dt_proj"], (spec.size, spec.rank), has_bias=True),
-        rates=-torch.exp(tensors.floats(f"{stem}.A_log", (spec.size, spec.state_dim))),
-        skips=tensors.floats(f"{stem}.D", (spec.size,)),
-        output=tensors.linear([f"{stem}.out_proj"], (hidden, spec.size), has_bias=spec.has_bias),
+        steps=tensors.float_linear([names.steps], (spec.size, spec.rank), has_bias=True),
+        rates=-decay_of(tensors, names.decay, (spec.size, spec.state_dim)),
+        skips=tensors.floats(names.skips, (spec.size,)),
+        output=tensors.linear([names.output], (hidden, spec.size), has_bias=spec.has_bias),
     )

@@ -11,7 +11,7 @@ from kernels.native.packed import PackedWeight
 from kernels.native.recurrences import PackedConvolution, PackedRecurrence, PackedStateSpace
 from kernels.providers import Ops
 from worker.model.spec import Mamba2
-from worker.model.weights.recurrences.interface import LayerTensors, Recurrent
+from worker.model.weights.recurrences.interface import LayerTensors, Recurrent, decay_of
 from worker.model.weights.weight import Linear
 
 
@@ -107,10 +107,10 @@ class Mamba2Layer(Recurrent):
 
 def read_mamba2(spec: Mamba2, tensors: LayerTensors) -> Mamba2Layer:
     """Read the weights of a layer."""
-    stem, hidden = tensors.names.state_space, tensors.hidden_size
+    names, hidden = tensors.names.state_space, tensors.hidden_size
     heads, convolved = (spec.num_heads,), spec.convolved_size
     factors = None
-    taps = tensors.floats(f"{stem}.conv1d.weight", (convolved, 1, spec.num_taps))
+    taps = tensors.floats(f"{names.convolution}.weight", (convolved, 1, spec.num_taps))
     if spec.factors is not None:
         of_outputs = [
             torch.full((size,), factor)
@@ -120,18 +120,16 @@ def read_mamba2(spec: Mamba2, tensors: LayerTensors) -> Mamba2Layer:
     return Mamba2Layer(
         spec=spec,
         inputs=tensors.linear(
-            [f"{stem}.in_proj"], (sum(spec.made_sizes), hidden), has_bias=spec.has_bias
+            [names.input], (sum(spec.made_sizes), hidden), has_bias=spec.has_bias
         ),
         factors=factors,
         taps=taps[:, 0].t().contiguous(),
-        bias=tensors.floats(f"{stem}.conv1d.bias", (convolved,))
+        bias=tensors.floats(f"{names.convolution}.bias", (convolved,))
         if spec.has_convolution_bias
         else None,
-        step_bias=tensors.floats(f"{stem}.dt_bias", heads),
-        rates=-torch.exp(tensors.floats(f"{stem}.A_log", heads)),
-        skips=tensors.floats(f"{stem}.D", heads),
-        norm=None if spec.norm is None else tensors.floats(f"{stem}.norm.weight", (spec.size,)),
-        output=tensors.linear(
-            [f"{stem}.out_proj"], (hidden, spec.size), has_bias=spec.has_output_bias
-        ),
+        step_bias=tensors.floats(names.step_bias, heads),
+        rates=-decay_of(tensors, names.decay, heads),
+        skips=tensors.floats(names.skips, heads),
+        norm=None if spec.norm is None else tensors.floats(f"{names.norm}.weight", (spec.size,)),
+        output=tensors.linear([names.output], (hidden, spec.size), has_bias=spec.has_output_bias),
     )

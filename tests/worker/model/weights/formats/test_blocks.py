@@ -24,45 +24,27 @@ from worker.model.weights.weight import Weight
 
 CPU = torch.device("cpu")
 TARGET = Target(torch.bfloat16, CPU, "native")
-HEADS, INPUTS = 4, 256
-LAYER = "model.layers.0."
-NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output": "lm_head",
-    "blk.0.attn_q": f"{LAYER}self_attn.q_proj",
-    "blk.0.attn_k": f"{LAYER}self_attn.k_proj",
-    "blk.0.attn_v": f"{LAYER}self_attn.v_proj",
-    "blk.0.attn_output": f"{LAYER}self_attn.o_proj",
-    "blk.0.ffn_gate": f"{LAYER}mlp.gate_proj",
-    "blk.0.ffn_up": f"{LAYER}mlp.up_proj",
-    "blk.0.ffn_down": f"{LAYER}mlp.down_proj",
-}
+INPUTS = 256
 NUM_ROWS = {"blk.0.attn_q": 32, "blk.0.attn_k": 16, "blk.0.attn_v": 16}
-QKV = [f"{LAYER}self_attn.{name}_proj.weight" for name in "qkv"]
-DOWN, EMBEDDING, HEAD = (
-    f"{LAYER}mlp.down_proj.weight",
-    "model.embed_tokens.weight",
-    "lm_head.weight",
+NAMES = (
+    *("token_embd", "output", *NUM_ROWS, "blk.0.attn_output"),
+    *("blk.0.ffn_gate", "blk.0.ffn_up", "blk.0.ffn_down"),
 )
+QKV = [f"{name}.weight" for name in NUM_ROWS]
+DOWN, EMBEDDING, HEAD = "blk.0.ffn_down.weight", "token_embd.weight", "output.weight"
 
 
-def write_model(
-    directory: Path, kinds: dict[str, Kind], main: Kind, architecture: str = "llama"
-) -> dict[str, Tensor]:
-    """Write a GGUF file; returns what it holds, by Hugging Face's names.
+def write_model(directory: Path, kinds: dict[str, Kind], main: Kind) -> dict[str, Tensor]:
+    """Write a GGUF file; returns what it holds.
 
     ``kinds`` are the kinds of matrices that are not of the ``main`` kind.
     """
-    writer = gguf.GGUFWriter(directory / "model.gguf", architecture)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS // 2)
+    writer = gguf.GGUFWriter(directory / "model.gguf", "llama")
     held = {}
     for seed, name in enumerate(NAMES):
         kind, num_rows = kinds.get(name, main), NUM_ROWS.get(name, 24)
         packed = stored(kind, num_rows, seed)
-        held[f"{NAMES[name]}.weight"] = torch.tensor(gguf.dequantize(packed, kind))
-        if architecture == "llama" and name in ("blk.0.attn_q", "blk.0.attn_k"):
-            packed = interleaved(packed)
+        held[f"{name}.weight"] = torch.tensor(gguf.dequantize(packed, kind))
         writer.add_tensor(f"{name}.weight", packed, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -78,12 +60,6 @@ def stored(kind: Kind, num_rows: int, seed: int) -> np.ndarray[Any, Any]:
     return np.asarray(gguf.quantize(weight.numpy(), kind))
 
 
-def interleaved(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """As llama.cpp's ``convert_hf_to_gguf.py`` permutes queries and keys, of heads of 8."""
-    heads = rows.reshape(-1, 2, 4, rows.shape[-1])
-    return np.ascontiguousarray(heads.swapaxes(1, 2)).reshape(rows.shape)
-
-
 def read(directory: Path, *names: str, target: Target = TARGET) -> Weight:
     source = open_source(directory)
     num_rows = sum(source.shape(name)[0] for name in names)
@@ -94,10 +70,9 @@ def formats(weight: Weight) -> list[str]:
     return [rows.format for rows in weight.native_rows()]
 
 
-@pytest.mark.parametrize("architecture", ["llama", "qwen3"])
 @pytest.mark.parametrize("kind", [*sorted(PACKED_BLOCKS), "f32", "f16", "bf16"])
-def test_a_file_is_read_as_it_is(tmp_path: Path, kind: str, architecture: str) -> None:
-    held = write_model(tmp_path, {}, Kind[kind.upper()], architecture)
+def test_a_file_is_read_as_it_is(tmp_path: Path, kind: str) -> None:
+    held = write_model(tmp_path, {}, Kind[kind.upper()])
     floats = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
     target = Target(torch.float32, CPU, "native") if kind == "f32" else TARGET
     for names in (QKV, [DOWN], [EMBEDDING], [HEAD]):
@@ -192,26 +167,14 @@ def test_parts_of_a_model_are_one_source(tmp_path: Path) -> None:
     source = open_source(tmp_path)
 
     assert whole.exists()
-    assert source.has("model.layers.1.mlp.up_proj.weight")
+    assert source.has("blk.1.ffn_up.weight")
     assert torch.equal(read(tmp_path, DOWN).dense(torch.float32), held[DOWN])
 
 
 def test_another_shape_is_refused_by_name(tmp_path: Path) -> None:
     write_model(tmp_path, {}, Kind.Q8_0)
-    with pytest.raises(StartupError, match=r"down_proj\.weight has shape \(24, 256\), config.json"):
+    with pytest.raises(StartupError, match=r"ffn_down\.weight has shape \(24, 256\), config.json"):
         Gguf().read(open_source(tmp_path), [DOWN], (24, 512), TARGET)
-
-
-def test_heads_that_do_not_divide_the_outputs_are_refused(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
-    writer.add_head_count(3)
-    writer.add_tensor("blk.0.attn_q.weight", np.ones((32, 32), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    with pytest.raises(StartupError, match=r"attn_q\.weight has 32 outputs in 3 heads"):
-        open_source(tmp_path).get(QKV[0])
 
 
 def quantized(directory: Path, quant_format: QuantFormat, *names: str) -> Weight:
@@ -271,11 +234,11 @@ def test_in_a_stack_of_floats_and_blocks_all_are_quantized(tmp_path: Path) -> No
 
 def test_inputs_that_do_not_fill_blocks_are_refused(tmp_path: Path) -> None:
     save_file({DOWN: torch.ones(8, 48)}, tmp_path / "model.safetensors")
-    with pytest.raises(StartupError, match=r"down_proj.* has 48 inputs, q4_1 needs a multiple of"):
+    with pytest.raises(StartupError, match=r"ffn_down.* has 48 inputs, q4_1 needs a multiple of"):
         Quantized("q4_1").read(open_source(tmp_path), [DOWN], (8, 48), TARGET)
 
 
 def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
     save_file({DOWN: torch.full((8, 64), torch.nan)}, tmp_path / "model.safetensors")
-    with pytest.raises(StartupError, match=r"down_proj\.weight cannot be packed as q4_0: .* NaN"):
+    with pytest.raises(StartupError, match=r"ffn_down\.weight cannot be packed as q4_0: .* NaN"):
         Quantized("q4_0").read(open_source(tmp_path), [DOWN], (8, 64), TARGET)

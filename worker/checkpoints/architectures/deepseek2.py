@@ -1,0 +1,85 @@
+"""DeepSeek V2 and V3, and GLM 4.7 Flash, with attention over latent vectors."""
+
+import math
+from typing import Any
+
+from shared.errors import StartupError
+from worker.checkpoints.architectures.interface import Architecture, GgufModel
+
+_SOFTMAX, _SIGMOID = 1, 2
+_GROWTH = 0.1
+"""What files multiply ``mscale_all_dim`` with."""
+
+
+def read(model: GgufModel) -> dict[str, Any]:
+    if model.get("attention.kv_lora_rank") is None or not model.size("expert_count", 0):
+        raise StartupError("the GGUF file's deepseek2 has no latent vectors or no experts")
+    config = {
+        **model.decoder(),
+        **model.experts("n_routed_experts"),
+        "attention_bias": model.has("blk.attn_kv_a_mqa.bias"),
+        "first_k_dense_replace": model.size("leading_dense_block_count", 0),
+        "moe_intermediate_size": model.size("expert_feed_forward_length"),
+        "n_shared_experts": model.size("expert_shared_count"),
+        "n_group": model.size("expert_group_count", 1),
+        "topk_group": model.size("expert_group_used_count", 1),
+        "routed_scaling_factor": model.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": bool(model.get("expert_weights_norm")),
+        "rope_parameters": _rope(model),
+        "rope_interleave": True,
+        **latent(model),
+    }
+    return config | (_sigmoid(model) if _scores(model) == _SIGMOID else _softmax(config))
+
+
+def latent(model: GgufModel) -> dict[str, Any]:
+    """The sizes of attention over latent vectors. Files from before 2025-04 store the lengths of
+    heads where later files store what the cache holds."""
+    rotated = model.size("rope.dimension_count")
+    key = model.size("attention.key_length_mla", 0) or model.size("attention.key_length")
+    value = model.size("attention.value_length_mla", 0) or model.size("attention.value_length")
+    return {
+        "num_key_value_heads": model.size("attention.head_count"),
+        "q_lora_rank": model.get("attention.q_lora_rank"),
+        "kv_lora_rank": model.size("attention.kv_lora_rank"),
+        "qk_rope_head_dim": rotated,
+        "qk_nope_head_dim": key - rotated,
+        "v_head_dim": value,
+    }
+
+
+def _scores(model: GgufModel) -> int:
+    """What the router's outputs become, which old files do not say."""
+    default = _SIGMOID if model.has("blk.exp_probs_b.bias") else _SOFTMAX
+    return model.size("expert_gating_func", 0) or default
+
+
+def _sigmoid(model: GgufModel) -> dict[str, Any]:
+    if not model.has("blk.exp_probs_b.bias"):
+        raise StartupError("the GGUF file's deepseek2 has no exp_probs_b.bias")
+    return {"model_type": "deepseek_v3"}
+
+
+def _softmax(config: dict[str, Any]) -> dict[str, Any]:
+    method = "group_limited_greedy" if config["n_group"] > 1 else "greedy"
+    return {"model_type": "deepseek_v2", "topk_method": method}
+
+
+def _rope(model: GgufModel) -> dict[str, Any]:
+    """Attention grows with the factor that extends the context, and rotated elements do not, as
+    ``mscale`` is ``mscale_all_dim`` in the published configurations."""
+    growth = model.number("rope.scaling.yarn_log_multiplier", 0.0) / _GROWTH
+    factor = model.number("rope.scaling.factor", 1.0)
+    if model.get("rope.scaling.type") != "yarn" or not math.isfinite(factor) or factor <= 1:
+        return model.rope()
+    return model.rope(
+        rope_type="yarn",
+        factor=factor,
+        original_max_position_embeddings=model.size("rope.scaling.original_context_length"),
+        beta_fast=model.number("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=model.number("rope.scaling.yarn_beta_slow", 1.0),
+        **({"mscale": round(growth, 6), "mscale_all_dim": round(growth, 6)} if growth else {}),
+    )
+
+
+ARCHITECTURE = Architecture(name="deepseek2", read=read, rotates_pairs=True)
