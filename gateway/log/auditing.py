@@ -12,6 +12,7 @@ the odd one.
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from hashlib import blake2b
@@ -25,7 +26,7 @@ from gateway.log.cursor import LogEnd, LogFacts
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog, ReplyQueues, new_id
 from shared.errors import WarrenError
-from shared.log import TokenChain
+from shared.log import LogReader, TokenChain
 from shared.messages import ChatPrompt, GenerationJob, JobClass
 from shared.telemetry import incidents
 from shared.telemetry.metrics import Catalog
@@ -38,6 +39,7 @@ _MAX_TRIES = 4
 """An audit that comes to the worker that it audits is published again."""
 _MAX_AT_ONCE = 4
 _MAX_WAITING = 64
+_MAX_DIFFERENCES = 20
 _PATIENCE_S = 600.0
 """Seconds after which an audit is given up: batch jobs wait for free slots."""
 
@@ -70,6 +72,21 @@ class Audited(NamedTuple):
 
     worker: str
     difference: Disagreement | None
+
+
+class AuditFinding(NamedTuple):
+    """An answer about which two workers disagree."""
+
+    found_at: float
+    """Unix time in seconds."""
+    request_id: str
+    model: str
+    worker: str
+    """The worker whose answer was sent."""
+    other_worker: str
+    suspect: str | None
+    """The worker with which a third worker disagrees; None if there is none."""
+    disagreement: Disagreement
 
 
 class Opens(Protocol):
@@ -114,21 +131,30 @@ class Auditor:
         self._clock = clock
         self._turns = asyncio.Semaphore(_MAX_AT_ONCE)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._audits: Counter = catalog.counter(
+        self.differences: deque[AuditFinding] = deque(maxlen=_MAX_DIFFERENCES)
+        """The newest differences, in order."""
+        self.outcomes: Counter = catalog.counter(
             "warren_gateway_audits_total",
             "Answers that were to be computed again by another worker, by the outcome: equal, "
-            "different, or skipped, because no other worker was there or free.",
+            "different, or skipped, because no other worker was there or free, or because several "
+            "workers or a worker without exact numerics had computed the answer.",
             "model",
             "outcome",
         )
+        """Audits, by model and outcome."""
 
     def consider(self, relay: LogRelay) -> None:
         """Audit the answer of a relay that has ended, if it is drawn."""
-        answer = self._audited(relay)
-        if answer is None:
+        job = relay.job
+        if job is None or relay.cursor.end is not LogEnd.FINISHED:
             return
-        if len(self._tasks) >= _MAX_WAITING:
-            self._count(answer, "skipped")
+        for outcome in OUTCOMES:  # a counter that begins with its first event shows no increase
+            self.outcomes.labels(job.model, outcome)
+        if not is_drawn(relay.request_id, self._share):
+            return
+        answer = self._audited(job, relay.cursor.reader)
+        if answer is None or len(self._tasks) >= _MAX_WAITING:
+            self._count(job.model, "skipped")
             return
         task = asyncio.create_task(self._audit(answer))
         self._tasks.add(task)
@@ -139,35 +165,32 @@ class Auditor:
         for task in self._tasks:
             task.cancel()
 
-    def _audited(self, relay: LogRelay) -> Answer | None:
-        """The answer of a relay, if it is to be audited: a single worker has computed all of it,
-        whose tokens depend on the request alone."""
-        reader, job = relay.cursor.reader, relay.job
-        if job is None or relay.cursor.end is not LogEnd.FINISHED or not reader.is_ended:
-            return None
-        for outcome in OUTCOMES:  # a counter that begins with its first event shows no increase
-            self._audits.labels(job.model, outcome)
-        if not is_drawn(relay.request_id, self._share) or reader.replaced is not None:
-            return None
+    def _audited(self, job: GenerationJob, reader: LogReader) -> Answer | None:
+        """The answer to a job, if it can be audited: a single worker has computed all of it, whose
+        tokens depend on the request alone."""
         announced = {one.worker: one for one in self._workers.of_model(job.model)}
         worker = announced.get(reader.worker or "")
-        if worker is None or not worker.is_exact or worker.numerics != reader.run_numerics:
+        if worker is None or reader.replaced is not None or not reader.is_ended:
+            return None
+        if not worker.is_exact or worker.numerics != reader.run_numerics:
             return None
         tokens = tuple(tuple(chain.token_ids) for chain in reader.chains)
         return Answer(job, worker.worker, worker.numerics, tokens)
 
     async def _audit(self, answer: Answer) -> None:
         facts = {"request_id": answer.job.request_id, "model": answer.job.model}
-        with incidents.survived("task", "answer not audited", **facts):
-            async with self._turns:
+        async with self._turns:
+            found: Audited | None = None
+            with incidents.survived("task", "answer not audited", **facts):
                 found = await self._recomputed(answer, {answer.worker})
-                outcome: Outcome = "skipped"
-                if found is not None:
-                    outcome = "equal" if found.difference is None else "different"
-                self._count(answer, outcome)
-                if found is not None and found.difference is not None:
-                    suspect = await self._suspect(answer, found, found.difference)
-                    _report(answer, found.worker, found.difference, suspect)
+            if found is None or found.difference is None:
+                self._count(answer.job.model, "skipped" if found is None else "equal")
+                return
+            self._count(answer.job.model, "different")
+            suspect: str | None = None
+            with incidents.survived("task", "answer not audited twice", **facts):
+                suspect = await self._suspect(answer, found, found.difference)
+            self._note(answer, found.worker, found.difference, suspect)
 
     async def _suspect(self, answer: Answer, found: Audited, differing: Disagreement) -> str | None:
         """The worker with which a third worker disagrees; None if there is no third worker, or if
@@ -254,8 +277,21 @@ class Auditor:
             trace={},
         )
 
-    def _count(self, answer: Answer, outcome: Outcome) -> None:
-        self._audits.labels(answer.job.model, outcome).inc()
+    def _count(self, model: str, outcome: Outcome) -> None:
+        self.outcomes.labels(model, outcome).inc()
+
+    def _note(self, answer: Answer, other: str, found: Disagreement, suspect: str | None) -> None:
+        difference = AuditFinding(
+            self._clock(),
+            answer.job.request_id,
+            answer.job.model,
+            answer.worker,
+            other,
+            suspect,
+            found,
+        )
+        self.differences.append(difference)
+        _report(difference)
 
 
 def is_drawn(request_id: str, share: float) -> bool:
@@ -265,16 +301,17 @@ def is_drawn(request_id: str, share: float) -> bool:
     return number < share * (1 << 64) and not request_id.startswith(PREFIX)
 
 
-def _report(answer: Answer, other: str, found: Disagreement, suspect: str | None) -> None:
+def _report(difference: AuditFinding) -> None:
+    found = difference.disagreement
     incidents.report(
         "audit",
         "workers disagree about an answer",
         None,
-        request_id=answer.job.request_id,
-        model=answer.job.model,
-        worker=answer.worker,
-        other_worker=other,
-        suspect=suspect,
+        request_id=difference.request_id,
+        model=difference.model,
+        worker=difference.worker,
+        other_worker=difference.other_worker,
+        suspect=difference.suspect,
         choice=found.choice,
         at_token=found.position,
         stated=found.stated,

@@ -202,13 +202,14 @@ class Hedging:
         """When each worker has last written to a log."""
         self._looked_at = clock()
         self._forget_at = self._looked_at + _FORGET_INTERVAL_S
-        self._hedges: Counter = catalog.counter(
+        self.outcomes: Counter = catalog.counter(
             "warren_gateway_hedges_total",
             "Requests that were given a second worker, by the outcome: won (the second worker "
             "wrote first), lost (the first did), or cancelled (the request ended before).",
             "model",
             "outcome",
         )
+        """Hedges, by model and outcome."""
 
     async def watch(self, current: Callable[[], Iterable[LogRelay]]) -> None:
         """Hedge the streams that ``current`` returns; never returns."""
@@ -415,7 +416,7 @@ class Hedging:
             learn = times.learn_outrun if outcome == "won" else times.learn
             learn(sent.worker, took_s)
         assert stream.relay.job is not None
-        self._hedges.labels(stream.relay.job.model, outcome).inc()
+        self.outcomes.labels(stream.relay.job.model, outcome).inc()
         self._write("hedge ended", stream, sent, outcome=outcome)
 
     def _write(self, event: str, stream: Watched, sent: SentHedge, **facts: object) -> None:

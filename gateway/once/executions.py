@@ -32,7 +32,8 @@ class Executions:
         self._ids = ExecutionIds(key)
         self._sources = sources
         self._running: dict[str, SharedExecution] = {}
-        self._requests = _requests(catalog)
+        self.requests = _requests(catalog)
+        """Requests that asked to be computed once, by model and result."""
         _gauge(catalog).set_function(lambda: len(self._running))
 
     def name(self, prefix: str, tenant: str, digest: str) -> tuple[str, str]:
@@ -126,7 +127,7 @@ class Executions:
 
     def count(self, model: str, share: str) -> None:
         """Count a request that asked to be computed once."""
-        self._requests.labels(model, share).inc()
+        self.requests.labels(model, share).inc()
 
     async def close(self) -> None:
         """Leave all logs to other gateways."""

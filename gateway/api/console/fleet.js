@@ -3,6 +3,7 @@
 import { attempt, json, request } from "./api.js";
 import { $, Table, ask, bar, count, day, duration, el, percent, plural, shortId, show, since, tag } from "./dom.js";
 import { lacksConsumer, problemsOf } from "./problems.js";
+import { showRuns } from "./runs.js";
 
 const LANES = { interactive: "Interactive", batch: "Batch", quick: "Embeddings and tokens", suspect: "Suspect" };
 const STREAM_STATES = { waiting: "waiting", running: "running", ended: "ended" };
@@ -204,6 +205,7 @@ export async function showStatus() {
   queues.show(status.queues.filter(({ lane, num_waiting: ready }) => lane !== "suspect" || ready));
   streams.show(allStreams(statuses));
   tenants.show(allTenants(statuses));
+  showRuns(statuses);
   keys.show(status.keys ?? []); // an older gateway lists none
   $("#problems").replaceChildren(...problemsOf(status).map(({ state, text }) => el("li", { className: state, textContent: text })));
   const numRequests = statuses.reduce((sum, { gateway }) => sum + gateway.num_requests, 0);

@@ -18,6 +18,14 @@ from gateway.api.openapi import answered
 from gateway.api.render.formats import decode_rendering
 from gateway.api.routes import json_response
 from gateway.api.routes.history import HistorySample, history_sample
+from gateway.api.routes.second_runs import (
+    WORKER_PREFIX,
+    DisagreementStatus,
+    ModelRuns,
+    disagreements,
+    id_of,
+    runs_by_model,
+)
 from gateway.fleet.queue_watch import QueueReading
 from gateway.intake.keys.api_key import ApiKey
 from gateway.log.cursor import LogEnd
@@ -32,7 +40,6 @@ from shared.version import VERSION
 
 MAX_STREAMS = 200
 _MAX_KEYS = 200
-_WORKER_PREFIX = "worker."
 _WORKER_ID = Path(description="The id of the worker, as `/admin/v1/status` lists it.")
 
 
@@ -153,6 +160,10 @@ class Status(Struct, frozen=True, kw_only=True):
     keys: Sequence[KeyStatus]
     """The API keys in the order of their file, at most 200."""
     num_dead_letters: int
+    runs: Sequence[ModelRuns]
+    """What became of hedges, audits and equal requests."""
+    disagreements: Sequence[DisagreementStatus]
+    """The newest 20 answers about which workers disagree, the newest first."""
     recent: HistorySample | None
     """The measurements of this gateway in its last interval of 15 seconds; null before the first
     interval has ended."""
@@ -181,6 +192,8 @@ def router(gateway: Gateway) -> APIRouter:
             tenants=[TenantStatus(tenant=tenant, **asdict(usage)) for tenant, usage in tenants],
             keys=[_key(key, gateway) for key in gateway.keys.known[:_MAX_KEYS]],
             num_dead_letters=gateway.queues.num_dead,
+            runs=runs_by_model(gateway),
+            disagreements=disagreements(gateway),
             recent=history_sample(gateway.samples.latest[-1]) if gateway.samples.latest else None,
         )
         return json_response(status)
@@ -195,7 +208,7 @@ def router(gateway: Gateway) -> APIRouter:
         """Make a worker exit once it has no more requests. It takes no new requests; running
         requests may finish within its `WARREN_DRAIN_GRACE_S` and then continue on other workers."""
         # Log lines name a worker by its address.
-        address = f"{_WORKER_PREFIX}{worker_id.removeprefix(_WORKER_PREFIX)}"
+        address = f"{WORKER_PREFIX}{worker_id.removeprefix(WORKER_PREFIX)}"
         if address not in {worker.worker for worker, _ in gateway.workers.announced()}:
             raise HTTPException(404, "There is no such worker.")
         command = Message(encode(Drain(is_immediate=immediate)))
@@ -242,7 +255,7 @@ def _state_of(worker: Announcement) -> Literal["serving", "engine_away", "leavin
 
 def _worker(worker: Announcement, heard_s: float) -> WorkerStatus:
     return WorkerStatus(
-        id=_id_of(worker.worker),
+        id=id_of(worker.worker),
         model=worker.model,
         state=_state_of(worker),
         engine=worker.engine,
@@ -292,14 +305,10 @@ def stream_status(relay: LogRelay) -> StreamStatus:
         tenant=tenant,
         model=model,
         state=state,
-        worker=_id_of(relay.worker) if relay.worker is not None else None,
+        worker=id_of(relay.worker) if relay.worker is not None else None,
         num_workers=len(relay.cursor.lost_runs),
         num_crashes=relay.cursor.reader.num_lost_runs,
         num_tokens=sum(len(chain.token_ids) for chain in relay.cursor.reader.chains),
         created_at=created_at or time.time(),
         is_detached=is_detached,
     )
-
-
-def _id_of(address: str) -> str:
-    return address.removeprefix(_WORKER_PREFIX)

@@ -339,19 +339,27 @@ async def test_usage_says_what_was_cached(known: LiveGateway) -> None:
     # The scripted worker records nothing.
     assert (await usage())["requests"] == 2
     assert await known.sample("warren_gateway_exact_requests_total") == 3
+    (runs,) = (await known.http.get("/admin/v1/status")).json()["runs"]
+    assert (runs["num_exact_miss"], runs["num_exact_hit"]) == (1, 2)
 
 
 async def test_a_stored_answer_is_read_by_another_gateway_after_its_log_is_gone(
     broker: MemoryBroker, worker: ScriptedWorker
 ) -> None:
     async with two(broker) as (here, there):
-        first = await ask(here)
-        await worker.bus.delete_queue(worker.jobs[0].message.reply_to)
-        again = await ask(there)
+        first = again = await ask(here)
+
+        async def is_stored() -> bool:
+            """The answer is stored soon after its client has it."""
+            nonlocal again
+            await worker.bus.delete_queue(worker.jobs[-1].message.reply_to)
+            again = await ask(there)
+            return again.headers["x-warren-cache"] == "hit"
+
+        await eventually(is_stored)
         stream_id = again.headers["x-request-id"]
         resumed = await there.http.get(f"/v1/streams/{stream_id}")
 
-    assert (first.headers["x-warren-cache"], again.headers["x-warren-cache"]) == ("miss", "hit")
+    assert first.headers["x-warren-cache"] == "miss"
     assert first.json()["choices"] == again.json()["choices"]
     assert resumed.status_code == 200
-    assert len(worker.jobs) == 1

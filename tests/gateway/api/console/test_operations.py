@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -198,6 +199,35 @@ async def behind_a_proxy(broker: MemoryBroker, page: Page) -> AsyncIterator[Sequ
             await hears_a_worker(gateway)
         yield gateways
         await page.unroute_all(behavior="wait")
+
+
+async def test_hedges_audits_and_equal_requests_are_counted_and_disagreements_are_listed(
+    page: Page, gateway: LiveGateway
+) -> None:
+    counts = {"num_hedges_won": 2, "num_hedges_lost": 1, "num_audits_equal": 30}
+    found = {"request_id": "chatcmpl-1", "model": "m", "at_token": 7, "found_at": time.time()}
+    workers = {"worker": "one", "other_worker": "two", "suspect": "two"}
+
+    async def add(route: Route) -> None:
+        status = await (await route.fetch()).json()
+        runs = [{**run, **counts} for run in status["runs"]]
+        await route.fulfill(json={**status, "runs": runs, "disagreements": [{**found, **workers}]})
+
+    await page.route("**/admin/v1/status", add)
+    await hears_a_worker(gateway)
+    headers = {"x-warren-cache": "exact"}
+    for _ in range(2):
+        await gateway.http.post("/v1/chat/completions", json=chat_body(seed=1), headers=headers)
+    await open_console(page, gateway, "fleet")
+
+    runs = page.get_by_role("table", name="Hedges, audits and equal requests").get_by_role("row")
+    shown = [MODEL, "2", "1", "0", "30", "0", "0", "1", "0"]
+    await expect(runs.nth(1).get_by_role("cell")).to_have_text(shown)
+    incident = page.get_by_role("table", name="Incidents").get_by_role("row").nth(1)
+    await expect(incident).to_contain_text("one and two")
+    await expect(page.locator("#problems .bad")).to_have_text("Workers disagree about 1 answer")
+    assert await faults(page) == []
+    await page.unroute_all(behavior="wait")
 
 
 async def test_what_gateways_behind_a_proxy_say_is_added_up(
