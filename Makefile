@@ -24,8 +24,8 @@ VLLM := $(shell command -v vllm)
 # The duration of `make soak`.
 MINUTES := 30
 QUESTION := What is the capital of France?
-# Of tests. Many wait for processes and brokers, so four keep two cores busy.
-NUM_PROCESSES := 4
+# Of tests. Many wait for processes and brokers, so six keep two cores busy.
+NUM_PROCESSES := 6
 YAML_RULES := {extends: default, rules: {document-start: disable, line-length: {max: 120}, \
 	indentation: {indent-sequences: whatever}}, ignore: [infra/helm/warren/templates]}
 

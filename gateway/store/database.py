@@ -230,7 +230,7 @@ class Database:
 
     @uncancelled
     async def _migrate(self) -> None:
-        await asyncio.to_thread(_known_revisions)  # to import all of them takes a while
+        await asyncio.to_thread(_revisions)  # to import all of them takes a while
         async with self.begin() as connection:
             # On SQLite, every transaction begins with the lock of the whole database.
             if not self.is_sqlite:
@@ -321,23 +321,26 @@ def _config() -> "Config":
 
 
 @cache
-def _known_revisions() -> frozenset[str]:
+def _revisions() -> tuple[str, ...]:
+    """The migrations of this version, the newest first."""
     config = _config()
     from alembic.script import ScriptDirectory
 
     scripts = ScriptDirectory.from_config(config).walk_revisions()
-    return frozenset(script.revision for script in scripts)
+    return tuple(script.revision for script in scripts)
 
 
 def _upgrade(connection: Connection) -> None:
     from alembic import command
     from alembic.migration import MigrationContext
 
-    known = _known_revisions()
+    newest, *_ = known = _revisions()
     current = MigrationContext.configure(connection).get_current_heads()
-    if not known.issuperset(current):
+    if current == (newest,):
+        return
+    if not set(current) <= set(known):
         # Migrations only add, so that gateways of two versions can share a database.
-        fields = {"revisions": sorted(set(current) - known)}
+        fields = {"revisions": sorted(set(current) - set(known))}
         logger.warning("a newer version has migrated the database", extra=fields)
         return
     config = _config()

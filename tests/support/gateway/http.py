@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from shared.messages import AdmissionRequest, decode_usage
 from shared.settings import GatewaySettings
 from tests.support import PATIENCE_S
 from tests.support.deployment.processes import NO_TLS
+from tests.support.gateway.databases import data_dir, migrated
 from tests.support.gateway.endpoints import analysed_once
 from tests.support.metrics import total
 from tests.support.tuning.options import split
@@ -59,8 +59,9 @@ async def live_gateway(place: Bus | MemoryBroker, /, **options: Any) -> AsyncIte
     """A gateway at a bus, or at a broker with a connection of its own. It has a database of its
     own, unless ``options`` say otherwise, which are settings and fields of `Tuning`."""
     tuning, options = split(Tuning, options)
-    with tempfile.TemporaryDirectory(prefix="warren-") as data_dir:
-        chosen = settings.load(GatewaySettings, **{**FAST, "data_dir": data_dir, **options})
+    await asyncio.to_thread(migrated)
+    with data_dir() as directory:
+        chosen = settings.load(GatewaySettings, **{**FAST, "data_dir": directory, **options})
         with listen(chosen) as listener:
             async with connected(place) as bus, opened(_app(chosen, bus, tuning), chosen) as server:
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -95,8 +96,9 @@ async def two_gateways(
     """Two gateways of a deployment, with a grace period for clients that disconnect, which does not
     end during a test."""
     options = {"secret": SECRET, "disconnect_grace_s": 60, **options}
-    with tempfile.TemporaryDirectory(prefix="warren-") as data_dir:
-        options = {"data_dir": data_dir, **options}
+    await asyncio.to_thread(migrated)
+    with data_dir() as directory:
+        options = {"data_dir": directory, **options}
         async with (
             live_gateway(broker, **options) as first,
             live_gateway(broker, **options) as second,
