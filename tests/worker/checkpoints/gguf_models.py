@@ -25,8 +25,9 @@ _ENTRIES: Mapping[str, tuple[str, ...]] = {
     "head_count": ("num_attention_heads",),
     "head_count_kv": ("num_key_value_heads",),
     "key_length": ("head_dim",),
+    "value_length": ("head_dim",),
     "layer_norm_rms_eps": ("rms_norm_eps", "norm_eps", "layer_norm_epsilon"),
-    "layer_norm_eps": ("norm_epsilon", "layer_norm_eps"),
+    "layer_norm_eps": ("norm_epsilon", "layer_norm_eps", "norm_eps"),
     "expert_count": ("moe_num_experts", "num_local_experts", "num_experts", "n_routed_experts"),
     "expert_used_count": ("moe_k", "num_experts_per_tok"),
     "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
@@ -125,7 +126,13 @@ def _add_metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architectu
     else:
         _add_rope(writer, config)
         _add_kinds_of_layers(writer, config, architecture)
-    if architecture in ("glm4moe", "lfm2moe"):
+    if "moe_num_shared_experts" in config:
+        size = config["moe_num_shared_experts"] * config["moe_intermediate_size"]
+        writer.add_expert_shared_feed_forward_length(size)
+    if architecture in _TILED:
+        writer.add_rope_dimension_sections([11, 11, 10, 0])
+    is_sigmoid = config["model_type"] in ("deepseek_v3", "glm4_moe_lite")
+    if is_sigmoid or architecture in ("glm4moe", "lfm2moe", "minimax-m2"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
@@ -151,8 +158,13 @@ def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
             writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if "kv_lora_rank" in config:
-        head_dim = config["qk_rope_head_dim"]
+        head_dim, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
         writer.add_key_length_mla(config["qk_nope_head_dim"] + head_dim)
+        for entry in ("head_count_kv", "key_length", "value_length"):
+            writer.kv_data[0].pop(f"{writer.arch}.attention.{entry}", None)
+        writer.add_head_count_kv(1)
+        writer.add_key_length(rank + head_dim)
+        writer.add_value_length(rank)
     share = rope.get("partial_rotary_factor") or 1.0
     writer.add_rope_dimension_count(config.get("rotary_dim") or int(head_dim * share))
 
