@@ -38,8 +38,14 @@ from worker.text import Tokenizer
 
 TEXT = Path(__file__).parent / "texts" / "alice.txt"
 _PACKED = get_args(QuantFormat)
-_WITH_FLOAT8 = "+kv-float8"
-FORMATS = ("bfloat16", f"bfloat16{_WITH_FLOAT8}", *_PACKED)
+_FLOAT8, _INT16 = "kv-float8", "int16"
+"""What may follow the name of a format after a plus."""
+FORMATS = (
+    "bfloat16",
+    f"bfloat16+{_FLOAT8}",
+    *_PACKED,
+    *(f"{name}+{_INT16}" for name in _PACKED),
+)
 _CPU = torch.device("cpu")
 _BLOCK_SIZE = 16
 _CHUNK = 256
@@ -55,17 +61,17 @@ class Quality:
 
 
 def load(directory: Path, weights: str, kernels: str) -> Decoder:
-    """Load a model as a worker loads it in `bench.systems`. A format that ends in ``+kv-float8``
-    has a cache of 8 bits. Raises `StartupError`."""
-    kv_dtype = "float8" if weights.endswith(_WITH_FLOAT8) else "auto"
-    weights = weights.removesuffix(_WITH_FLOAT8)
+    """Load a model as a worker loads it in `bench.systems`. A format with ``+kv-float8`` has a
+    cache of 8 bits, and a format with ``+int16`` is multiplied by activations of 16 bits. Raises
+    `StartupError`."""
+    weights, *rounding = weights.split("+")
     is_packed = weights in _PACKED
     return load_decoder(
         directory,
         dtype="auto" if is_packed else weights,
         weight_format=weights if is_packed else "auto",
-        kv_dtype=kv_dtype,
-        kernels=kernels,
+        kv_dtype="float8" if _FLOAT8 in rounding else "auto",
+        kernels="native-int16" if _INT16 in rounding else kernels,
         device=_CPU,
         num_threads=torch.get_num_threads(),
     )

@@ -519,11 +519,12 @@ class ModelSettings(BaseSettings):
         "float8 takes 8 bits instead of 16, at some loss of quality, and is for the CPU. Set it "
         "for more or longer sequences in the same memory.",
     )
-    kernels: Literal["auto", "native", "reference", "triton"] = Field(
+    kernels: Literal["auto", "native", "native-int16", "reference", "triton"] = Field(
         "auto",
         description="Kernel implementation. auto: triton on a GPU; native on the CPU if it "
-        "supports the model, otherwise reference. Set reference to find out whether a kernel "
-        "causes a problem.",
+        "supports the model, otherwise reference. native-int16: native, with activations of 16 "
+        "bits instead of 8 where weights are quantized, which is slower and more precise. Set "
+        "reference to find out whether a kernel causes a problem.",
     )
     batch_invariant: bool = Field(
         False,

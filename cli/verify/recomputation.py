@@ -17,7 +17,7 @@ from shared.settings import WorkerSettings
 from worker.decode import served_model
 from worker.decode.recomputation import Comparison, Difference, recompute
 from worker.decode.served_model import ServedModel
-from worker.model.numerics import kv_dtype_of
+from worker.model.numerics import kernels_of, kv_dtype_of
 
 _BODIES: Mapping[str, type[GenerationBody]] = {
     kind.endpoint: kind
@@ -128,12 +128,14 @@ def load(model: str, receipt: Receipt) -> ServedModel:
     stated = receipt.executions[-1].provenance if receipt.executions else None
     if stated is None:
         raise StartupError("the worker of this answer did not state what it computed from")
+    numerics = receipt.executions[-1].numerics
     loaded = settings.load(
         WorkerSettings,
         model=model,
         weight_format=stated.weight_format,
         dtype=stated.dtype or None,
-        kv_dtype=kv_dtype_of(receipt.executions[-1].numerics),
+        kv_dtype=kv_dtype_of(numerics),
+        kernels=kernels_of(numerics),
         max_num_seqs=1,
     )
     return served_model.load(loaded)

@@ -29,7 +29,7 @@ from kernels.native.library import (
     WeightView,
     pointer,
 )
-from kernels.native.packed import PackedWeight
+from kernels.native.packed import CodeBits, PackedWeight
 from kernels.native.paged_attention import cache_view, rule_view
 from kernels.native.recurrences import PackedRecurrence
 from kernels.router import Router
@@ -325,6 +325,7 @@ class PackedModel:
     logit_softcap: float | None = None
     inputs: PackedLayerInputs | None = None
     junction: PackedJunction | None = None
+    code_bits: CodeBits = 8
 
 
 def num_multiplications(model: PackedModel) -> int:
@@ -387,6 +388,7 @@ class PackedDecoder:
             inputs=_pointer(model.inputs, LayerInputsView),
             junction=_pointer(model.junction, JunctionView),
             num_layers=len(model.layers),
+            code_bits=model.code_bits,
             embedding_scale=model.embedding_scale,
             logit_scale=model.logit_scale,
             logit_softcap=model.logit_softcap or 0.0,

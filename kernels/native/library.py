@@ -277,6 +277,7 @@ class ModelView(Structure):
         ("inputs", POINTER(LayerInputsView)),
         ("junction", POINTER(JunctionView)),
         ("num_layers", c_int32),
+        ("code_bits", c_int32),
         ("embedding_scale", c_float),
         ("logit_scale", c_float),
         ("logit_softcap", c_float),
@@ -394,7 +395,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [c_void_p, c_int32, c_void_p, c_int64, c_int32, c_int32, c_void_p],
     ),
     "warren_unpack_rows": (None, [POINTER(WeightView), c_void_p, c_int32, c_void_p]),
-    "warren_linear": (None, [c_void_p, c_void_p, c_int32, POINTER(WeightView), c_void_p]),
+    "warren_linear": (None, [c_void_p, c_void_p, c_int32, POINTER(WeightView), c_int32, c_void_p]),
     "warren_attention": (
         None,
         [c_void_p, POINTER(CacheView), POINTER(BatchView), POINTER(HeadsView)],
@@ -519,7 +520,7 @@ def choose_products(native: Library) -> bool:
         native.use_bf16_dot(is_used=is_used)
         began_at = time.perf_counter()
         native.functions.warren_linear(
-            native.team(1), pointer(hidden), num_rows, ctypes.byref(weight), pointer(out)
+            native.team(1), pointer(hidden), num_rows, ctypes.byref(weight), 16, pointer(out)
         )
         return time.perf_counter() - began_at
 

@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ FORMATS = {
     )
 }
 """`Format` of src/layouts.hpp."""
+CodeBits = Literal[8, 16]
+"""The bits of the integers that activations become for products with quantized weights."""
 PACKED_BLOCKS = FORMATS.keys() & BLOCKS.keys()
 """The formats of ggml whose blocks the library multiplies."""
 

@@ -4,7 +4,7 @@ import torch
 
 from kernels.quantized import BLOCKS, QuantizedWeight
 
-_SCALES = {
+SCALES = {
     **dict.fromkeys(("q4_0", "q5_0", "q8_0", "iq4_nl", "iq4_xs"), (0,)),
     **dict.fromkeys(("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s"), (0,)),
     **dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (0, 2)),
@@ -23,7 +23,7 @@ def random_blocks(block_format: str, outputs: int, inputs: int, seed: int = 0) -
     size = BLOCKS[block_format]
     shape = (outputs, inputs // size.inputs, size.num_bytes)
     blocks = torch.randint(256, shape, dtype=torch.uint8, generator=generator)
-    for at in _SCALES.get(block_format, ()):
+    for at in SCALES.get(block_format, ()):
         scales = torch.randn(*shape[:2], 1, generator=generator).mul(0.01).half()
         blocks[..., at : at + 2] = scales.view(torch.uint8)
     if block_format == "mxfp4":

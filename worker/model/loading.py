@@ -27,7 +27,7 @@ from worker.model.decoders import fused
 from worker.model.decoders.stack import StackDecoder
 from worker.model.families import FAMILIES, spec_of
 from worker.model.forward import Decoder
-from worker.model.provision import can_be_native, foreign_ops, provider_on
+from worker.model.provision import can_be_native, code_bits_of, foreign_ops, provider_on
 from worker.model.runner import TorchRunner, use_device
 from worker.model.spec import ModelSpec
 from worker.model.start import DEFAULT_LIMITS, RunnerLimits, can_record, start_runner
@@ -65,11 +65,10 @@ def load_runner(
 
     ``dtype`` is auto (that of the checkpoint), float32, bfloat16 or float16; ``weight_format`` is
     auto (not quantized), q8_0, q4_0 or q4_1; ``kv_dtype`` is auto (that of activations) or, on the
-    CPU, float8; ``kernels`` is auto (triton on a GPU; native on the
-    CPU if it supports the model), triton, native or reference; ``device`` is auto, cpu, cuda or
-    cuda:N. With ``is_batch_invariant`` a token's result on a GPU does not depend on the rest of its
-    step, which always holds for the CPU kernels. No code of the checkpoint is executed. Raises
-    `StartupError`.
+    CPU, float8; ``kernels`` is auto (triton on a GPU; native on the CPU if it supports the model),
+    triton, native, native-int16 or reference; ``device`` is auto, cpu, cuda or cuda:N. With
+    ``is_batch_invariant`` a token's result on a GPU does not depend on the rest of its step, which
+    always holds for the CPU kernels. No code of the checkpoint is executed. Raises `StartupError`.
     """
     refuse_foreign_kernels()
     chosen = device_named(device)
@@ -274,7 +273,7 @@ def weight_room(
     """The room for the weights in these formats, before they are read. Raises `StartupError`."""
     served, stored_as = _formats(config, source, device, dtype, _quant_format(weight_format))
     provider = provider_on(device, kernels)
-    is_on_cpu = device.type == "cpu" and kernels in ("auto", "native")
+    is_on_cpu = device.type == "cpu" and code_bits_of(kernels) is not None
     target = Target(served, device, "native" if is_on_cpu else provider)
     needed = stored_as.num_bytes(source, target)
     bytes_per_weight = needed / max(1, sum(math.prod(source.shape(name)) for name in source.names))
@@ -357,6 +356,7 @@ def _native_decoder(
             dtype=dtype,
             num_threads=compute.num_threads,
             cache_dtype=cache_dtype,
+            code_bits=code_bits_of(compute.kernels) or 8,
         )
     ops = load_ops(provider, is_batch_invariant=compute.is_batch_invariant)
     decoder = StackDecoder(spec, read_weights(weights), ops, max_seq_len, cache_dtype)

@@ -13,6 +13,10 @@ _LIMIT = "ATEN_CPU_CAPABILITY"
 _VARIABLES = ("MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 """The libraries of PyTorch read these variables when they are loaded, and not PyTorch's own."""
 _AVX2 = "avx2"
+INT8_INPUTS = "int8"
+"""The part of the name of arithmetic that rounds the inputs of quantized weights to 8 bits."""
+_FUSED = "fused"
+"""The part of the name of the native decoder's arithmetic."""
 _FLOAT8_CACHE = "kv-float8"
 """The part of the name of arithmetic whose keys and values are rounded to 8 bits."""
 
@@ -20,6 +24,12 @@ _FLOAT8_CACHE = "kv-float8"
 def kv_dtype_of(numerics: str) -> str:
     """The setting ``kv_dtype`` of a worker with numerics of this name."""
     return "float8" if _FLOAT8_CACHE in numerics.split() else "auto"
+
+
+def kernels_of(numerics: str) -> str:
+    """The setting ``kernels`` with which a CPU computes as a worker with numerics of this name."""
+    parts = numerics.split()
+    return "native-int16" if _FUSED in parts and INT8_INPUTS not in parts else "auto"
 
 
 def limit_cpu_isa() -> None:

@@ -1,17 +1,27 @@
 """Chooses the kernel provider for a model."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from kernels.native.build import LibraryUnavailable
 from kernels.native.library import library
+from kernels.native.packed import CodeBits
 from kernels.native.paged_attention import CACHE_TYPES, HEAD_STEP, MAX_HEAD_DIM, SPAN
 from kernels.providers import Ops, Provider, load_ops
 from shared.errors import StartupError
 
 logger = logging.getLogger(__name__)
+
+_CODE_BITS: Mapping[str, CodeBits] = {"auto": 8, "native": 8, "native-int16": 16}
+"""The values of the ``kernels`` setting with which models run on the native kernels, and the bits
+of activations there, where weights are quantized."""
+
+
+def code_bits_of(kernels: str) -> CodeBits | None:
+    """The bits of activations on the native kernels; None if these may not be used."""
+    return _CODE_BITS.get(kernels)
 
 
 def provider_on(device: torch.device, kernels: str) -> Provider:
@@ -29,10 +39,10 @@ def can_be_native(kernels: str, why_not: Callable[[], str | None]) -> bool:
 
     Raises `StartupError` if they are requested explicitly but not possible.
     """
-    if kernels not in ("auto", "native"):
+    if code_bits_of(kernels) is None:
         return False
     obstacle = why_not()
-    if kernels == "native" and obstacle is not None:
+    if kernels != "auto" and obstacle is not None:
         raise StartupError(obstacle)
     if obstacle is not None:
         logger.warning("falling back to reference kernels", extra={"reason": obstacle})

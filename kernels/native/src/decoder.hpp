@@ -107,6 +107,7 @@ struct Model {
     const LayerInputs* inputs;  // or null
     const Junction* junction;   // or null
     int32_t num_layers;
+    int32_t code_bits;  // of inputs of products with quantized weights: see `Codes`
     float embedding_scale;
     float logit_scale;
     float logit_softcap;  // 0: none
@@ -239,7 +240,7 @@ class Forward {
                                  4 * (widths.latent ? widths.latent + widths.attended : 0) + 4 * (widths.inputs + widths.joined) +
                                  encoded_bytes(widths.widest) + 4 * (widths.num_experts + widths.rates + widths.expert_latent) + 4;
         const size_t pair_bytes = 4 * (2 * widths.expert_outputs + widths.expert_gate_up) + encoded_bytes(widths.expert_inputs) + 12;
-        workspace.reserve(rows * row_bytes + pairs * pair_bytes + 2048);
+        workspace.reserve(rows * row_bytes + pairs * pair_bytes + 4096);
         hidden_ = workspace.take<float>(rows * hidden_size_);
         branch_ = workspace.take<float>(rows * hidden_size_);
         normed_ = workspace.take<float>(num_norms * rows * hidden_size_);
@@ -304,13 +305,15 @@ class Forward {
 
     using Clock = std::chrono::steady_clock;
 
-    static size_t encoded_bytes(size_t width) { return 2 * width + 8 * (width / kBlock + 1); }
+    static size_t encoded_bytes(size_t width) { return 2 * width + 16 * (width / kBlock + 1); }
 
-    static Codes take_codes(Workspace& workspace, size_t rows, size_t width) {
+    Codes take_codes(Workspace& workspace, size_t rows, size_t width) const {
         Codes codes{};
+        codes.bits = model_.code_bits;
         codes.codes = workspace.take<int16_t>(rows * width);
         codes.scales = workspace.take<float>(rows * (width / kBlock + 1));
         codes.totals = workspace.take<float>(rows * (width / kBlock + 1));
+        codes.sums = workspace.take<int32_t>(2 * rows * (width / kBlock + 1));
         return codes;
     }
 

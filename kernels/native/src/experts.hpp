@@ -179,7 +179,7 @@ inline void group_tasks(const std::vector<Group>& groups, const Weight& weight, 
     for (const Group& group : groups) {
         const int count = group.last - group.first, num_blocks = (count + rows_fit - 1) / rows_fit;
         // A part has whole tiles of so many rows, and six panels or more.
-        const int unit = panels_for(count), num_units = (num_panels + unit - 1) / unit;
+        const int unit = panels_for(count, weight.format), num_units = (num_panels + unit - 1) / unit;
         const int num_parts = std::clamp(num_units / ((5 + unit) / unit), std::min(wanted, num_units), std::max(wanted, 16));
         for (int block = 0; block < num_blocks; block++)
             for (int part = 0; part < num_parts; part++)
@@ -193,16 +193,13 @@ inline void group_tasks(const std::vector<Group>& groups, const Weight& weight, 
 // A token's row, as the inputs of each of its experts. It is encoded only once unless its choices weigh it.
 inline void spread_row(const Experts& experts, const Mixture& mixture, const Rows& inputs, const float* row, int t) {
     const Weight& weight = experts.experts[0].gate_up;
-    const int size = weight.inputs, num_blocks = weight.format == kBfloat16 ? 0 : size / kBlock;
+    const int size = weight.inputs;
     const bool is_shared = is_encoded(weight) && !experts.weighs_inputs;
     const int32_t* places = mixture.order + int64_t(t) * experts.top_k;
     for (int k = 0; k < experts.top_k; k++) {
         const int64_t place = places[k], first = places[0];
         if (k > 0 && is_shared) {
-            const Codes& codes = mixture.codes;
-            std::memcpy(codes.codes + place * size, codes.codes + first * size, size_t(size) * 2);
-            std::memcpy(codes.scales + place * num_blocks, codes.scales + first * num_blocks, size_t(num_blocks) * 4);
-            std::memcpy(codes.totals + place * num_blocks, codes.totals + first * num_blocks, size_t(num_blocks) * 4);
+            mixture.codes.copy_row(first, place, size, weight.format);
             continue;
         }
         float* to = mixture.inputs + place * size;

@@ -55,7 +55,7 @@ inline void read_blocks(const uint8_t* from, GgmlBlocks& to) {
     if constexpr (kFormat == kQ8_0 || kFormat == kQ4_0 || kFormat == kIq4Nl) {
         to.scale = number(0);
         if constexpr (kFormat == kQ8_0)
-            std::memcpy(to.codes, from + 2, 32);
+            for (int k = 0; k < 32; k++) to.codes[k] = from[2 + k] ^ 0x80;
         else
             read_nibbles(from + 2, 16, 32, to.codes);
     } else if constexpr (kFormat == kQ4_1) {

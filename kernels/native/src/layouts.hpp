@@ -7,9 +7,10 @@
 //     header           scales [16] half (MXFP4: exponents [16]), then minima [16] half if the format has them
 //     a block          of 32 inputs: further scales, further minima, codes
 //
-// Codes are divided into planes of 4, 2 and 1 bits. Inputs 2 i and 2 i + 1 are pair i, and adjacent in memory for each
-// output. A byte of the plane of 4 bits holds a pair in its low half, and the one `span` pairs later in its high half.
-// The planes of 2 and 1 bits have 4 and 2 rows of 16 pairs; pair p is in row p % 4 and p % 2.
+// Inputs 4 i to 4 i + 3 are quad i, and adjacent in memory for each output. Codes of 8 bits are 8 rows of 16 quads. Other
+// codes are divided into planes of 4, 2 and 1 bits. The bytes of the plane of 4 bits hold a quad in their low halves, and
+// the quad `quad_span` later in their high halves. The planes of 2 and 1 bits have 2 rows and 1 row of 16 quads; quad q is
+// in row q % 2 of the plane of 2 bits.
 #pragma once
 
 #include "vector.hpp"
@@ -49,17 +50,18 @@ struct Layout {
     Scales scales = kNone;
     bool has_minima = false;  // in the header; with kUnsigned also in each block
     int groups = 1;           // of a block, with scales of their own
-    int offset = 0;           // subtracted from codes
-    const int8_t* values = nullptr;  // of codes
+    int offset = 0;           // subtracted from codes, or from values
+    const uint8_t* values = nullptr;  // of codes
     int ggml_bytes = 0;       // of one output's blocks in a file
 };
 
-constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-constexpr int8_t kMxfp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+// Values of codes, plus 128.
+constexpr uint8_t kIq4Values[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+constexpr uint8_t kMxfp4Values[16] = {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116};
 
 constexpr Layout layout(int32_t format) {
     switch (format) {
-        case kQ8_0: return {.bits = 8, .ggml_bytes = 34};
+        case kQ8_0: return {.bits = 8, .offset = 128, .ggml_bytes = 34};
         case kQ4_0: return {.bits = 4, .offset = 8, .ggml_bytes = 18};
         case kQ4_1: return {.bits = 4, .has_minima = true, .ggml_bytes = 20};
         case kQ5_0: return {.bits = 5, .offset = 16, .ggml_bytes = 22};
@@ -69,13 +71,13 @@ constexpr Layout layout(int32_t format) {
         case kQ4K: return {.bits = 4, .blocks = 8, .scales = kUnsigned, .has_minima = true, .ggml_bytes = 144};
         case kQ5K: return {.bits = 5, .blocks = 8, .scales = kUnsigned, .has_minima = true, .ggml_bytes = 176};
         case kQ6K: return {.bits = 6, .blocks = 8, .scales = kSigned, .groups = 2, .offset = 32, .ggml_bytes = 210};
-        case kIq4Nl: return {.bits = 4, .values = kIq4Values, .ggml_bytes = 18};
-        case kIq4Xs: return {.bits = 4, .blocks = 8, .scales = kSigned, .values = kIq4Values, .ggml_bytes = 136};
-        default: return {.bits = 4, .values = kMxfp4Values, .ggml_bytes = 17};
+        case kIq4Nl: return {.bits = 4, .offset = 128, .values = kIq4Values, .ggml_bytes = 18};
+        case kIq4Xs: return {.bits = 4, .blocks = 8, .scales = kSigned, .offset = 128, .values = kIq4Values, .ggml_bytes = 136};
+        default: return {.bits = 4, .offset = 128, .values = kMxfp4Values, .ggml_bytes = 17};
     }
 }
 
-constexpr int kRow = 2 * kPanel;  // the bytes of one pair of all outputs
+constexpr int kRow = 4 * kPanel;  // the bytes of one quad of all outputs
 
 constexpr int scale_width(int32_t format) { return format == kMxfp4 ? 1 : 2; }
 constexpr int header_bytes(int32_t format) {
@@ -88,8 +90,8 @@ constexpr int codes_at(int32_t format) {
     const Layout form = layout(format);
     return form.scales == kNone ? 0 : minima_at(format) * (form.scales == kUnsigned ? 2 : 1);
 }
-constexpr int plane2_at(int32_t format) { return codes_at(format) + (layout(format).bits & 4 ? 8 * kRow : 0); }
-constexpr int plane1_at(int32_t format) { return plane2_at(format) + (layout(format).bits & 2 ? 4 * kRow : 0); }
+constexpr int plane2_at(int32_t format) { return codes_at(format) + (layout(format).bits & 4 ? 4 * kRow : 0); }
+constexpr int plane1_at(int32_t format) { return plane2_at(format) + (layout(format).bits & 2 ? 2 * kRow : 0); }
 constexpr int block_bytes(int32_t format) { return codes_at(format) + layout(format).bits * 4 * kPanel; }
 constexpr int headed_bytes(int32_t format) {
     return header_bytes(format) + layout(format).blocks * block_bytes(format);
@@ -100,11 +102,14 @@ constexpr int64_t panel_bytes(int32_t format, int64_t inputs) {
     return inputs / (kBlock * layout(format).blocks) * headed_bytes(format);
 }
 
-// The pairs of step j of 8: the one in the low halves, and the distance to the one in the high halves. A step stays within
-// a group.
-constexpr int pair_span(int32_t format) { return layout(format).groups == 2 ? 4 : 8; }
-constexpr int low_pair(int32_t format, int step) {
-    const int span = pair_span(format);
+// The quads of step j of 4: the quad in the low halves, or in the first of two rows of 8 bits, and the distance to the
+// other. A step stays within a group.
+constexpr int quad_span(int32_t format) {
+    const Layout form = layout(format);
+    return form.bits == 8 ? 1 : form.groups == 2 ? 2 : 4;
+}
+constexpr int low_quad(int32_t format, int step) {
+    const int span = quad_span(format);
     return step / span * 2 * span + step % span;
 }
 

@@ -1,8 +1,11 @@
 // Matrix products with packed weights, divided into tasks for a team of threads.
 #pragma once
 
+#include <limits>
+#include <numeric>
+
+#include "quantized.hpp"
 #include "threads.hpp"
-#include "tiles.hpp"
 
 namespace warren {
 
@@ -29,6 +32,10 @@ constexpr int panels_for(int rows) {
     if (kLanes == 16) return rows == 1 ? 8 : rows == 2 ? 4 : 3;
     return rows == 1 ? 4 : rows == 2 ? 2 : 1;
 }
+
+constexpr int kQuantizedPanels = kLanes == 16 ? 3 : 1;  // of tiles with quantized weights: see quantized.hpp
+
+inline int panels_for(int rows, int32_t format) { return is_quantized(format) ? kQuantizedPanels : panels_for(rows); }
 
 // 16 outputs of one row, or fewer at its end.
 inline void write(const Floats (&sums)[kVectors], const Weight& weight, int first, float* to, bool is_added) {
@@ -58,7 +65,7 @@ struct Operands {
     const Product& out;
 };
 
-// The three implementations of a tile's sums, one for each layout of panels.
+// The implementations of a tile's sums for panels of floats.
 template <class Panels>
 struct FloatTile {
     static constexpr int32_t kFormat = Panels::kFormat;
@@ -80,28 +87,18 @@ struct DotTile {
     }
 };
 
-template <int32_t kFormat_>
-struct QuantizedTile {
-    static constexpr int32_t kFormat = kFormat_;
-    // It has integer sums beside the others. Rare formats have small tiles, because all of them have to be compiled.
-    static constexpr bool kIsCommon = kFormat <= kQ4_1 || kFormat == kQ4K || kFormat == kQ5K || kFormat == kQ6K;
-    static constexpr int kMaxRows = !kIsCommon ? 3 : kLanes == 16 ? 6 : 5;
-
-    template <int kRows, int kPanels>
-    static void add(const Operands& o, int row, const uint8_t* panels, Sums<kRows, kPanels>& sums) {
-        const int64_t block = int64_t(row) * (o.weight.inputs / kBlock);
-        const Codes codes{o.codes.codes + block * kBlock, o.codes.scales + block, o.codes.totals + block};
-        quantized_tile<kFormat, kRows, kPanels>(codes, panels, o.weight.inputs, sums);
-    }
-};
+template <int kRows, int kPanels>
+inline void write_sums(const Operands& o, int row, int panel, const Sums<kRows, kPanels>& sums) {
+    for (int r = 0; r < kRows; r++)
+        for (int p = 0; p < kPanels; p++)
+            write(sums[r][p], o.weight, (panel + p) * kPanel, o.out.at + (row + r) * o.out.stride, o.out.is_added);
+}
 
 template <class Tile, int kRows, int kPanels>
 inline void write_tile(const Operands& o, int row, const uint8_t* panels, int panel) {
     Sums<kRows, kPanels> sums = {};
     Tile::template add<kRows, kPanels>(o, row, panels, sums);
-    for (int r = 0; r < kRows; r++)
-        for (int p = 0; p < kPanels; p++)
-            write(sums[r][p], o.weight, (panel + p) * kPanel, o.out.at + (row + r) * o.out.stride, o.out.is_added);
+    write_sums(o, row, panel, sums);
 }
 
 template <class Tile, int kRows>
@@ -131,6 +128,95 @@ inline void multiply(const Operands& o, const Task& task) {
     }
 }
 
+// Whether it takes little time to make bytes of packed codes, so that nothing is gained by doing it once for many rows.
+constexpr bool is_read_fast(int32_t format) {
+    const Layout form = layout(format);
+    return (form.bits == 8 || form.bits == 4) && form.groups == 1;
+}
+
+// The most rows whose tiles read codes as they are packed. Integers of 16 bits, which are slower in any case, have few
+// tiles, because all of them have to be compiled for each format.
+template <class Integers, int32_t kFormat>
+constexpr int kMaxPackedRows = Integers::kBytes > 1 ? 2 : is_read_fast(kFormat) ? std::numeric_limits<int>::max() : 8;
+
+// Tiles of up to kRows rows with as many panels as are left.
+template <class Integers, int32_t kFormat, int kRows, int kPanels>
+inline void packed_rows(const Operands& o, int row, int last, const uint8_t* panels, int panel) {
+    const PackedPanels<kFormat> packed{panels, panel_bytes(kFormat, o.weight.inputs)};
+    for (; row + kRows <= last; row += kRows) {
+        Sums<kRows, kPanels> sums = {};
+        const auto x = Encoded::of<Integers>(o.codes, row, o.weight.inputs);
+        quantized_tile<Integers>(x, packed, 0, o.weight.inputs / kBlock, sums);
+        write_sums(o, row, panel, sums);
+    }
+    if constexpr (kRows > 1)
+        if (row < last) packed_rows<Integers, kFormat, kRows / 2, kPanels>(o, row, last, panels, panel);
+}
+
+// All panels of a task, of which a few at a time come from memory and stay in the L2 cache while all rows are multiplied.
+template <class Integers, int32_t kFormat>
+inline void packed_panels(const Operands& o, const Task& task) {
+    constexpr int kRows = Integers::kBytes > 1 ? 2 : 4, kPanels = kQuantizedPanels;
+    const int64_t bytes = panel_bytes(kFormat, o.weight.inputs);
+    const uint8_t* at = o.panels;
+    int panel = task.panel;
+    const auto next = [&](auto num_panels) {
+        packed_rows<Integers, kFormat, kRows, num_panels>(o, task.first, task.last, at, panel);
+        panel += num_panels, at += num_panels * bytes;
+    };
+    while (panel + kPanels <= task.end) next(std::integral_constant<int, kPanels>{});
+    if constexpr (kPanels > 1)
+        while (panel < task.end) next(std::integral_constant<int, 1>{});
+}
+
+// All rows of a task with one group of panels, expanded piece by piece. The sums are in memory between two pieces.
+template <class Integers, int32_t kFormat, int kPanels>
+inline void expanded_panels(const Operands& o, const Task& task, const uint8_t* panels, int panel) {
+    constexpr int kRows = 4;  // six or eight are no faster, because their sums do not fit into the registers
+    const int count = task.last - task.first, num_blocks = o.weight.inputs / kBlock;
+    thread_local ExpandedFrom<kFormat> expanded;
+    constexpr int kRowFloats = kPanels * kPanel;
+    thread_local std::vector<float> all;
+    all.assign(count * kRowFloats, 0.0f);
+    const PackedPanels<kFormat> packed{panels, panel_bytes(kFormat, o.weight.inputs)};
+    const auto x = [&](int row) { return Encoded::of<Integers>(o.codes, task.first + row, o.weight.inputs); };
+    for (int first = 0; first < num_blocks; first += kExpandedBlocks) {
+        const int blocks = std::min(kExpandedBlocks, num_blocks - first);
+        expanded.expand(packed, kPanels, first, blocks, num_blocks);
+        int row = 0;
+        const auto tile = [&](auto rows) {
+            Sums<rows, kPanels> sums;
+            std::memcpy(&sums, &all[row * kRowFloats], sizeof sums);
+            quantized_tile<Integers>(x(row), expanded, first, blocks, sums);
+            std::memcpy(&all[row * kRowFloats], &sums, sizeof sums);
+            row += rows;
+        };
+        while (row + kRows <= count) tile(std::integral_constant<int, kRows>{});
+        if (row + 2 <= count) tile(std::integral_constant<int, 2>{});
+        if (row < count) tile(std::integral_constant<int, 1>{});
+    }
+    for (int row = 0; row < count; row++) {
+        Sums<1, kPanels> sums;
+        std::memcpy(&sums, &all[row * kRowFloats], sizeof sums);
+        write_sums(o, task.first + row, panel, sums);
+    }
+}
+
+template <class Integers, int32_t kFormat>
+inline void multiply_quantized(const Operands& o, const Task& task) {
+    constexpr int kMostRows = kMaxPackedRows<Integers, kFormat>;
+    if (task.last - task.first <= kMostRows) return packed_panels<Integers, kFormat>(o, task);
+    if constexpr (kMostRows < std::numeric_limits<int>::max()) {
+        constexpr int kPanels = kQuantizedPanels;
+        const int64_t bytes = panel_bytes(kFormat, o.weight.inputs);
+        int panel = task.panel;
+        const auto at = [&] { return o.panels + (panel - task.panel) * bytes; };
+        for (; panel + kPanels <= task.end; panel += kPanels) expanded_panels<Integers, kFormat, kPanels>(o, task, at(), panel);
+        if constexpr (kPanels > 1)
+            for (; panel < task.end; panel++) expanded_panels<Integers, kFormat, 1>(o, task, at(), panel);
+    }
+}
+
 inline void multiply_any(const Operands& o, int32_t format, const Task& task) {
     switch (format) {
         case kFloat32: return multiply<FloatTile<Float32Panels>>(o, task);
@@ -139,26 +225,31 @@ inline void multiply_any(const Operands& o, int32_t format, const Task& task) {
             return multiply<FloatTile<Bfloat16Panels>>(o, task);
         case kFloat16: return multiply<FloatTile<Float16Panels>>(o, task);
         default:
-            with_format(format, [&](auto kind) { multiply<QuantizedTile<kind>>(o, task); });
+            with_format(format, [&](auto kind) {
+                if (o.codes.bits == 8) return multiply_quantized<Bytes, kind>(o, task);
+                multiply_quantized<Shorts, kind>(o, task);
+            });
     }
 }
 
 // Converts one row for its weights' layout.
 inline void encode_row(const Rows& x, int row, int32_t format, int inputs, const Codes& to) {
     const float* from = x.at + row * x.stride;
+    if (format != kBfloat16) return encode(from, row, inputs, to);
     int16_t* codes = to.codes + int64_t(row) * inputs;
-    if (format == kBfloat16) {
-        for (int k = 0; k < inputs; k++) codes[k] = static_cast<int16_t>(to_bf16(from[k]));
-    } else {
-        for (int k = 0; k < inputs; k += kBlock) {
-            const int64_t block = (int64_t(row) * inputs + k) / kBlock;
-            encode_block(from + k, codes + k, to.scales[block], to.totals[block]);
-        }
-    }
+    for (int k = 0; k < inputs; k++) codes[k] = static_cast<int16_t>(to_bf16(from[k]));
 }
 
-// Bytes of rows that stay in the L2 cache while panels are streamed.
+// Bytes of rows that stay in the L2 cache while panels are streamed, and rows of which the sums and a piece of the inputs
+// stay there while expanded panels are multiplied.
 constexpr int64_t kRowsBytes = 192 << 10;
+constexpr int kRowsOfExpanded = 256;
+
+inline int rows_of_task(const Weight& weight) {
+    if (is_quantized(weight.format)) return kRowsOfExpanded;
+    constexpr int kTileRows = FloatTile<Float32Panels>::kMaxRows;
+    return std::max<int64_t>(1, kRowsBytes / (int64_t(weight.inputs) * 4 * kTileRows)) * kTileRows;
+}
 
 // The division of a product into tasks.
 struct Cut {
@@ -198,18 +289,19 @@ inline void linear(Team& team, const Rows& x, const Codes& codes, const Weight& 
                    const Cut& cut, const Finish& finish) {
     if (is_encoded(weight))
         team.share(x.count, [&](int row) { encode_row(x, row, weight.format, weight.inputs, codes); });
-    constexpr int kTileRows = FloatTile<Float32Panels>::kMaxRows;
-    const int rows_fit = std::max<int64_t>(1, kRowsBytes / (int64_t(weight.inputs) * 4 * kTileRows)) * kTileRows;
-    const int num_blocks = (x.count + rows_fit - 1) / rows_fit;
+    const int rows_fit = rows_of_task(weight), num_blocks = (x.count + rows_fit - 1) / rows_fit;
     const int num_panels = cut.twin ? cut.twin : (weight.outputs + kPanel - 1) / kPanel;
-    const int num_units = (num_panels + cut.panels - 1) / cut.panels;
+    // Whole tiles of several rows, unless the tasks would become uneven. A single row waits for memory in any case.
+    const int whole = std::lcm(cut.panels, kQuantizedPanels);
+    const int unit = x.count > 1 && is_quantized(weight.format) && whole <= 12 ? whole : cut.panels;
+    const int num_units = (num_panels + unit - 1) / unit;
     const int num_parts = count_tasks(num_panels, num_units, team.size());
     const auto compute = [&](const Task& task) { multiply_parts(weight, x, codes, out, task); };
     team.share(num_blocks * num_parts, [&](int index) {
         const int block = index / num_parts, part = index % num_parts;
         const Task task{x.count * block / num_blocks, x.count * (block + 1) / num_blocks,
-                        num_units * part / num_parts * cut.panels,
-                        std::min(num_panels, num_units * (part + 1) / num_parts * cut.panels)};
+                        num_units * part / num_parts * unit,
+                        std::min(num_panels, num_units * (part + 1) / num_parts * unit)};
         compute(task);
         if (cut.twin) compute({task.first, task.last, task.panel + cut.twin, task.end + cut.twin});
         finish(task);
@@ -227,7 +319,7 @@ inline void linear_heads(Team& team, int num_heads, const Rows& x, int64_t x_ste
     const auto head_rows = [&](int h) { return Rows{x.at + h * x_step, x.stride, x.count}; };
     const auto head_codes = [&](int h) {
         const int64_t at = int64_t(h) * x.count * weight.inputs;
-        return Codes{codes.codes + at, codes.scales + at / kBlock, codes.totals + at / kBlock};
+        return Codes{codes.codes + at, codes.scales + at / kBlock, codes.totals + at / kBlock, codes.sums + at / kHalf, codes.bits};
     };
     if (is_encoded(weight))
         team.share(num_heads * x.count, [&](int index) {

@@ -44,11 +44,13 @@ void warren_unpack_rows(const Weight* weight, const int64_t* rows, int32_t count
     for (int i = 0; i < count; i++) unpack_row(*weight, rows[i], to + int64_t(i) * weight->inputs);
 }
 
-void warren_linear(Team* team, const float* x, int32_t rows, const Weight* weight, float* out) {
+// `code_bits` is 8 or 16: see `Codes`.
+void warren_linear(Team* team, const float* x, int32_t rows, const Weight* weight, int32_t code_bits, float* out) {
     const int64_t num_blocks = weight->inputs / kBlock;
     std::vector<int16_t> codes(int64_t(rows) * weight->inputs);
     std::vector<float> scales(rows * num_blocks + 1), totals(rows * num_blocks + 1);
-    const Codes encoded{codes.data(), scales.data(), totals.data()};
+    std::vector<int32_t> sums(2 * rows * num_blocks + 2);
+    const Codes encoded{codes.data(), scales.data(), totals.data(), sums.data(), code_bits};
     std::vector<float> rounded(x, x + int64_t(rows) * weight->inputs);
     for (int64_t r = 0; r < rows; r++)
         round_inputs(rounded.data() + r * weight->inputs, weight->inputs, weight->format);

@@ -42,21 +42,21 @@ inline void pack_blocks(const GgmlBlocks& from, int output, uint8_t* to) {
             if (kForm.scales == kUnsigned) to[minima_at(kFormat) + g * kPanel + output] = from.minima[group];
         }
         const uint8_t* codes = from.codes + b * kBlock;
-        uint8_t *plane4 = to + codes_at(kFormat) + output * 2, *plane2 = to + plane2_at(kFormat) + output * 2,
-                *plane1 = to + plane1_at(kFormat) + output * 2;
+        uint8_t *plane4 = to + codes_at(kFormat) + output * 4, *plane2 = to + plane2_at(kFormat) + output * 4,
+                *plane1 = to + plane1_at(kFormat) + output * 4;
         if (kForm.bits == 8) {
-            for (int p = 0; p < 16; p++) std::memcpy(plane4 + p * kRow, codes + 2 * p, 2);
+            for (int q = 0; q < 8; q++) std::memcpy(plane4 + q * kRow, codes + 4 * q, 4);
             continue;
         }
         constexpr int kAbove4 = kForm.bits & 4 ? 4 : 0, kAbove2 = kAbove4 + (kForm.bits & 2);
-        for (int step = 0; step < 8; step++)
+        for (int step = 0; step < 4; step++)
             for (int half = 0; half < 2; half++) {
-                const int pair = low_pair(kFormat, step) + half * pair_span(kFormat);
-                for (int s = 0; s < 2; s++) {
-                    const int code = codes[2 * pair + s];
+                const int quad = low_quad(kFormat, step) + half * quad_span(kFormat);
+                for (int s = 0; s < 4; s++) {
+                    const int code = codes[4 * quad + s];
                     if (kForm.bits & 4) set_bits(plane4 + step * kRow + s, code & 15, 4 * half);
-                    if (kForm.bits & 2) set_bits(plane2 + pair % 4 * kRow + s, code >> kAbove4 & 3, pair / 4 * 2);
-                    if (kForm.bits & 1) set_bits(plane1 + pair % 2 * kRow + s, code >> kAbove2 & 1, pair / 2);
+                    if (kForm.bits & 2) set_bits(plane2 + quad % 2 * kRow + s, code >> kAbove4 & 3, quad / 2 * 2);
+                    if (kForm.bits & 1) set_bits(plane1 + s, code >> kAbove2 & 1, quad);
                 }
             }
     }
@@ -76,22 +76,22 @@ inline void unpack_blocks(const uint8_t* from, int output, GgmlBlocks& to) {
             if (kForm.scales == kUnsigned) to.minima[group] = from[minima_at(kFormat) + g * kPanel + output];
         }
         uint8_t* codes = to.codes + b * kBlock;
-        const uint8_t *plane4 = from + codes_at(kFormat) + output * 2, *plane2 = from + plane2_at(kFormat) + output * 2,
-                      *plane1 = from + plane1_at(kFormat) + output * 2;
+        const uint8_t *plane4 = from + codes_at(kFormat) + output * 4, *plane2 = from + plane2_at(kFormat) + output * 4,
+                      *plane1 = from + plane1_at(kFormat) + output * 4;
         if (kForm.bits == 8) {
-            for (int p = 0; p < 16; p++) std::memcpy(codes + 2 * p, plane4 + p * kRow, 2);
+            for (int q = 0; q < 8; q++) std::memcpy(codes + 4 * q, plane4 + q * kRow, 4);
             continue;
         }
         constexpr int kAbove4 = kForm.bits & 4 ? 4 : 0, kAbove2 = kAbove4 + (kForm.bits & 2);
-        for (int step = 0; step < 8; step++)
+        for (int step = 0; step < 4; step++)
             for (int half = 0; half < 2; half++) {
-                const int pair = low_pair(kFormat, step) + half * pair_span(kFormat);
-                for (int s = 0; s < 2; s++) {
+                const int quad = low_quad(kFormat, step) + half * quad_span(kFormat);
+                for (int s = 0; s < 4; s++) {
                     int code = 0;
                     if (kForm.bits & 4) code = plane4[step * kRow + s] >> 4 * half & 15;
-                    if (kForm.bits & 2) code |= (plane2[pair % 4 * kRow + s] >> pair / 4 * 2 & 3) << kAbove4;
-                    if (kForm.bits & 1) code |= (plane1[pair % 2 * kRow + s] >> pair / 2 & 1) << kAbove2;
-                    codes[2 * pair + s] = static_cast<uint8_t>(code);
+                    if (kForm.bits & 2) code |= (plane2[quad % 2 * kRow + s] >> quad / 2 * 2 & 3) << kAbove4;
+                    if (kForm.bits & 1) code |= (plane1[s] >> quad & 1) << kAbove2;
+                    codes[4 * quad + s] = static_cast<uint8_t>(code);
                 }
             }
     }
@@ -110,8 +110,7 @@ inline void dequantize(const GgmlBlocks& blocks, float* to) {
         if (kForm.scales == kSigned) own = scale * static_cast<int8_t>(blocks.scales[group]);
         if (kForm.scales == kUnsigned) own = scale * blocks.scales[group], least = -(minimum * blocks.minima[group]);
         if (kForm.scales == kNibbles) own = scale * (blocks.scales[group] & 15), least = -(minimum * (blocks.scales[group] >> 4));
-        int code = kForm.bits == 8 ? static_cast<int8_t>(blocks.codes[k]) : blocks.codes[k] - kForm.offset;
-        if (kForm.values != nullptr) code = kForm.values[blocks.codes[k]];
+        const int code = (kForm.values == nullptr ? blocks.codes[k] : kForm.values[blocks.codes[k]]) - kForm.offset;
         to[k] = kForm.has_minima ? own * code + least : own * code;
     }
 }

@@ -112,12 +112,14 @@ inline Floats from_bf16(const uint16_t* from) {
 
 // kLanes numbers of IEEE half precision.
 inline Floats from_half(const uint16_t* from) {
+#if WARREN_LANES == 16 && defined(__AVX512F__)
+    return reinterpret_cast<Floats>(_mm512_cvtph_ps(load<__m256i>(from)));
+#else
     Floats result;
-    for (int i = 0; i < kLanes; i += 8) {
-        const __m256 eight = _mm256_cvtph_ps(load<__m128i>(from + i));
-        std::memcpy(reinterpret_cast<char*>(&result) + i * 4, &eight, sizeof eight);
-    }
+    for (int i = 0; i < kLanes / 8; i++)
+        reinterpret_cast<__m256*>(&result)[i] = _mm256_cvtph_ps(load<__m128i>(from + 8 * i));
     return result;
+#endif
 }
 
 // A number in 8 bits: a sign, 4 bits of exponent and 3 of fraction, without infinities (Micikevicius et al.,
@@ -161,13 +163,20 @@ inline Floats half_of_words(Words pairs, bool is_second) {
     return from_half(reinterpret_cast<const uint16_t*>(&halves));
 }
 
-// kLanes integers of 8 bits, signed or not.
+// kLanes integers of 8 bits, signed or not. Compilers make such vectors element by element from a conversion.
 template <bool is_signed>
 inline Ints ints_of(const uint8_t* from) {
-    using Signed = int8_t __attribute__((vector_size(kLanes), may_alias));
-    using Unsigned = uint8_t __attribute__((vector_size(kLanes), may_alias));
-    if constexpr (is_signed) return __builtin_convertvector(load<Signed>(from), Ints);
-    return __builtin_convertvector(load<Unsigned>(from), Ints);
+#if WARREN_LANES == 16 && defined(__AVX512F__)
+    const __m128i bytes = load<__m128i>(from);
+    return reinterpret_cast<Ints>(is_signed ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes));
+#else
+    Ints result;
+    for (int i = 0; i < kLanes / 8; i++) {
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from + 8 * i));
+        reinterpret_cast<__m256i*>(&result)[i] = is_signed ? _mm256_cvtepi8_epi32(bytes) : _mm256_cvtepu8_epi32(bytes);
+    }
+    return result;
+#endif
 }
 
 template <bool is_signed>
@@ -182,20 +191,18 @@ inline Floats exponent_scales(const uint8_t* from) {
     return reinterpret_cast<Floats>(exponents < 2 ? tiny : (exponents - 1) << 23);
 }
 
-// The values of codes below 16 in 16-bit lanes.
-inline Ints looked_up(const int8_t* values, Words codes) {
-    using Shorts = int16_t __attribute__((vector_size(kLanes * 4), may_alias));
-    const Words indices = codes | 0x80008000u;  // the upper byte of each lane becomes zero
+// The values of the codes, below 16, in bytes.
+inline Words looked_up(const uint8_t* values, Words codes) {
     const __m128i table = load<__m128i>(values);
     Words found;
 #if WARREN_LANES == 16 && defined(__AVX512BW__)
-    found = reinterpret_cast<Words>(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)indices));
+    found = reinterpret_cast<Words>(_mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), (__m512i)codes));
 #else
     for (int i = 0; i < kLanes / 8; i++)
         reinterpret_cast<__m256i*>(&found)[i] =
-            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), reinterpret_cast<const __m256i*>(&indices)[i]);
+            _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), reinterpret_cast<const __m256i*>(&codes)[i]);
 #endif
-    return reinterpret_cast<Ints>(reinterpret_cast<Shorts>(found) << 8 >> 8);
+    return found;
 }
 
 // The sum of kPanel numbers, in a fixed order of additions.

@@ -82,9 +82,12 @@ void products(const char* path) {
             for (int r = 0; r < count; r++) round_inputs(x.data() + r * inputs, inputs, format);
             std::vector<int16_t> codes(x.size());
             std::vector<float> scales(x.size()), totals(x.size());
-            const Codes encoded{codes.data(), scales.data(), totals.data()};
-            team().run([&](int) { linear(team(), {x.data(), inputs, count}, encoded, weight, {out.data(), outputs, false}); });
-            print("product " + std::to_string(format) + " " + std::to_string(count), out.data(), out.size());
+            std::vector<int32_t> sums(x.size());
+            for (int bits : {8, 16}) {
+                const Codes encoded{codes.data(), scales.data(), totals.data(), sums.data(), bits};
+                team().run([&](int) { linear(team(), {x.data(), inputs, count}, encoded, weight, {out.data(), outputs, false}); });
+                print("product " + std::to_string(format) + " " + std::to_string(bits) + " " + std::to_string(count), out.data(), out.size());
+            }
         }
         std::vector<float> row(inputs);
         unpack_row(weight, outputs - 1, row.data());
@@ -165,7 +168,7 @@ Layer with_selective_scan() {
 // A prompt in two steps, and a single token, with the state of recurrent layers between them.
 void steps(const std::string& name, const Layer& layer, CacheType type) {
     const std::vector<Layer> layers{layer, with_attention()};
-    const Model model{layers.data(), matrix(kVocabulary, kHidden), norm(kHidden), matrix(kVocabulary, kHidden), nullptr, nullptr, 2, 3, 1, 0};
+    const Model model{layers.data(), matrix(kVocabulary, kHidden), norm(kHidden), matrix(kVocabulary, kHidden), nullptr, nullptr, 2, 8, 3, 1, 0};
     const int64_t layer_bytes = int64_t(kBlocks) * kBlockSize * kKvHeads * kHeadDim * 4;
     std::vector<uint8_t> keys(2 * layer_bytes), values(2 * layer_bytes);
     const Cache cache{keys.data(), values.data(), type, kBlockSize, kKvHeads, kHeadDim};

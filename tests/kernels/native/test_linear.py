@@ -1,20 +1,22 @@
 """Products with packed matrices against float64, in every format and for any number of rows."""
 
 import ctypes
+from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from kernels.native.library import Library, pointer
-from kernels.native.packed import PACKED_BLOCKS, PackedWeight, Rows, pack
+from kernels.native.packed import PACKED_BLOCKS, CodeBits, PackedWeight, Rows, pack
 from kernels.quantized import BLOCKS, QuantizedWeight, dequantize, quantize
-from tests.kernels.blocks import random_blocks
+from tests.kernels.blocks import SCALES, random_blocks
 from tests.support.models.numerics import assert_close
 
 FORMATS = ["float32", "bfloat16", "float16", *sorted(PACKED_BLOCKS)]
-ROUNDED_CODES = 2.0**-14
-"""Inputs of quantized weights are rounded to 16 bits."""
+ROUNDED_CODES = {8: 2.0**-6, 16: 2.0**-14}
+"""Inputs of quantized weights are rounded to integers of so many bits."""
 ROUNDED_INPUTS = 4e-3
 """Inputs of bfloat16 weights are bfloat16, too."""
 WIDTHS = {name: BLOCKS[name].inputs if name in BLOCKS else 32 for name in FORMATS}
@@ -27,6 +29,7 @@ SIZES = [
     for name in FORMATS
     for outputs, num_blocks in ((FEWEST.get(name, 17), 1), (37, 2), (160, 3))
 ]
+CODE_BITS: tuple[CodeBits, ...] = get_args(CodeBits)
 NUM_ROWS = [1, 2, 3, 5, 6, 7, 8, 9, 12, 13, 25, 100]
 
 
@@ -48,7 +51,12 @@ def dense(weight: Rows) -> Tensor:
 
 
 def linear(
-    library: Library, hidden: Tensor, weight: PackedWeight, *, num_threads: int = 1
+    library: Library,
+    hidden: Tensor,
+    weight: PackedWeight,
+    *,
+    num_threads: int = 1,
+    code_bits: CodeBits = 16,
 ) -> Tensor:
     """``hidden @ weight.T + bias``, as a step of the decoder computes it."""
     out = torch.empty(hidden.shape[0], weight.outputs)
@@ -57,6 +65,7 @@ def linear(
         pointer(hidden),
         hidden.shape[0],
         ctypes.byref(weight.view()),
+        code_bits,
         pointer(out),
     )
     return out
@@ -71,8 +80,9 @@ def unpack_rows(library: Library, weight: PackedWeight, rows: Tensor) -> Tensor:
     return out
 
 
-def tolerance(name: str) -> float:
-    return {"float32": 1e-6, "float16": 1e-6, "bfloat16": ROUNDED_INPUTS}.get(name, ROUNDED_CODES)
+def tolerance(name: str, code_bits: CodeBits = 16) -> float:
+    of_floats = {"float32": 1e-6, "float16": 1e-6, "bfloat16": ROUNDED_INPUTS}
+    return of_floats.get(name, ROUNDED_CODES[code_bits])
 
 
 def rows(count: int, inputs: int) -> Tensor:
@@ -86,8 +96,41 @@ def test_agrees_with_float64(native: Library, name: str, outputs: int, inputs: i
     for num_rows in NUM_ROWS:
         hidden = rows(num_rows, inputs)
         expected = hidden.double() @ dense(weight).T + bias.double()
-        actual = linear(native, hidden, packed, num_threads=2)
-        assert_close(actual, expected, tolerance(name))
+        for code_bits in CODE_BITS:
+            actual = linear(native, hidden, packed, num_threads=2, code_bits=code_bits)
+            assert_close(actual, expected, tolerance(name, code_bits))
+
+
+@pytest.mark.parametrize("name", sorted(PACKED_BLOCKS))
+def test_integers_of_8_bits_are_the_nearest_to_their_blocks_scale(
+    native: Library, name: str
+) -> None:
+    weight, hidden = matrix(name, 37, 2 * WIDTHS[name]), rows(9, 2 * WIDTHS[name])
+
+    actual = linear(native, hidden, pack(native, [weight]), code_bits=8)
+
+    blocks = hidden.unflatten(-1, (-1, 32))
+    scale = blocks.abs().amax(-1, keepdim=True) / 127
+    rounded = ((blocks / scale).round() * scale).flatten(1)
+    assert_close(actual, rounded.double() @ dense(weight).T, 1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(PACKED_BLOCKS))
+@pytest.mark.parametrize("code_bits", CODE_BITS)
+def test_the_greatest_codes_and_inputs_overflow_no_sum(
+    native: Library, name: str, code_bits: CodeBits
+) -> None:
+    """The weights have the codes of the greatest magnitude, the inputs the greatest integers."""
+    weight = matrix(name, 16, WIDTHS[name])
+    codes = torch.full_like(weight.data, 128 if name == "q8_0" else 255)
+    for at in SCALES.get(name, (0,)):
+        codes[..., at : at + 2] = weight.data[..., at : at + 2]
+    weight = replace(weight, data=codes)
+    hidden = torch.ones(9, WIDTHS[name]) * torch.tensor([[1.0], [-1.0], [0.5]]).repeat(3, 1)
+
+    actual = linear(native, hidden, pack(native, [weight]), code_bits=code_bits)
+
+    assert_close(actual, hidden.double() @ dense(weight).T, 1e-5)
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
@@ -101,11 +144,12 @@ def test_inputs_need_no_whole_blocks(native: Library, name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_row_does_not_depend_on_the_others_to_the_last_bit(native: Library, name: str) -> None:
     packed = pack(native, [matrix(name, 160, 3 * WIDTHS[name])])
-    alone = linear(native, rows(1, packed.inputs), packed)
-    for num_rows in NUM_ROWS:
-        assert torch.equal(
-            linear(native, rows(num_rows, packed.inputs), packed, num_threads=2)[:1], alone
-        )
+    for code_bits in CODE_BITS:
+        alone = linear(native, rows(1, packed.inputs), packed, code_bits=code_bits)
+        for num_rows in NUM_ROWS:
+            hidden = rows(num_rows, packed.inputs)
+            together = linear(native, hidden, packed, num_threads=2, code_bits=code_bits)
+            assert torch.equal(together[:1], alone)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -12,12 +12,20 @@ from kernels.native.draw_rows import drawn_from
 from kernels.native.filter_floors import floors_of
 from kernels.native.library import Library, choose_products
 from kernels.native.most_likely import found_by
-from kernels.native.packed import Rows, pack
+from kernels.native.packed import CodeBits, Rows, pack
 from kernels.native.paged_attention import attend
 from kernels.native.rank_logits import ranked_by
 from tests.kernels.attention import Case, Tensors
 from tests.kernels.attention import build as build_case
-from tests.kernels.native.test_linear import FORMATS, NUM_ROWS, linear, matrix, rows, unpack_rows
+from tests.kernels.native.test_linear import (
+    CODE_BITS,
+    FORMATS,
+    NUM_ROWS,
+    linear,
+    matrix,
+    rows,
+    unpack_rows,
+)
 from tests.kernels.native.test_sampling import SIZES, filters
 from tests.kernels.native.test_sampling import rows as logits_of
 from tests.support.models.native import variants
@@ -37,15 +45,19 @@ def assert_same_bits(compute: Callable[[Library], Tensor]) -> None:
 
 @pytest.mark.parametrize("size", [(1, 256), (37, 512), (160, 768), (96, 2304)], ids=str)
 @pytest.mark.parametrize("name", FORMATS)
-def test_products(name: str, size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("code_bits", CODE_BITS)
+def test_products(code_bits: CodeBits, name: str, size: tuple[int, int]) -> None:
     weight, bias = matrix(name, *size), torch.randn(size[0])
     for num_rows in NUM_ROWS:
         hidden = rows(num_rows, size[1])
-        assert_same_bits(partial(_packed_product, hidden, weight, bias))
+        assert_same_bits(partial(_packed_product, hidden, weight, bias, code_bits))
 
 
-def _packed_product(hidden: Tensor, weight: Rows, bias: Tensor, library: Library) -> Tensor:
-    return linear(library, hidden, pack(library, [weight], bias))
+def _packed_product(
+    hidden: Tensor, weight: Rows, bias: Tensor, code_bits: CodeBits, library: Library
+) -> Tensor:
+    packed = pack(library, [weight], bias)
+    return linear(library, hidden, packed, code_bits=code_bits)
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
@@ -55,13 +67,16 @@ def test_products_of_sizes_that_fill_no_vector(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("code_bits", CODE_BITS)
 @pytest.mark.parametrize("odd", ODD_NUMBERS)
-def test_products_of_numbers_at_the_limits(odd: float, name: str) -> None:
+def test_products_of_numbers_at_the_limits(odd: float, code_bits: CodeBits, name: str) -> None:
     weight, hidden = matrix(name, 37, 512), rows(12, 512)
     hidden[:, 3], hidden[3] = odd, odd * hidden[3].sign()
     if weight.data.is_floating_point():
         weight.data[5, 7], weight.data[6] = odd, DENORMAL
-    assert_same_bits(lambda library: linear(library, hidden, pack(library, [weight])))
+    assert_same_bits(
+        lambda library: linear(library, hidden, pack(library, [weight]), code_bits=code_bits)
+    )
 
 
 @pytest.mark.parametrize("name", FORMATS)

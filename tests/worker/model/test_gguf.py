@@ -65,7 +65,7 @@ def test_it_computes_what_transformers_does(tmp_path: Path, description: Path, k
     path = write_tiny_gguf(tmp_path / "tiny.gguf", kind)
     directory = served_from(path, description)
     expected = expected_logits(path)
-    for kernels in ("native", "reference"):
+    for kernels in ("native-int16", "reference"):
         decoder = load_decoder(directory, dtype="float32", device=CPU, kernels=kernels)
         assert_close(logits_of(decoder), expected, 1e-4)
     assert rehearse(directory) == "natively"

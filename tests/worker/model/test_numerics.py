@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support.models.numerics import assert_close
 from tests.support.models.tiny import write_tiny_model
+from tests.worker.model.decoders.test_native_families import STEPS, stepwise_logits
 from worker.model.loading import load_decoder
-from worker.model.numerics import numerics_of
+from worker.model.numerics import kernels_of, numerics_of
 
 SHOW_LIMITED = """
 import sys
@@ -66,3 +68,60 @@ def test_numerics_name_the_kernels_that_were_chosen(
 
     numerics = numerics_of(decoder, is_batch_invariant=False)
     assert numerics.split(maxsplit=2)[2] == expected
+
+
+@pytest.mark.parametrize(
+    ("kernels", "weight_format", "expected"),
+    [
+        ("auto", "auto", "cpu fused bfloat16"),
+        ("auto", "q8_0", "cpu fused int8 bfloat16"),
+        ("native", "q4_1", "cpu fused int8 bfloat16"),
+        ("native-int16", "q8_0", "cpu fused bfloat16"),
+    ],
+)
+def test_numerics_name_the_integers_that_quantized_weights_are_multiplied_by(
+    tmp_path: Path, kernels: str, weight_format: str, expected: str
+) -> None:
+    write_tiny_model(tmp_path, "llama", intermediate_size=64)
+
+    decoder = load_decoder(
+        tmp_path,
+        dtype="bfloat16",
+        weight_format=weight_format,
+        kernels=kernels,
+        device=torch.device("cpu"),
+    )
+
+    numerics = numerics_of(decoder, is_batch_invariant=False)
+    assert numerics == expected
+    same = load_decoder(
+        tmp_path,
+        dtype="bfloat16",
+        weight_format=weight_format,
+        kernels=kernels_of(numerics),
+        device=torch.device("cpu"),
+    )
+    assert numerics_of(same, is_batch_invariant=False) == numerics
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_integers_of_8_bits_change_logits_a_little(tmp_path: Path, family: str) -> None:
+    """In a mixture, too, whose experts share a token's integers. All of its experts are chosen, so
+    that the rounding changes no choice."""
+    write_tiny_model(tmp_path, family, intermediate_size=64, num_local_experts=2)
+    fine, coarse = (
+        load_decoder(
+            tmp_path,
+            dtype="float32",
+            weight_format="q8_0",
+            kernels=kernels,
+            device=torch.device("cpu"),
+        )
+        for kernels in ("native-int16", "native")
+    )
+
+    for expected, logits in zip(
+        stepwise_logits(fine, STEPS), stepwise_logits(coarse, STEPS), strict=True
+    ):
+        assert not torch.equal(logits, expected)
+        assert_close(logits, expected, 0.2)

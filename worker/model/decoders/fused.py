@@ -23,7 +23,7 @@ from kernels.native.decoder import (
 )
 from kernels.native.huge_pages import CommittedAhead
 from kernels.native.library import Library, library
-from kernels.native.packed import PackedWeight, pack
+from kernels.native.packed import PACKED_BLOCKS, CodeBits, PackedWeight, pack
 from kernels.native.recurrences import MAX_KEY_DIM, MAX_STATE_DIM, MAX_TAPS
 from kernels.providers import Provider
 from shared.errors import StartupError
@@ -32,6 +32,7 @@ from worker.model.decoders.positions import PositionTables
 from worker.model.decoders.stack import SpecDecoder, attention_spec
 from worker.model.forward import ForwardInputs, Traits
 from worker.model.kv_cache import KVCache
+from worker.model.numerics import INT8_INPUTS
 from worker.model.provision import native_obstacle
 from worker.model.spec import (
     Attention,
@@ -83,18 +84,21 @@ class FusedDecoder(SpecDecoder):
         dtype: torch.dtype,
         num_threads: int,
         cache_dtype: torch.dtype | None = None,
+        code_bits: CodeBits = 8,
     ) -> None:
         """Pack the weights as they are read, so that at most one layer is in memory twice.
 
         ``dtype`` is float32 or bfloat16, and the cache's by default; ``cache_dtype`` may be
-        float8_e4m3fn, too. Raises `StartupError` as `WeightReader` does.
+        float8_e4m3fn, too. Where weights are quantized, activations are rounded to integers of
+        ``code_bits``. Raises `StartupError` as `WeightReader` does.
         """
         super().__init__(spec, max_seq_len, cache_dtype)
         self._dtype = dtype
-        self._numerics = weights.numerics
         tables = PositionTables(max_seq_len, self.device)
         packing = _Packing(library(), num_threads, tables, dtype)
-        model = packing.model(spec, weights)
+        model = replace(packing.model(spec, weights), code_bits=code_bits)
+        has_int8 = packing.has_blocks and code_bits == 8
+        self._numerics = f"{weights.numerics} {INT8_INPUTS}" if has_int8 else weights.numerics
         self._decoder = PackedDecoder(library(), model, num_threads)
         self._predictor: PackedDecoder | None = None
         self._prediction_cost: float | None = None
@@ -271,6 +275,8 @@ class _Packing:
         self._num_threads = num_threads
         self._tables = tables
         self._dtype = dtype
+        self.has_blocks = False
+        """Whether a matrix packed so far has quantized weights."""
 
     def model(self, spec: ModelSpec, weights: WeightReader) -> PackedModel:
         embedding = self._pack(weights.embedding())
@@ -451,7 +457,9 @@ class _Packing:
         return self._pack(linear.weight, linear.bias)
 
     def _pack(self, weight: Weight, bias: Tensor | None = None) -> PackedWeight:
-        return pack(self._library, weight.native_rows(), bias, num_threads=self._num_threads)
+        rows = weight.native_rows()
+        self.has_blocks |= any(part.format in PACKED_BLOCKS for part in rows)
+        return pack(self._library, rows, bias, num_threads=self._num_threads)
 
 
 def _norm(spec: Norm | None, weights: NormWeights | None) -> PackedNorm | None:
