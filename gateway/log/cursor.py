@@ -323,7 +323,8 @@ class LogCursor:
                 for kept in event.events:
                     self._copy.keep(kept)
             case Accepted() | Started() | HandedOver() if not was_waiting:
-                self._copy.keep(event)
+                if not self.reader.is_ended:  # a copy is followed by the log's `Failed`
+                    self._copy.keep(event)
             case PromptScores() | TokenDelta() | Finished() if actions:
                 self._copy.keep(event)
         if self._copy.num_kept > self._best_copy.num_kept:

@@ -64,8 +64,9 @@ class CopyWriter:
             return []
         news: list[ReplyEvent] = [*events[self._position :]]
         self._position = len(events)
-        # A copy also says why an earlier run has ended, which no event does.
-        if self._reading != self._playback.reading or any(isinstance(e, Started) for e in news):
+        # A copy also says why an earlier run has ended, and which runs may fail: no event does.
+        is_more = any(isinstance(event, Started | Failed) for event in news)
+        if is_more or self._reading != self._playback.reading:
             self._reading = self._playback.reading
             return [self._copy_of(cursor), *(one for one in events if isinstance(one, Failed))]
         return news

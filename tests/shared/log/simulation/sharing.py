@@ -86,6 +86,9 @@ class Host:
 
     def __init__(self, front: "SharedFront") -> None:
         self._front = front
+        self._untaken: list[Item] = []
+        """What was read of the log, and not added to the playback yet."""
+        self._cursor: LogCursor | None = None
         self.listeners: list[Listener] = []
         self.playback = Playback()
         self.gateway: Gateway | None = None
@@ -111,9 +114,12 @@ class Host:
         return self.playback.is_complete
 
     def give(self, item: Item, cursor: LogCursor) -> None:
-        self.playback.add([item], cursor, is_complete=cursor.reader.is_ended)
-        if self.playback.is_complete and not isinstance(item, Restarted | Failed):
-            self._front.answer = cursor.restored()
+        if self.playback.is_complete:  # nothing more is taken
+            return
+        if isinstance(item, Restarted):
+            self._untaken = []
+        self._untaken.append(item)
+        self._cursor = cursor
 
     def join(self, client: Client) -> None:
         """A client comes. What is complete and has no clients is forgotten."""
@@ -127,8 +133,16 @@ class Host:
         self.listeners.append(Listener(client, self.playback))
 
     def moves(self) -> list[Callable[[], None]]:
-        """What this could do next, as a gateway does it by itself; `Gateway` asks for nothing."""
-        return []
+        return [self._take] if self._untaken else []
+
+    def _take(self) -> None:
+        """Add what was read to the playback."""
+        items, cursor, self._untaken = self._untaken, self._cursor, []
+        if cursor is None or not items:
+            return
+        self.playback.add(items, cursor, is_complete=cursor.reader.is_ended)
+        if self.playback.is_complete and not isinstance(items[-1], Failed):
+            self._front.answer = cursor.restored()
 
     def all_moves(self) -> list[Callable[[], None]]:
         self.listeners = [one for one in self.listeners if not one.client.is_done]
@@ -190,6 +204,7 @@ class Host:
         if self.gateway is not None:
             self.gateway.leave()
             self.gateway = None
+            self._take()
             if not self.playback.is_complete:
                 self.copies.clear()
                 self.queue = CopyQueue(self._front.model, self.playback)
