@@ -109,7 +109,7 @@ def test_integers_of_8_bits_are_the_nearest_to_their_blocks_scale(
 
     actual = linear(native, hidden, pack(native, [weight]), code_bits=8)
 
-    blocks = hidden.unflatten(-1, (-1, 32))
+    blocks = hidden.view(len(hidden), -1, 32)
     scale = blocks.abs().amax(-1, keepdim=True) / 127
     rounded = ((blocks / scale).round() * scale).flatten(1)
     assert_close(actual, rounded.double() @ dense(weight).T, 1e-5)
