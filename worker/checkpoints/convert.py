@@ -190,7 +190,7 @@ def _complete_config(source: dict[str, Any], reader: Reader, directory: Path) ->
     described = json.loads(path.read_text())
     _report("weights read")
     config = library.AutoConfig.for_model(**described)
-    _set_rope(config, reader)
+    _set_rope(config, reader, is_described=True)
     described["rope_parameters"] = config.rope_parameters
     described["architectures"] = [library.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
     path.write_text(json.dumps(described, indent=2))
@@ -314,23 +314,44 @@ def _dtype(reader: Reader) -> Any:
     return torch.float16 if kinds <= {"F32", "F16"} else torch.bfloat16
 
 
-def _set_rope(config: Any, reader: Reader) -> None:
-    """Set the scaling of rotary positions, which transformers does not read from the file.
+def _set_rope(config: Any, reader: Reader, *, is_described: bool = False) -> None:
+    """Set the scaling of rotary positions, which transformers does not read from the file, and the
+    factors of LongRoPE in a configuration that is described already.
 
     Raises `Unconvertible` if no configuration has the file's scaling.
     """
-    if config.rope_parameters.get("rope_type", "default") != "default":
-        return  # it is part of the configuration that is completed
-    scaling = _scaling(config, reader)
     tensors = {tensor.name: tensor.data for tensor in reader.tensors}
     divisors = tensors.get("rope_freqs.weight")
+    parameters = config.rope_parameters.get("full_attention", config.rope_parameters)
+    if parameters.get("rope_type") == "proportional" and divisors is not None:
+        parameters["partial_rotary_factor"] = float((divisors == 1).mean())
+    if parameters.get("rope_type", "default") != "default":
+        return  # it is part of the configuration that is completed
+    if is_described and "rope_factors_long.weight" in tensors:
+        _set_longrope(parameters, tensors, reader)
+        return
+    scaling = _scaling(config, reader)
     if divisors is not None and (divisors != 1).any():
         if scaling:
             raise Unconvertible("its rotary positions are scaled twice, which is not supported")
         _set_llama3(config, divisors)
     elif scaling:
         # For Gemma 3, llama.cpp scales only the positions of layers without a sliding window.
-        config.rope_parameters.get("full_attention", config.rope_parameters).update(scaling)
+        parameters.update(scaling)
+
+
+def _set_longrope(parameters: Any, tensors: dict[str, Any], reader: Reader) -> None:
+    architecture = reader.fields["general.architecture"].contents()
+    scaling = f"{architecture}.rope.scaling"
+    parameters["rope_type"] = "longrope"
+    for kind in ("short", "long"):
+        parameters[f"{kind}_factor"] = tensors[f"rope_factors_{kind}.weight"].tolist()
+    original = reader.fields.get(f"{scaling}.original_context_length")
+    if original is not None:
+        parameters["original_max_position_embeddings"] = original.contents()
+    amplitude = reader.fields.get(f"{scaling}.attn_factor")
+    if amplitude is not None:
+        parameters["attention_factor"] = amplitude.contents()
 
 
 def _scaling(config: Any, reader: Reader) -> dict[str, Any]:

@@ -29,7 +29,7 @@ _ENTRIES: Mapping[str, tuple[str, ...]] = {
     "layer_norm_rms_eps": ("rms_norm_eps", "norm_eps", "layer_norm_epsilon"),
     "layer_norm_eps": ("norm_epsilon", "layer_norm_eps", "norm_eps"),
     "expert_count": ("moe_num_experts", "num_local_experts", "num_experts", "n_routed_experts"),
-    "expert_used_count": ("moe_k", "num_experts_per_tok"),
+    "expert_used_count": ("moe_k", "num_experts_per_tok", "top_k_experts"),
     "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
     "expert_shared_feed_forward_length": (
         "shared_expert_intermediate_size",
@@ -66,11 +66,14 @@ _ENTRIES: Mapping[str, tuple[str, ...]] = {
         "time_step_rank",
     ),
     "shortconv_l_cache": ("conv_L_cache",),
+    "shared_kv_layers": ("num_kv_shared_layers",),
+    "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
+    "key_length_swa": ("head_dim",),
 }
 """The entries of the metadata, by the methods of `gguf.GGUFWriter`, and the keys of config.json
 from which they are copied, if these are there."""
 _ADD_ONE = {"gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe"}
-_PAIRED = {"llama", "granite", "granitemoe", "granitehybrid", "arcee", "smollm3"}
+_PAIRED = {"llama", "granite", "granitemoe", "granitehybrid", "arcee", "smollm3", "mistral3"}
 """The architectures of families that rotate the halves of heads, which llama.cpp rotates in
 pairs."""
 _TILED = {"qwen35", "qwen35moe"}
@@ -102,7 +105,8 @@ def write_gguf(
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for name, tensor in _converted(directory, config, architecture):
-        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        is_named = name.startswith("rope_") or name.endswith(".scale")
+        found = name if is_named else names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, f"the gguf package does not know {name}"
         kind = kind_of(found) if tensor.ndim > 1 else Kind.F32
         tensor = tensor.float().contiguous()
@@ -155,16 +159,20 @@ def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         writer.add_rope_scaling_factor(rope["factor"])
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         if "mscale_all_dim" in rope:
-            writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
+            factor = 0.1 if "kv_lora_rank" in config else 1.0
+            writer.add_rope_scaling_yarn_log_mul(factor * rope["mscale_all_dim"])
+        if "llama_4_scaling_beta" in rope:
+            writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    if rope.get("rope_type") == "longrope":
+        writer.add_rope_scaling_attn_factors(1.0)
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     if "kv_lora_rank" in config:
         head_dim, rank = config["qk_rope_head_dim"], config["kv_lora_rank"]
         writer.add_key_length_mla(config["qk_nope_head_dim"] + head_dim)
-        for entry in ("head_count_kv", "key_length", "value_length"):
-            writer.kv_data[0].pop(f"{writer.arch}.attention.{entry}", None)
-        writer.add_head_count_kv(1)
-        writer.add_key_length(rank + head_dim)
-        writer.add_value_length(rank)
+        lengths = {"head_count_kv": 1, "key_length": rank + head_dim, "value_length": rank}
+        for entry, value in lengths.items():
+            _replace(writer, f"attention.{entry}", value)
     share = rope.get("partial_rotary_factor") or 1.0
     writer.add_rope_dimension_count(config.get("rotary_dim") or int(head_dim * share))
 
@@ -180,18 +188,53 @@ def _add_kinds_of_layers(
         writer.add_array(f"{architecture}.attention.recurrent_layers", is_linear)
         num_values = config["linear_num_value_heads"]
         writer.add_ssm_inner_size(config["linear_value_head_dim"] * num_values)
+    elif architecture == "gemma4":
+        local = config["num_key_value_heads"]
+        full = _of_full_layers(config)["num_key_value_heads"]
+        _replace(writer, "attention.key_length", _of_full_layers(config)["head_dim"])
+        _replace(writer, "attention.value_length", _of_full_layers(config)["head_dim"])
+        _replace(
+            writer,
+            "attention.head_count_kv",
+            [full if kind == "full_attention" else local for kind in kinds],
+        )
+        first = config["num_hidden_layers"] - config["num_kv_shared_layers"]
+        size = config["intermediate_size"]
+        sizes = [size * (1 + (k >= first)) for k in range(config["num_hidden_layers"])]
+        _replace(writer, "feed_forward_length", sizes)
     elif {"mamba", "conv"} & {*kinds}:
         is_whole = [kind in ("attention", "full_attention") for kind in kinds]
         count = config["num_key_value_heads"]
-        key = gguf.Keys.Attention.HEAD_COUNT_KV.format(arch=architecture)
-        writer.kv_data[0].pop(key)
-        writer.add_head_count_kv([count if one else 0 for one in is_whole])
+        counts = [count if one else 0 for one in is_whole]
+        _replace(writer, "attention.head_count_kv", counts)
     if architecture == "granitehybrid":
         writer.add_ssm_inner_size(config["mamba_n_heads"] * config["mamba_d_head"])
         writer.add_rope_scaling_finetuned(False)
 
 
+def _of_full_layers(config: Mapping[str, Any]) -> Mapping[str, int]:
+    """The heads of Gemma 4's layers without a window."""
+    found: Mapping[str, int] = next(iter(config["per_layer_config"].values()))
+    return found
+
+
+def _replace(writer: gguf.GGUFWriter, entry: str, value: int | list[int]) -> None:
+    key = f"{writer.arch}.{entry}"
+    writer.kv_data[0].pop(key, None)
+    if isinstance(value, int):
+        writer.add_uint32(key, value)
+    else:
+        writer.add_array(key, value)
+
+
 def _converted(directory: Path, config: dict[str, Any], architecture: str) -> Named:
+    rope = config.get("rope_parameters") or {}
+    for kind in ("short", "long") if rope.get("rope_type") == "longrope" else ():
+        yield f"rope_factors_{kind}.weight", torch.tensor(rope[f"{kind}_factor"])
+    if architecture == "gemma4":  # a quarter of a head's pairs is rotated
+        num_pairs = _of_full_layers(config)["head_dim"] // 2
+        is_rotated = torch.arange(num_pairs) < num_pairs // 4
+        yield "rope_freqs.weight", torch.where(is_rotated, 1.0, 1e30)
     tensors = load_file(directory / "model.safetensors").items()
     for name, tensor in _with_experts_together(tensors):
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
@@ -241,6 +284,9 @@ def _gate_up(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
     """Both halves, which alternate in gpt-oss; matrices are transposed there and in Llama 4."""
     stem, _, kind = name.rpartition("gate_up_proj")
     architecture = config["architecture"]
+    if architecture == "gemma4":  # they stay together
+        yield f"{name}.weight", tensor
+        return
     if kind != "_bias" and architecture in ("gpt-oss", "llama4"):
         tensor = tensor.transpose(1, 2)
     halves = tensor.chunk(2, dim=1)
@@ -345,11 +391,19 @@ def _correction(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
     )
 
 
+def _scale_of_router(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
+    module = "ffn_down_exps" if "per_expert" in name else "ffn_gate_inp"
+    yield f"blk.{name.split('.')[2]}.{module}.scale", tensor
+
+
 def _sinks(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
     yield f"{name}.weight", tensor
 
 
 _CHANGES: Mapping[str, Change] = {
+    "router.scale": _scale_of_router,
+    "router.per_expert_scale": _scale_of_router,
+    "layer_scalar": _sinks,
     "self_attn.q_proj": _in_pairs,
     "self_attn.k_proj": _in_pairs,
     "kv_b_proj": _up_of_latents,

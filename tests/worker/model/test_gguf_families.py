@@ -72,6 +72,16 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 16}),
     "gemma3_text": ("gemma3", {"query_pre_attn_scalar": 16}),
+    "gemma4_text": ("gemma4", {}),
+    "ministral3": (
+        "mistral3",
+        {
+            "rope_parameters": _YARN
+            | {"mscale_all_dim": 1.0, "mscale": 1.0}
+            | {"llama_4_scaling_beta": 0.3}
+        },
+    ),
+    "phi3": ("phi3", {}),
     "granite": ("granite", {}),
     "ernie4_5": ("ernie4_5", {}),
     "arcee": ("arcee", {}),

@@ -1,6 +1,5 @@
 """DeepSeek V2 and V3, and GLM 4.7 Flash, with attention over latent vectors."""
 
-import math
 from typing import Any
 
 from shared.errors import StartupError
@@ -25,7 +24,7 @@ def read(model: GgufModel) -> dict[str, Any]:
         "topk_group": model.size("expert_group_used_count", 1),
         "routed_scaling_factor": model.number("expert_weights_scale", 1.0),
         "norm_topk_prob": bool(model.get("expert_weights_norm")),
-        "rope_parameters": _rope(model),
+        "rope_parameters": model.yarn(scale=_GROWTH),
         "rope_interleave": True,
         **latent(model),
     }
@@ -63,23 +62,6 @@ def _sigmoid(model: GgufModel) -> dict[str, Any]:
 def _softmax(config: dict[str, Any]) -> dict[str, Any]:
     method = "group_limited_greedy" if config["n_group"] > 1 else "greedy"
     return {"model_type": "deepseek_v2", "topk_method": method}
-
-
-def _rope(model: GgufModel) -> dict[str, Any]:
-    """Attention grows with the factor that extends the context, and rotated elements do not, as
-    ``mscale`` is ``mscale_all_dim`` in the published configurations."""
-    growth = model.number("rope.scaling.yarn_log_multiplier", 0.0) / _GROWTH
-    factor = model.number("rope.scaling.factor", 1.0)
-    if model.get("rope.scaling.type") != "yarn" or not math.isfinite(factor) or factor <= 1:
-        return model.rope()
-    return model.rope(
-        rope_type="yarn",
-        factor=factor,
-        original_max_position_embeddings=model.size("rope.scaling.original_context_length"),
-        beta_fast=model.number("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=model.number("rope.scaling.yarn_beta_slow", 1.0),
-        **({"mscale": round(growth, 6), "mscale_all_dim": round(growth, 6)} if growth else {}),
-    )
 
 
 ARCHITECTURE = Architecture(name="deepseek2", read=read, rotates_pairs=True)

@@ -92,6 +92,23 @@ class GgufModel:
         rotated = self.size("rope.dimension_count", self.head_dim)
         return self.rope(partial_rotary_factor=rotated / self.head_dim)
 
+    def yarn(self, *, scale: float) -> dict[str, Any]:
+        """Rotary positions that YaRN extends. The file has ``mscale_all_dim`` times the scale:
+        attention grows with it, and rotated elements do not, as it is ``mscale``, too, in the
+        published configurations."""
+        factor = self.number("rope.scaling.factor", 1.0)
+        if self.get("rope.scaling.type") != "yarn" or factor <= 1:
+            return self.rope()
+        growth = round(self.number("rope.scaling.yarn_log_multiplier", 0.0) / scale, 6)
+        return self.rope(
+            rope_type="yarn",
+            factor=factor,
+            original_max_position_embeddings=self.size("rope.scaling.original_context_length"),
+            beta_fast=self.number("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=self.number("rope.scaling.yarn_beta_slow", 1.0),
+            **({"mscale": growth, "mscale_all_dim": growth} if growth else {}),
+        )
+
     def decoder(self) -> dict[str, Any]:
         """What config.json says about nearly every decoder."""
         vocab_size, hidden_size = self.shape("token_embd.weight")[:2]
@@ -140,7 +157,7 @@ class GgufModel:
             "mamba_proj_bias": self.has("blk.ssm_in.bias"),
         }
 
-    def layer_types(self, period: int = 0) -> list[str]:
+    def layer_types(self, period: int = 1) -> list[str]:
         """The kinds of attention of layers with and without a window. A file without a pattern has
         a window in all layers but the last of each ``period``."""
         pattern = self.get("attention.sliding_window_pattern")

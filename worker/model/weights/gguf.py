@@ -16,6 +16,7 @@ from worker.checkpoints.checkpoint import check_stacked
 from worker.checkpoints.gguf_file import KINDS, GgufTensor, end_of, read_header
 from worker.checkpoints.progress import LoggedProgress
 
+_MAX_READ = 1024
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _OF_EXPERT = re.compile(r"(.*_exps)\.(\d+)(\.\w+)")
 """An expert's matrix or bias, in a tensor that holds those of all experts."""
@@ -67,15 +68,17 @@ class GgufSource:
     container: ClassVar[str] = "GGUF"
 
     def __init__(self, directory: Path, files: Sequence[Path], *, has_data: bool = True) -> None:
-        """Without ``has_data``, only headers are read, and tensors are on the meta device."""
+        """Without ``has_data``, only headers, numbers and short vectors are read, and other
+        tensors are on the meta device."""
         self.directory = directory
+        self._has_data = has_data
         self._tensors: dict[str, tuple[Tensor, GgufTensor]] = {}
         headers = [read_header(path) for path in files]
         self.architecture = headers[0].architecture
         """llama.cpp's name of the model's family."""
         for path, header in zip(files, headers, strict=True):
             size = path.stat().st_size
-            content = _mapped(path) if has_data else _without_data(size)
+            content = _mapped(path)
             if any(end_of(tensor) > size for tensor in header.tensors.values()):
                 raise StartupError(f"{path.name} is truncated")
             self._tensors |= {
@@ -137,6 +140,8 @@ class GgufSource:
             num_bytes //= tensor.shape[0]
             start += int(found[2]) * num_bytes
         held = content[start : start + num_bytes]
+        if not self._has_data and math.prod(shape) > _MAX_READ:
+            held = held.to("meta")
         if kind in _FLOATS:
             values = held.view(_FLOATS[kind]).view(shape)
         else:
@@ -183,7 +188,3 @@ def _mapped(path: Path) -> Tensor:
     """
     size = path.stat().st_size
     return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-
-
-def _without_data(size: int) -> Tensor:
-    return torch.empty(size, dtype=torch.uint8, device="meta")

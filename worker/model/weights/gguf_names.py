@@ -76,6 +76,15 @@ _LAYER = LayerNames(
     shared_gate="ffn_gate_inp_shexp",
     latent_down="ffn_latent_down",
     latent_up="ffn_latent_up",
+    router_norm="ffn_gate_inp.scale",
+    factors="ffn_down_exps.scale",
+    before_experts="pre_ffw_norm_2",
+    after_experts="post_ffw_norm_2",
+    after_shared="post_ffw_norm_1",
+    scalar="layer_output_scale.weight",
+    input_gate="inp_gate",
+    input_expansion="proj",
+    after_input="post_norm",
 )
 
 
@@ -115,41 +124,56 @@ def _untiled(layers: tuple[Layer, ...], names: Names) -> tuple[tuple[Layer, ...]
 
 
 def _names(spec: ModelSpec, source: GgufSource) -> Names:
-    def has(kind: Callable[[Layer], object], *parts: str) -> bool:
-        """Whether layers of a kind have one of these tensors."""
-        found = (index for index, layer in enumerate(spec.layers) if kind(layer))
-        return any(source.has(f"blk.{index}.{part}.weight") for index in found for part in parts)
+    def has(kind: str, part: str) -> bool:
+        """Whether a layer that has this field in its spec has this tensor."""
+        found = (index for index, layer in enumerate(spec.layers) if getattr(layer, kind))
+        return any(source.has(f"blk.{index}.{part}.weight") for index in found)
 
-    names = _LAYER
-    if has(lambda layer: layer.attention, "attn_qkv"):
-        names = replace(names, qkv=("attn_qkv",))
-    if has(lambda layer: layer.attention, "attn_k_b"):
-        latent = replace(names.latent, keys="attn_k_b", values="attn_v_b")
-        names = replace(names, latent=latent)
-    if has(lambda layer: layer.recurrence, "ssm_ba"):
-        names = replace(names, delta=replace(names.delta, rates=("ssm_ba",)))
-    if not has(lambda layer: layer.before_feed_forward, "ffn_norm"):
-        is_alone = not has(lambda layer: layer.attention, "post_attention_norm")
-        name = names.before_attention if is_alone else names.after_attention
-        names = replace(names, before_feed_forward=name)
-    if has(lambda layer: layer.feed_forward, "ffn_gate_up_exps"):
-        names = replace(names, expert_gate_up=("ffn_gate_up_exps.{}",))
-    elif not has(lambda layer: layer.feed_forward, "ffn_gate_exps"):
-        names = replace(names, expert_gate_up=("ffn_up_exps.{}",))
-    if not has(lambda layer: layer.feed_forward, "ffn_gate"):
-        names = replace(names, gate_up=("ffn_up",))
-    if not has(lambda layer: layer.feed_forward, "ffn_gate_shexp"):
-        names = replace(names, shared_gate_up=("ffn_up_shexp",))
     final = (name for name in ("output_norm", "token_embd_norm") if source.has(f"{name}.weight"))
     return Names(
-        layers=names,
+        layers=_of_feed_forwards(_of_mixers(_LAYER, has), has),
         prefixes=("",),
         embedding="token_embd",
         layer="blk",
         final_norm=next(final, "output_norm"),
         heads=("output",),
+        input_table="per_layer_token_embd",
+        input_projection="per_layer_model_proj",
+        input_norm="per_layer_proj_norm",
         has_further_layers=True,
     )
+
+
+def _of_mixers(names: LayerNames, has: Callable[[str, str], bool]) -> LayerNames:
+    """The names of attention and recurrences, which a file may have together or apart."""
+    if has("attention", "attn_qkv"):
+        names = replace(names, qkv=("attn_qkv",))
+    if has("attention", "attn_k_b"):
+        latent = replace(names.latent, keys="attn_k_b", values="attn_v_b")
+        names = replace(names, latent=latent)
+    if has("recurrence", "ssm_ba"):
+        names = replace(names, delta=replace(names.delta, rates=("ssm_ba",)))
+    return names
+
+
+def _of_feed_forwards(names: LayerNames, has: Callable[[str, str], bool]) -> LayerNames:
+    """The names of feed-forward parts and of the norms before them: without a gate, or with the
+    gate in the same matrix, there is only ``up``."""
+    if not has("before_feed_forward", "ffn_norm"):
+        is_alone = not has("before_feed_forward", "post_attention_norm")
+        norm = names.before_attention if is_alone else names.after_attention
+        names = replace(names, before_feed_forward=norm)
+    if has("feed_forward", "ffn_gate_up_exps"):
+        names = replace(names, expert_gate_up=("ffn_gate_up_exps.{}",))
+    elif not has("feed_forward", "ffn_gate_exps"):
+        names = replace(names, expert_gate_up=("ffn_up_exps.{}",))
+    if not has("feed_forward", "ffn_gate"):
+        names = replace(names, gate_up=("ffn_up",))
+    if has("feed_forward", "post_ffw_norm_1"):
+        return replace(names, shared_gate_up=names.gate_up, shared_down=names.down)
+    if not has("feed_forward", "ffn_gate_shexp"):
+        names = replace(names, shared_gate_up=("ffn_up_shexp",))
+    return names
 
 
 def _layer(layer: Layer, *, rotates_pairs: bool) -> Layer:
