@@ -4,7 +4,7 @@
     python -m bench.batches --order-only [--lines N]... [--prefixes N] [--prefix-tokens N]
     python -m bench.batches [--lines N]... [--tokens N] [--step-ms MS] [--model NAME]...
                             [--vllm PATH] [--vllm-dtype DTYPE]... [--http-only]
-                            [--duplicates SHARE]
+    python -m bench.batches --duplicates SHARE [--lines N] [--tokens N] [--model NAME]
 
 The check: files of short chats are uploaded to a gateway and checked. Their last line is not valid,
 so that nothing is run. The memory is the peak resident memory of the gateway's process, which
@@ -99,6 +99,8 @@ class Throughput:
     """Output tokens."""
     other_cores: float
     """Cores that processes outside the benchmark used."""
+    duplicates: float = 0.0
+    """The share of lines that repeat another line."""
     memory_bytes: int | None = None
     """Peak resident memory of the gateway."""
 
@@ -207,6 +209,8 @@ class Work:
     num_tokens: int
     step_ms: float
     """The duration of a step of the synthetic engine."""
+    duplicates: float = 0.0
+    """The share of lines that repeat another line."""
 
     @classmethod
     def draw(
@@ -217,7 +221,6 @@ class Work:
         step_ms: float,
         duplicates: float = 0.0,
     ) -> "Work":
-        """``duplicates`` is the share of lines that repeat another line."""
         tokenizer = Tokenizer.load(store.resolve(_checkpoint(model)))
         num_words = num_tokens - len(tokenizer.encode(chat_prompt("")))
         if num_words < 1:
@@ -227,7 +230,13 @@ class Work:
         contents = [" " + " ".join(draw.choices(_WORDS, k=num_words)) for _ in range(num_distinct)]
         contents += draw.choices(contents, k=num_lines - num_distinct)
         draw.shuffle(contents)
-        return cls(model=model, contents=contents, num_tokens=num_tokens, step_ms=step_ms)
+        return cls(
+            model=model,
+            contents=contents,
+            num_tokens=num_tokens,
+            step_ms=step_ms,
+            duplicates=duplicates,
+        )
 
     def write(self, path: Path, num_lines: int | None = None) -> None:
         """Write the input file, or that of the first lines alone."""
@@ -380,6 +389,7 @@ def _throughput(
             seconds=(seconds := statistics.median(one.seconds for one in times[name])),
             tokens_per_s=len(work.contents) * work.num_tokens / seconds,
             other_cores=max(others[name]),
+            duplicates=work.duplicates,
             memory_bytes=max(one.memory_bytes or 0 for one in times[name]) or None,
         )
         for name in systems
@@ -388,7 +398,15 @@ def _throughput(
 
 def _show_throughput(rows: Sequence[Throughput]) -> None:
     table = Table("model", "system", title="Throughput of a batch")
-    for heading in ("lines", "seconds", "tok/s", "of the engine", "memory MiB", "others"):
+    for heading in (
+        "lines",
+        "duplicates",
+        "seconds",
+        "tok/s",
+        "of the engine",
+        "memory MiB",
+        "others",
+    ):
         table.add_column(heading, justify="right")
     alone = {row.model: row.seconds for row in rows if row.system == "engine alone"}
     for row in rows:
@@ -396,6 +414,7 @@ def _show_throughput(rows: Sequence[Throughput]) -> None:
             row.model,
             row.system,
             f"{row.num_lines:,}",
+            f"{row.duplicates:.0%}",
             f"{row.seconds:.1f}",
             f"{row.tokens_per_s:,.0f}",
             f"{alone[row.model] / row.seconds:.3f}" if row.model in alone else "",
@@ -422,7 +441,12 @@ def main(
     ] = None,
     step_ms: Annotated[float, typer.Option(help="Of the synthetic engine.")] = 40.0,
     duplicates: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of lines that repeat another line.")
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of lines that repeat another; only over HTTP, with and without.",
+        ),
     ] = 0.0,
     runs: Runs = 1,
     vllm: Annotated[str | None, typer.Option(help="vLLM's command; none: in PATH.")] = None,
@@ -454,18 +478,20 @@ def main(
         raise typer.BadParameter("--lines must be given once, or once for each model")
     sizes = given * len(models) if len(given) == 1 else given
     works = [
-        Work.draw(name, num_lines, tokens, step_ms, duplicates)
+        Work.draw(name, num_lines, tokens, step_ms, share)
         for name, num_lines in zip(models, sizes, strict=True)
+        for share in sorted({0.0, duplicates})
     ]
+    is_http_only = http_only or duplicates > 0
     program, dtypes = vllm or shutil.which("vllm"), vllm_dtype or ["bfloat16"]
     with broker_node(broker) as node:
         rows = [
             row
             for work in works
-            for row in _throughput(node.url, work, program, dtypes, runs, is_http_only=http_only)
+            for row in _throughput(node.url, work, program, dtypes, runs, is_http_only=is_http_only)
         ]
     _show_throughput(rows)
-    return _save(out / "batches.json", about, rows)
+    return _save(out / ("batch-duplicates.json" if duplicates else "batches.json"), about, rows)
 
 
 def _save(path: Path, about: dict[str, Any], rows: Sequence[Check | Ordered | Throughput]) -> None:
