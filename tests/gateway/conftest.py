@@ -12,8 +12,8 @@ import pytest
 
 from gateway.store.database import SQLITE_FILE
 from shared.bus.memory import MemoryBroker, MemoryBus
-from tests.support.gateway.databases import migrated
 from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
+from tests.support.gateway.once.databases import migrated
 from tests.support.network.attacks import Victim, running_victim
 from tests.support.workers.scripted_worker import Script, ScriptedWorker, repeat_the_prompt
 

@@ -24,8 +24,8 @@ from shared.messages import AdmissionRequest, decode_usage
 from shared.settings import GatewaySettings
 from tests.support import PATIENCE_S
 from tests.support.deployment.processes import NO_TLS
-from tests.support.gateway.databases import data_dir, migrated
-from tests.support.gateway.endpoints import analysed_once
+from tests.support.gateway.once.databases import data_dir, migrated
+from tests.support.gateway.once.endpoints import analysed_once
 from tests.support.metrics import total
 from tests.support.tuning.options import split
 from tests.support.workers.connections import connected
