@@ -169,9 +169,10 @@ inline void packed_panels(const Operands& o, const Task& task) {
         while (panel < task.end) next(std::integral_constant<int, 1>{});
 }
 
-// All rows of a task with one group of panels, expanded piece by piece. The sums are in memory between two pieces.
+// All rows of a task with one group of panels, expanded piece by piece. The sums are in memory between two pieces. The
+// function is static, because libraries of a process would share the variables of an inline template.
 template <class Integers, int32_t kFormat, int kPanels>
-inline void expanded_panels(const Operands& o, const Task& task, const uint8_t* panels, int panel) {
+static void expanded_panels(const Operands& o, const Task& task, const uint8_t* panels, int panel) {
     constexpr int kRows = 4;  // six or eight are no faster, because their sums do not fit into the registers
     const int count = task.last - task.first, num_blocks = o.weight.inputs / kBlock;
     thread_local ExpandedFrom<kFormat> expanded;
