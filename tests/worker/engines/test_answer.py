@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.errors import EngineFailed, InvalidRequest
+from tests.support.network.connections import serving
 from worker.engines.answer import EngineAway, EngineBusy, events
 
 EVENTS: Sequence[dict[str, Any]] = [{"content": "é🦔", "tokens": [7]}, {"content": "", "n": 2}]
@@ -51,11 +52,9 @@ async def heard(
             await asyncio.sleep(0)
         if not is_closed:
             await may_close.wait()
-        writer.close()
 
     arrived: list[Any] = []
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with serving(answer) as port:
         request = httpx.Request("POST", f"http://127.0.0.1:{port}/completion", json={})
         try:
             async with aclosing(events(request, None, silence_s)) as stream:
