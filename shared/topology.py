@@ -163,7 +163,7 @@ def resumed_queue(model: str, numerics: str) -> Queue:
 
 def near_binding(model: str, address: str) -> Binding:
     """The binding for jobs whose prefix the worker with this address may have in its cache."""
-    return Binding(JOBS, f"{model}.near-{address.removeprefix(_WORKER)}")
+    return Binding(JOBS, f"{model}.near-{worker_id_of(address)}")
 
 
 def near_queue(model: str, address: str) -> Queue:
@@ -247,13 +247,22 @@ def copy_queue(name: str) -> Queue:
     return Queue(binding.routing_key, (binding,), is_exclusive=True)
 
 
+def worker_address(worker_id: str) -> str:
+    return f"{_WORKER}{worker_id}"
+
+
+def worker_id_of(address: str) -> str:
+    """The id of a worker, by its address or its id."""
+    return address.removeprefix(_WORKER)
+
+
 def worker_binding(address: str) -> Binding:
     """The binding for commands to a worker; ``address`` is the address in its `Started`."""
     return Binding(CONTROL, address)
 
 
 def worker_queue(worker_id: str) -> Queue:
-    binding = worker_binding(f"{_WORKER}{worker_id}")
+    binding = worker_binding(worker_address(worker_id))
     return Queue(f"control.{binding.routing_key}", (binding,), is_exclusive=True)
 
 

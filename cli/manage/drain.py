@@ -10,9 +10,8 @@ from cli.terminal import output
 from shared.errors import InvalidRequest
 from shared.printable import printable
 from shared.settings import did_you_mean
+from shared.topology import worker_id_of
 
-_PREFIX = "worker."
-"""The beginning of the names that log lines give workers."""
 _MIN_LENGTH = 4
 """The minimum length of a shortened id, so that a slip of the fingers drains no worker."""
 
@@ -49,7 +48,7 @@ def found(name: str, workers: list[dict[str, Any]]) -> str:
     Raises `InvalidRequest`, which names the workers that there are.
     """
     models: dict[str, str] = {worker["id"]: worker["model"] for worker in workers}
-    wanted = name.removeprefix(_PREFIX)
+    wanted = worker_id_of(name)  # log lines name a worker by its address
     if wanted in models:
         return wanted
     similar = [one for one in models if one.startswith(wanted)]

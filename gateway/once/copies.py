@@ -68,11 +68,8 @@ class CopyWriter:
         is_more = any(isinstance(event, Started | Failed) for event in news)
         if is_more or self._reading != self._playback.reading:
             self._reading = self._playback.reading
-            return [self._copy_of(cursor), *(one for one in events if isinstance(one, Failed))]
+            return [cursor.copied(), *(one for one in events if isinstance(one, Failed))]
         return news
-
-    def _copy_of(self, cursor: LogCursor) -> Restored:
-        return cursor.copied()
 
 
 class Copy:

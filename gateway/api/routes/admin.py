@@ -19,11 +19,9 @@ from gateway.api.render.formats import decode_rendering
 from gateway.api.routes import json_response
 from gateway.api.routes.history import HistorySample, history_sample
 from gateway.api.routes.second_runs import (
-    WORKER_PREFIX,
     DisagreementStatus,
     ModelRuns,
     disagreements,
-    id_of,
     runs_by_model,
 )
 from gateway.fleet.queue_watch import QueueReading
@@ -208,7 +206,7 @@ def router(gateway: Gateway) -> APIRouter:
         """Make a worker exit once it has no more requests. It takes no new requests; running
         requests may finish within its `WARREN_DRAIN_GRACE_S` and then continue on other workers."""
         # Log lines name a worker by its address.
-        address = f"{WORKER_PREFIX}{worker_id.removeprefix(WORKER_PREFIX)}"
+        address = topology.worker_address(topology.worker_id_of(worker_id))
         if address not in {worker.worker for worker, _ in gateway.workers.announced()}:
             raise HTTPException(404, "There is no such worker.")
         command = Message(encode(Drain(is_immediate=immediate)))
@@ -255,7 +253,7 @@ def _state_of(worker: Announcement) -> Literal["serving", "engine_away", "leavin
 
 def _worker(worker: Announcement, heard_s: float) -> WorkerStatus:
     return WorkerStatus(
-        id=id_of(worker.worker),
+        id=topology.worker_id_of(worker.worker),
         model=worker.model,
         state=_state_of(worker),
         engine=worker.engine,
@@ -305,7 +303,7 @@ def stream_status(relay: LogRelay) -> StreamStatus:
         tenant=tenant,
         model=model,
         state=state,
-        worker=id_of(relay.worker) if relay.worker is not None else None,
+        worker=topology.worker_id_of(relay.worker) if relay.worker is not None else None,
         num_workers=len(relay.cursor.lost_runs),
         num_crashes=relay.cursor.reader.num_lost_runs,
         num_tokens=sum(len(chain.token_ids) for chain in relay.cursor.reader.chains),

@@ -7,9 +7,7 @@ from prometheus_client import Counter
 
 from gateway.log.auditing import AuditFinding
 from gateway.wiring import Gateway
-
-WORKER_PREFIX = "worker."
-"""The beginning of the addresses of workers, before their ids."""
+from shared.topology import worker_id_of
 
 
 class ModelRuns(Struct, frozen=True, kw_only=True):
@@ -68,11 +66,6 @@ def disagreements(gateway: Gateway) -> Sequence[DisagreementStatus]:
     return [_disagreement(one) for one in reversed(gateway.auditor.differences)]
 
 
-def id_of(address: str) -> str:
-    """The id of a worker, by its address."""
-    return address.removeprefix(WORKER_PREFIX)
-
-
 def _values(counter: Counter, label: str) -> Iterator[tuple[str, str, int]]:
     """The models, the values of ``label``, and the counts."""
     for metric in counter.collect():
@@ -86,9 +79,9 @@ def _disagreement(found: AuditFinding) -> DisagreementStatus:
         found_at=found.found_at,
         request_id=found.request_id,
         model=found.model,
-        worker=id_of(found.worker),
-        other_worker=id_of(found.other_worker),
-        suspect=None if found.suspect is None else id_of(found.suspect),
+        worker=worker_id_of(found.worker),
+        other_worker=worker_id_of(found.other_worker),
+        suspect=None if found.suspect is None else worker_id_of(found.suspect),
         choice=found.disagreement.choice,
         at_token=found.disagreement.position,
     )

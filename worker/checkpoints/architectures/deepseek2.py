@@ -15,14 +15,8 @@ def read(model: GgufModel) -> dict[str, Any]:
         raise StartupError("the GGUF file's deepseek2 has no latent vectors or no experts")
     config = {
         **model.decoder(),
-        **model.experts("n_routed_experts"),
+        **model.routed_experts(),
         "attention_bias": model.has("blk.attn_kv_a_mqa.bias"),
-        "first_k_dense_replace": model.size("leading_dense_block_count", 0),
-        "moe_intermediate_size": model.size("expert_feed_forward_length"),
-        "n_shared_experts": model.size("expert_shared_count"),
-        "n_group": model.size("expert_group_count", 1),
-        "topk_group": model.size("expert_group_used_count", 1),
-        "routed_scaling_factor": model.number("expert_weights_scale", 1.0),
         "norm_topk_prob": bool(model.get("expert_weights_norm")),
         "rope_parameters": model.yarn(scale=_GROWTH),
         "rope_interleave": True,

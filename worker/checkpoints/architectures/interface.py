@@ -143,6 +143,18 @@ class GgufModel:
             "num_experts_per_tok": self.size("expert_used_count"),
         }
 
+    def routed_experts(self) -> dict[str, Any]:
+        """The experts of DeepSeek V3 and of models with routers of the same kind."""
+        return {
+            **self.experts("n_routed_experts"),
+            "first_k_dense_replace": self.size("leading_dense_block_count", 0),
+            "moe_intermediate_size": self.size("expert_feed_forward_length"),
+            "n_shared_experts": self.size("expert_shared_count"),
+            "n_group": self.size("expert_group_count", 1),
+            "topk_group": self.size("expert_group_used_count", 1),
+            "routed_scaling_factor": self.number("expert_weights_scale", 1.0),
+        }
+
     def state_space(self) -> dict[str, Any]:
         """The sizes of Mamba 2 state spaces."""
         num_heads, size = self.size("ssm.time_step_rank"), self.size("ssm.inner_size")
