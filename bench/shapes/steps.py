@@ -1,6 +1,8 @@
 """The time of decode steps and prompts in an engine."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -47,6 +49,10 @@ class TimedDecoder(FusedDecoder):
         logits = super().forward(inputs, kv_cache)
         self._steps.append((len(inputs.token_ids), self.profile()))
         return logits
+
+    def prepare(self, inputs: ForwardInputs, kv_cache: KVCache) -> Callable[[], Tensor]:
+        """See `Decoder.prepare`."""
+        return partial(self.forward, inputs, kv_cache)
 
     def decodes(self, num_seqs: int, context: int, num_steps: int) -> Times:
         """The fastest of the steps of so many sequences after ``context`` tokens."""

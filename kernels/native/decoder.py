@@ -1,9 +1,10 @@
 """A whole step of a decoder in a single call, with packed weights."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import POINTER, Structure
 from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from kernels.attention_spec import AttentionSpec
 from kernels.native.library import (
     PARTS,
     BatchView,
+    CacheView,
     ExpertNormsView,
     ExpertsView,
     JunctionView,
@@ -401,7 +403,7 @@ class PackedDecoder:
         self._seconds = torch.zeros(len(PARTS), dtype=torch.float64)
         return {} if counted is None else dict(zip(PARTS, counted.tolist(), strict=True))
 
-    def forward(
+    def prepare(
         self,
         token_ids: Tensor,
         positions: Tensor,
@@ -416,8 +418,9 @@ class PackedDecoder:
         states: Tensor | None = None,
         num_state_blocks: int = 0,
         hidden: Tensor | None = None,
-    ) -> Tensor:
-        """Return the logits of the sampled rows, [num_sampled, vocab_size] float32.
+    ) -> Callable[[], Tensor]:
+        """Describe a step. The returned function runs it, and returns the logits of the sampled
+        rows, [num_sampled, vocab_size] float32.
 
         The index tensors are described in `kernels.reference.store_kv` and `paged_attention`; each
         group of layers has its own ``slots`` and ``block_tables``. The caches are [num_places,
@@ -428,11 +431,10 @@ class PackedDecoder:
         blocks of the state that the step reads, then the blocks of the state that it writes.
         ``hidden``, [num_tokens, hidden_size] float32, receives the last hidden states after their
         norm; a model with a junction reads them, and its ``token_ids`` are the next tokens. The
-        result is overwritten by the next call. A row's result is bit-identical whatever else is in
-        the step. Raises `MemoryError` if the activations cannot be allocated.
+        result is overwritten by the next step. A row's result is bit-identical whatever else is in
+        the step. The function raises `MemoryError` if the activations cannot be allocated.
         """
         logits = self._room_for(len(sampled_rows))
-        seconds = self._seconds  # kept during the call: `profile` may replace it
         cache = cache_view(keys[0], values[0])
         step = StepView(
             pointer(token_ids),
@@ -455,15 +457,26 @@ class PackedDecoder:
             len(keys),
             len(token_ids),
             len(sampled_rows),
-            pointer(seconds),
+            None,
             pointer(hidden),
         )
+        tensors = (token_ids, positions, slots, sampled_rows, keys, values, places, block_tables)
+        kept = (*tensors, query_starts, context_lens, states, hidden)
+        layer_bytes = keys.stride(0) * keys.element_size()
+        return partial(self._run, step, cache, layer_bytes, logits, kept)
+
+    def _run(
+        self, step: StepView, cache: CacheView, layer_bytes: int, logits: Tensor, _kept: object
+    ) -> Tensor:
+        """Run a step. The tensors that it has the addresses of are kept by the last argument."""
+        seconds = self._seconds  # kept during the call: `profile` may replace it
+        step.seconds = pointer(seconds)
         failed = self._library.functions.warren_forward(
             self._team,
             self._workspace,
             ctypes.byref(self._view),
             ctypes.byref(cache),
-            keys.stride(0) * keys.element_size(),
+            layer_bytes,
             ctypes.byref(step),
         )
         if failed:

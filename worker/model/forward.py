@@ -1,6 +1,8 @@
 """The protocol of a decoder: a packed step in, the logits of the sampled rows out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -133,6 +135,14 @@ class Decoder(Protocol):
         the next call.
         """
         ...
+
+    def prepare(self, inputs: ForwardInputs, kv_cache: KVCache) -> Callable[[], Tensor]:
+        """Do the part of `forward` that reads no ``token_ids``, and return the other part.
+
+        May be called while another thread computes the step before, which may draw some of the
+        ``token_ids``. By default, all of `forward` is the other part.
+        """
+        return partial(self.forward, inputs, kv_cache)
 
     def predict(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         """Write what predictions keep of the tokens of the step that `forward` has just computed,

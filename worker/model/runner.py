@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ from worker.model.sampling.row_scores import RowScores, ScorePlan, score
 from worker.model.sampling.sampler import sample
 
 _Work = TypeVar("_Work")
+_Prepared: TypeAlias = tuple[StepInputs, Callable[[], Tensor]]
+"""A step's inputs on the device, and the function that computes its logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +154,10 @@ class TorchRunner:
             self._kv_cache.layout,
         )
         future: Future[_Result] = Future()
-        self._compute.submit(self._run, step, future)
+        # On the CPU, inputs are where the decoder reads them, and the compute thread, on which the
+        # next step waits, has less to do.
+        ready = self._prepared(step) if self._decoder.device.type == "cpu" else None
+        self._compute.submit(self._run, step, ready, future)
         self._num_launched += 1
         return TorchStep(future, step.score_plan)
 
@@ -172,9 +177,16 @@ class TorchRunner:
     def _graph_size(self, num_seqs: int) -> int | None:
         return None if self._graphs is None else self._graphs.size_for(num_seqs)
 
-    def _run(self, step: HostStep, future: "Future[_Result]") -> None:
+    def _prepared(self, step: HostStep) -> _Prepared:
+        inputs = step.send()
+        graphs = self._graphs
+        if step.graph_size is None or graphs is None:
+            return inputs, self._decoder.prepare(inputs.forward, self._kv_cache)
+        return inputs, lambda: graphs.logits(inputs.forward)[: step.num_sampled]
+
+    def _run(self, step: HostStep, ready: _Prepared | None, future: "Future[_Result]") -> None:
         try:
-            result = self._compute_or_fail(step)
+            result = self._compute_or_fail(step, ready)
         except BaseException as error:  # noqa: BLE001 (the caller decides how to react)
             self._release()
             future.set_exception(error)
@@ -191,27 +203,24 @@ class TorchRunner:
             self._held_back = None
             future.set_result(result)
 
-    def _compute_or_fail(self, step: HostStep) -> _Result:
+    def _compute_or_fail(self, step: HostStep, ready: _Prepared | None) -> _Result:
         with suppress(torch.OutOfMemoryError):
-            return self._step(step)
+            return self._step(step, ready)
         # The step's tensors can be freed only now, because the error held them until it was
         # handled.
         torch.cuda.empty_cache()
         raise StepFailed("the device has no memory for this step")
 
     @torch.inference_mode()
-    def _step(self, step: HostStep) -> _Result:
+    def _step(self, step: HostStep, ready: _Prepared | None) -> _Result:
         if step.num_previous > self._num_drawn:
             raise StepFailed("the step before this one failed")
         # If this step fails, the next step has no previous tokens and fails too.
         self._num_drawn = 0
-        inputs = step.send()
+        inputs, forward = ready or self._prepared(step)
         inputs.forward.token_ids[inputs.carried_tokens] = self._drawn[inputs.carried_rows]
         self._release()
-        if step.graph_size is None or self._graphs is None:
-            logits = self._decoder.forward(inputs.forward, self._kv_cache)
-        else:
-            logits = self._graphs.logits(inputs.forward)[: step.num_sampled]
+        logits = forward()
         scored = None
         if inputs.scores is not None:
             is_every = len(inputs.scores.score_rows) == len(logits)

@@ -234,16 +234,14 @@ class Forward {
         const Widths widths(model);
         hidden_size_ = model.embedding.inputs;
         const size_t rows = step.num_tokens, pairs = rows * widths.top_k;
-        has_own_norms_ = step.num_tokens <= kOwnNorms;
-        const size_t num_norms = has_own_norms_ ? team.size() : 1;
-        const size_t row_bytes = 4 * ((2 + num_norms) * hidden_size_ + widths.qkv + widths.attended + widths.gate_up) +
+        const size_t row_bytes = 4 * (3 * hidden_size_ + widths.qkv + widths.attended + widths.gate_up) +
                                  4 * (widths.latent ? widths.latent + widths.attended : 0) + 4 * (widths.inputs + widths.joined) +
                                  encoded_bytes(widths.widest) + 4 * (widths.num_experts + widths.rates + widths.expert_latent) + 4;
         const size_t pair_bytes = 4 * (2 * widths.expert_outputs + widths.expert_gate_up) + encoded_bytes(widths.expert_inputs) + 12;
         workspace.reserve(rows * row_bytes + pairs * pair_bytes + 4096);
         hidden_ = workspace.take<float>(rows * hidden_size_);
         branch_ = workspace.take<float>(rows * hidden_size_);
-        normed_ = workspace.take<float>(num_norms * rows * hidden_size_);
+        normed_ = workspace.take<float>(rows * hidden_size_);
         qkv_ = workspace.take<float>(rows * widths.qkv);
         attended_ = workspace.take<float>(rows * widths.attended);
         gate_up_ = workspace.take<float>(rows * widths.gate_up);
@@ -267,31 +265,30 @@ class Forward {
         mixture_.codes = take_codes(workspace, pairs, widths.expert_inputs);
     }
 
-    // Called by all threads of the team with their numbers.
-    void run(int member) {
-        float* normed = normed_ + (has_own_norms_ ? size_t(member) * step_.num_tokens * hidden_size_ : 0);
+    // Called by the threads of the team.
+    void run() {
         team_.share(step_.num_tokens, [&](int t) {
             unpack_row(model_.embedding, step_.token_ids[t], row(hidden_, t));
             if (model_.embedding_scale != 1) scale(row(hidden_, t), hidden_size_, model_.embedding_scale);
         });
-        if (model_.inputs != nullptr) layer_inputs(*model_.inputs, normed);
+        if (model_.inputs != nullptr) layer_inputs(*model_.inputs);
         if (model_.junction != nullptr) join(*model_.junction);
         lap(kEmbedding);
         for (int index = 0; index < model_.num_layers; index++) {
             const Layer& layer = model_.layers[index];
             if (layer.has_mixer()) {
-                norm(layer.before_attention, layer.qkv, normed, layer.beside == nullptr ? nullptr : &layer.beside->qkv);
-                mix(layer, index, normed);
-                if (layer.beside != nullptr) mix(*layer.beside, index, normed);
+                norm(layer.before_attention, layer.qkv, layer.beside == nullptr ? nullptr : &layer.beside->qkv);
+                mix(layer, index);
+                if (layer.beside != nullptr) mix(*layer.beside, index);
             }
             if (layer.has_feed_forward()) {
-                if (!layer.is_parallel) norm(layer.before_feed_forward, layer.feed_forward_product(), normed);
+                if (!layer.is_parallel) norm(layer.before_feed_forward, layer.feed_forward_product());
                 if (layer.experts == nullptr)
-                    feed_forward(layer, normed);
+                    feed_forward(layer);
                 else
-                    experts(layer, normed);
+                    experts(layer);
             }
-            if (layer.input != nullptr) add_input(layer, index, normed);
+            if (layer.input != nullptr) add_input(layer, index);
             if (layer.scalar != 1)
                 team_.share(step_.num_tokens, [&](int t) { scale(row(hidden_, t), hidden_size_, layer.scalar); });
         }
@@ -301,8 +298,6 @@ class Forward {
     }
 
    private:
-    static constexpr int kOwnNorms = 64;  // rows
-
     using Clock = std::chrono::steady_clock;
 
     static size_t encoded_bytes(size_t width) { return 2 * width + 16 * (width / kBlock + 1); }
@@ -333,15 +328,12 @@ class Forward {
         round_inputs(to, hidden_size_, next.format);
     }
 
-    // Each thread normalizes a few rows for itself, which is faster than meeting at a barrier. The results may be inputs of
-    // another product, too.
-    void norm(const Norm& norm, const Weight& next, float* normed, const Weight* another = nullptr) {
-        const auto norm_one = [&](int t) {
-            norm_row(norm, t, next, row(normed, t));
-            if (another != nullptr) round_inputs(row(normed, t), hidden_size_, another->format);
-        };
-        if (!has_own_norms_) return team_.share(step_.num_tokens, norm_one);
-        for (int t = 0; t < step_.num_tokens; t++) norm_one(t);
+    // The results may be inputs of another product, too.
+    void norm(const Norm& norm, const Weight& next, const Weight* another = nullptr) {
+        team_.share(step_.num_tokens, [&](int t) {
+            norm_row(norm, t, next, row(normed_, t));
+            if (another != nullptr) round_inputs(row(normed_, t), hidden_size_, another->format);
+        });
     }
 
     template <class Finish>
@@ -389,22 +381,22 @@ class Forward {
         for (int d = 0; d < hidden_size_; d++) to[d] += from[d] * multiplier;
     }
 
-    void mix(const Layer& layer, int index, const float* normed) {
+    void mix(const Layer& layer, int index) {
         if (layer.is_recurrent())
-            recurrence(layer, step_.states[index], normed);
+            recurrence(layer, step_.states[index]);
         else if (layer.latent != nullptr)
-            latent_attention(layer, step_.places[index], normed);
+            latent_attention(layer, step_.places[index]);
         else
-            attention(layer, step_.places[index], normed);
+            attention(layer, step_.places[index]);
     }
 
-    void attention(const Layer& layer, const Place& place, const float* normed) {
+    void attention(const Layer& layer, const Place& place) {
         const Cache cache = layer_cache(layer, place);
         const int64_t* slots = step_.slots + place.group * step_.slots_stride;
         const int head_dim = layer.head_dim, gates_size = layer.has_gate ? layer.attended_size() : 0;
         const int num_all = (layer.qkv_size() - gates_size) / head_dim;  // without keys and values, queries alone
         if (layer.norms_all_heads) {  // no task has computed all heads
-            product(kQkv, normed, hidden_size_, layer.qkv, qkv_, false);
+            product(kQkv, normed_, hidden_size_, layer.qkv, qkv_, false);
             team_.share(step_.num_tokens, [&](int t) {
                 float* heads = qkv_ + int64_t(t) * layer.qkv_size();
                 float* keys = heads + layer.attended_size();
@@ -413,7 +405,7 @@ class Forward {
                 finish_heads(layer, cache, slots[t], t, 0, num_all);
             });
         } else {
-            product(kQkv, normed, hidden_size_, layer.qkv, qkv_, false, Cut{head_dim / kPanel}, [&](const Task& task) {
+            product(kQkv, normed_, hidden_size_, layer.qkv, qkv_, false, Cut{head_dim / kPanel}, [&](const Task& task) {
                 const int end = std::min(task.end * kPanel / head_dim, num_all);
                 for (int t = task.first; t < task.last; t++)
                     finish_heads(layer, cache, slots[t], t, task.panel * kPanel / head_dim, end);
@@ -434,19 +426,19 @@ class Forward {
         last_product(kAttentionOutput, layer.after_attention, layer.multiplier, attended_, layer.attended_size(), layer.attention_output);
     }
 
-    void recurrence(const Layer& layer, int first_piece, const float* normed) {
+    void recurrence(const Layer& layer, int first_piece) {
         const int64_t block_bytes = int64_t(cache_.block_size) * cache_.slot_bytes();
         const int to_stride = layer.attention_output.inputs;
-        product(kQkv, normed, hidden_size_, layer.qkv, qkv_, false);
+        product(kQkv, normed_, hidden_size_, layer.qkv, qkv_, false);
         const Recurring step{team_, {cache_.keys, cache_.values, layer_bytes_, block_bytes, step_.num_places},
                              group_batch(step_.state_group), step_.num_state_blocks, first_piece, qkv_, layer.qkv_size(),
                              attended_, to_stride, layer.attention_output.format};
         if (layer.delta != nullptr) {
             const Weight& rates = layer.delta->rates;
-            linear(team_, {normed, hidden_size_, step_.num_tokens}, codes_, rates, {rates_, rates.outputs, false});
+            linear(team_, {normed_, hidden_size_, step_.num_tokens}, codes_, rates, {rates_, rates.outputs, false});
             gated_delta_rule(step, *layer.delta, rates_, step_.num_tokens);
         } else if (layer.kimi_delta != nullptr) {
-            kimi_delta(step, *layer.kimi_delta, {normed, hidden_size_, step_.num_tokens}, rates_, codes_);
+            kimi_delta(step, *layer.kimi_delta, {normed_, hidden_size_, step_.num_tokens}, rates_, codes_);
         } else if (layer.state_space != nullptr) {
             state_space(step, *layer.state_space);
         } else if (layer.selective_scan != nullptr) {
@@ -458,14 +450,14 @@ class Forward {
         last_product(kAttentionOutput, layer.after_attention, layer.multiplier, attended_, to_stride, layer.attention_output);
     }
 
-    void latent_attention(const Layer& layer, const Place& place, const float* normed) {
+    void latent_attention(const Layer& layer, const Place& place) {
         const Latent& latent = *layer.latent;
         Cache cache = layer_cache(layer, place);
         cache.values = cache.keys;
         const int64_t* slots = step_.slots + place.group * step_.slots_stride;
         const int num_heads = layer.num_heads, head_dim = layer.head_dim, rotated = head_dim - latent.rank;
         const int stride = layer.qkv_size(), query_dim = latent.key_dim + rotated;
-        product(kQkv, normed, hidden_size_, layer.qkv, qkv_, false);
+        product(kQkv, normed_, hidden_size_, layer.qkv, qkv_, false);
         team_.share(step_.num_tokens, [&](int t) {
             float *query = qkv_ + int64_t(t) * stride, *key = query + stride - head_dim;
             if (latent.query_rank > 0) {
@@ -555,22 +547,22 @@ class Forward {
         lap(kLogits);
     }
 
-    void feed_forward(const Layer& layer, const float* normed) {
-        gate_up(layer.mlp, normed);
+    void feed_forward(const Layer& layer) {
+        gate_up(layer.mlp);
         last_product(kDown, layer.after_feed_forward, layer.feed_forward_multiplier, gate_up_, layer.mlp.gate_up.outputs, layer.mlp.down);
     }
 
     // The activation is written over the gate. If the up half starts within a panel, no task has computed both halves.
-    void gate_up(const Mlp& mlp, const float* normed) {
+    void gate_up(const Mlp& mlp) {
         const int size = mlp.down.inputs, stride = mlp.gate_up.outputs;
         const auto gate = [&](int t, int first, int last) {
             activate(mlp, gate_up_ + int64_t(t) * stride + first, last - first);
         };
         if (mlp.is_gated && size % kPanel) {
-            product(kGateUp, normed, hidden_size_, mlp.gate_up, gate_up_, false);
+            product(kGateUp, normed_, hidden_size_, mlp.gate_up, gate_up_, false);
             return team_.share(step_.num_tokens, [&](int t) { gate(t, 0, size); });
         }
-        product(kGateUp, normed, hidden_size_, mlp.gate_up, gate_up_, false, Cut{1, mlp.is_gated ? size / kPanel : 0},
+        product(kGateUp, normed_, hidden_size_, mlp.gate_up, gate_up_, false, Cut{1, mlp.is_gated ? size / kPanel : 0},
                 [&](const Task& task) {
                     const int end = std::min(task.end * kPanel, size);
                     for (int t = task.first; t < task.last; t++) gate(t, task.panel * kPanel, end);
@@ -578,10 +570,10 @@ class Forward {
     }
 
     // The inputs of all layers: of each token, from its row of a table and from its embedding.
-    void layer_inputs(const LayerInputs& inputs, float* normed) {
+    void layer_inputs(const LayerInputs& inputs) {
         const int width = inputs.projection.outputs;
-        norm(Norm{}, inputs.projection, normed);
-        product(kEmbedding, normed, hidden_size_, inputs.projection, inputs_, false);
+        norm(Norm{}, inputs.projection);
+        product(kEmbedding, normed_, hidden_size_, inputs.projection, inputs_, false);
         team_.share(step_.num_tokens, [&](int t) {
             thread_local std::vector<float> stored;
             stored.resize(width);
@@ -594,12 +586,12 @@ class Forward {
         });
     }
 
-    void add_input(const Layer& layer, int index, float* normed) {
+    void add_input(const Layer& layer, int index) {
         const LayerInputs& inputs = *model_.inputs;
         const LayerInput& input = *layer.input;
         const int size = inputs.size, width = inputs.projection.outputs;
-        norm(Norm{}, input.gate, normed);
-        product(kGateUp, normed, hidden_size_, input.gate, gate_up_, false, Cut{}, [&](const Task& task) {
+        norm(Norm{}, input.gate);
+        product(kGateUp, normed_, hidden_size_, input.gate, gate_up_, false, Cut{}, [&](const Task& task) {
             const int first = task.panel * kPanel, end = std::min(task.end * kPanel, size);
             for (int t = task.first; t < task.last; t++) {
                 float* at = gate_up_ + int64_t(t) * size + first;
@@ -617,28 +609,28 @@ class Forward {
     }
 
     // A token's experts are added in the order of the router's choice, whatever else is in the step.
-    void experts(const Layer& layer, float* normed) {
+    void experts(const Layer& layer) {
         const Experts& experts = *layer.experts;
         const int num_tokens = step_.num_tokens;
-        if (experts.norms == nullptr) score(experts, normed);
+        if (experts.norms == nullptr) score(experts);
         if (experts.shared != nullptr) {
             if (experts.shared_gate.panels != nullptr)
-                linear(team_, {normed, hidden_size_, num_tokens}, codes_, experts.shared_gate, {mixture_.shared_gates, 1, false});
-            gate_up(*experts.shared, normed);
+                linear(team_, {normed_, hidden_size_, num_tokens}, codes_, experts.shared_gate, {mixture_.shared_gates, 1, false});
+            gate_up(*experts.shared);
             product(kGateUp, gate_up_, experts.shared->gate_up.outputs, experts.shared->down, branch_, false);
         }
         if (experts.norms != nullptr) {
-            norm(experts.norms->router, experts.router, normed);
-            score(experts, normed);
-            norm(experts.norms->before, experts.experts[0].gate_up, normed);
+            norm(experts.norms->router, experts.router);
+            score(experts);
+            norm(experts.norms->before, experts.experts[0].gate_up);
         }
         team_.share(num_tokens, [&](int t) { choose(experts, mixture_, t); });
         if (experts.latent_down.panels) {
-            latent_experts(experts, normed);
+            latent_experts(experts);
             team_.share(num_tokens, [&](int t) { add_branch(layer.after_feed_forward, layer.feed_forward_multiplier, t); });
             return lap(kDown);
         }
-        compute_experts(team_, experts, mixture_, normed, hidden_size_, num_tokens);
+        compute_experts(team_, experts, mixture_, normed_, hidden_size_, num_tokens);
         team_.share(num_tokens, [&](int t) {
             combine(experts, mixture_, t, hidden_size_, row(branch_, t));
             add_branch(layer.after_feed_forward, layer.feed_forward_multiplier, t);
@@ -647,10 +639,10 @@ class Forward {
     }
 
     // Experts of latent vectors, whose result is added to the shared expert's in `branch_`.
-    void latent_experts(const Experts& experts, const float* normed) {
+    void latent_experts(const Experts& experts) {
         const int size = experts.latent_down.outputs;
         const auto latent = [&](int t) { return mixture_.latents + int64_t(t) * size; };
-        product(kGateUp, normed, hidden_size_, experts.latent_down, mixture_.latents, false);
+        product(kGateUp, normed_, hidden_size_, experts.latent_down, mixture_.latents, false);
         team_.share(step_.num_tokens, [&](int t) { round_inputs(latent(t), size, experts.experts[0].gate_up.format); });
         compute_experts(team_, experts, mixture_, mixture_.latents, size, step_.num_tokens);
         team_.share(step_.num_tokens, [&](int t) {
@@ -660,8 +652,8 @@ class Forward {
         product(kDown, mixture_.latents, size, experts.latent_up, branch_, experts.shared != nullptr);
     }
 
-    void score(const Experts& experts, const float* normed) {
-        linear(team_, {normed, hidden_size_, step_.num_tokens}, codes_, experts.router, {mixture_.scores, experts.count, false});
+    void score(const Experts& experts) {
+        linear(team_, {normed_, hidden_size_, step_.num_tokens}, codes_, experts.router, {mixture_.scores, experts.count, false});
     }
 
     Team& team_;
@@ -671,7 +663,6 @@ class Forward {
     const Step& step_;
     const std::vector<AttentionTask> tasks_;
     const std::thread::id caller_;
-    bool has_own_norms_;
     Clock::time_point since_;
     int hidden_size_;
     float *hidden_, *branch_, *normed_, *qkv_, *attended_, *gate_up_;

@@ -147,9 +147,10 @@ struct Group {
     int expert, first, last;
 };
 
+// A late thread may find the choices of a later layer, which it has no use for, but which may have more experts.
 inline void group_pairs(const Experts& experts, const Mixture& mixture, int num_pairs, std::vector<Group>& groups) {
     std::vector<int> starts(experts.count + 1);
-    for (int p = 0; p < num_pairs; p++) starts[mixture.chosen[p] + 1]++;
+    for (int p = 0; p < num_pairs; p++) starts[std::min(mixture.chosen[p], experts.count - 1) + 1]++;
     groups.clear();
     for (int e = 0; e < experts.count; e++) {
         if (starts[e + 1] > 0) groups.push_back({e, starts[e], starts[e] + starts[e + 1]});

@@ -29,7 +29,7 @@ struct Task {
 // The number of panels to process together for a number of rows: as many sums as fit into registers beside the weights.
 // Eight rows of three panels need fewer loads than twelve of two, and fewer addresses of rows than there are registers.
 constexpr int panels_for(int rows) {
-    if (kLanes == 16) return rows == 1 ? 8 : rows == 2 ? 4 : 3;
+    if (kLanes == 16) return rows <= 2 ? 4 : 3;
     return rows == 1 ? 4 : rows == 2 ? 2 : 1;
 }
 
@@ -154,6 +154,7 @@ inline void packed_rows(const Operands& o, int row, int last, const uint8_t* pan
 }
 
 // All panels of a task, of which a few at a time come from memory and stay in the L2 cache while all rows are multiplied.
+// A single row is multiplied with one panel after the other, because memory is read fastest in order.
 template <class Integers, int32_t kFormat>
 inline void packed_panels(const Operands& o, const Task& task) {
     constexpr int kRows = Integers::kBytes > 1 ? 2 : 4, kPanels = kQuantizedPanels;
@@ -164,9 +165,9 @@ inline void packed_panels(const Operands& o, const Task& task) {
         packed_rows<Integers, kFormat, kRows, num_panels>(o, task.first, task.last, at, panel);
         panel += num_panels, at += num_panels * bytes;
     };
-    while (panel + kPanels <= task.end) next(std::integral_constant<int, kPanels>{});
-    if constexpr (kPanels > 1)
-        while (panel < task.end) next(std::integral_constant<int, 1>{});
+    if (task.last - task.first > 1)
+        while (panel + kPanels <= task.end) next(std::integral_constant<int, kPanels>{});
+    while (panel < task.end) next(std::integral_constant<int, 1>{});
 }
 
 // All rows of a task with one group of panels, expanded piece by piece. The sums are in memory between two pieces. The

@@ -37,7 +37,7 @@ void warren_pack(Team* team, int32_t format, const uint8_t* rows, int64_t row_by
         pack_panel(format, rows + first * row_bytes, std::min(kPanel, outputs - first), inputs,
                    panels + panel * panel_bytes(format, inputs));
     };
-    team->run([&](int) { team->share((outputs + kPanel - 1) / kPanel, pack); });
+    team->each((outputs + kPanel - 1) / kPanel, pack);
 }
 
 void warren_unpack_rows(const Weight* weight, const int64_t* rows, int32_t count, float* to) {
@@ -55,18 +55,18 @@ void warren_linear(Team* team, const float* x, int32_t rows, const Weight* weigh
     for (int64_t r = 0; r < rows; r++)
         round_inputs(rounded.data() + r * weight->inputs, weight->inputs, weight->format);
     const Rows inputs{rounded.data(), weight->inputs, rows};
-    team->run([&](int) { linear(*team, inputs, encoded, *weight, {out, weight->outputs, false}); });
+    team->run([&] { linear(*team, inputs, encoded, *weight, {out, weight->outputs, false}); });
 }
 
 void warren_attention(Team* team, const Cache* cache, const Batch* batch, const Heads* heads) {
     const auto tasks = attention_tasks(*batch);
-    team->run([&](int) { attention(*team, *cache, *batch, *heads, tasks); });
+    team->run([&] { attention(*team, *cache, *batch, *heads, tasks); });
 }
 
 // logits [rows, vocab_size]; the others [rows].
 void warren_filter_floors(Team* team, const float* logits, int32_t rows, int32_t vocab_size, const float* temperatures,
                           const int64_t* top_ks, const float* top_ps, const float* min_ps, float* floors) {
-    team->run([&](int) {
+    team->run([&] {
         std::vector<float> room(vocab_size + 1);
         team->share(rows, [&](int r) {
             const Filters filters{top_ks[r], top_ps[r], min_ps[r]};
@@ -77,39 +77,30 @@ void warren_filter_floors(Team* team, const float* logits, int32_t rows, int32_t
 }
 
 void warren_most_likely(Team* team, const float* logits, int32_t rows, int32_t vocab_size, int64_t* tokens) {
-    team->run([&](int) {
-        team->share(rows, [&](int r) { tokens[r] = most_likely({logits + int64_t(r) * vocab_size, vocab_size}); });
-    });
+    team->each(rows, [&](int r) { tokens[r] = most_likely({logits + int64_t(r) * vocab_size, vocab_size}); });
 }
 
 // logits [.., vocab_size]; rows [num_masked], words [num_masked, num_words].
 void warren_mask_logits(Team* team, float* logits, int32_t vocab_size, const int64_t* rows, const uint32_t* words,
                         int32_t num_masked, int32_t num_words) {
-    team->run([&](int) {
-        team->share(num_masked, [&](int m) {
-            mask(logits + rows[m] * vocab_size, vocab_size, words + int64_t(m) * num_words);
-        });
-    });
+    team->each(num_masked,
+               [&](int m) { mask(logits + rows[m] * vocab_size, vocab_size, words + int64_t(m) * num_words); });
 }
 
 // values and tokens are [rows, depth].
 void warren_rank_logits(Team* team, const float* logits, int32_t rows, int32_t vocab_size, int32_t depth, float* totals,
                         float* values, int64_t* tokens) {
-    team->run([&](int) {
-        team->share(rows, [&](int r) {
-            const Logits row{logits + int64_t(r) * vocab_size, vocab_size};
-            rank(row, depth, totals[r], values + int64_t(r) * depth, tokens + int64_t(r) * depth);
-        });
+    team->each(rows, [&](int r) {
+        const Logits row{logits + int64_t(r) * vocab_size, vocab_size};
+        rank(row, depth, totals[r], values + int64_t(r) * depth, tokens + int64_t(r) * depth);
     });
 }
 
 void warren_draw_rows(Team* team, const float* logits, int32_t rows, int32_t vocab_size, const float* temperatures,
                       const float* floors, const float* uniforms, int64_t* drawn) {
-    team->run([&](int) {
-        team->share(rows, [&](int r) {
-            const Logits row{logits + int64_t(r) * vocab_size, vocab_size};
-            drawn[r] = draw(row, temperatures[r], floors[r], uniforms[r]);
-        });
+    team->each(rows, [&](int r) {
+        const Logits row{logits + int64_t(r) * vocab_size, vocab_size};
+        drawn[r] = draw(row, temperatures[r], floors[r], uniforms[r]);
     });
 }
 
@@ -131,7 +122,7 @@ int warren_forward(Team* team, Workspace* workspace, const Model* model, const C
                    const Step* step) {
     try {
         Forward forward(*team, *workspace, *model, *cache, layer_bytes, *step);
-        team->run([&](int member) { forward.run(member); });
+        team->run([&] { forward.run(); });
         return 0;
     } catch (const std::bad_alloc&) {
         return 1;

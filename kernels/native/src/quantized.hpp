@@ -269,7 +269,9 @@ template <int32_t kFormat>
 using ExpandedFrom =
     ExpandedPanels<PackedPanels<kFormat>::kGroups, PackedPanels<kFormat>::kHasLeast, PackedPanels<kFormat>::kIsWide>;
 
-// Adds the products with blocks 0 .. num_blocks - 1 of the panels, which are blocks `first` .. of the inputs.
+// Adds the products with blocks 0 .. num_blocks - 1 of the panels, which are blocks `first` .. of the inputs. Only several
+// rows of one panel, which take longer than memory, gain by prefetching. The processor reads ahead by itself, and further
+// than the few buffers of the first-level cache allow.
 template <class Integers, int kRows, int kPanels, class Panels>
 inline void quantized_tile(const Encoded& x, const Panels& panels, int first, int num_blocks, Sums<kRows, kPanels>& sums) {
     constexpr int kSteps = 4 / Panels::kGroups;
@@ -277,7 +279,7 @@ inline void quantized_tile(const Encoded& x, const Panels& panels, int first, in
     const int row_blocks = x.inputs / kBlock;
     for (int b = 0; b < num_blocks; b++) {
         constexpr int kAhead = 4;  // blocks
-        for (int p = 0; p < kPanels; p++) panels.prefetch(p, b + kAhead, row_blocks, kPanels);
+        if constexpr (kRows > 1 && kPanels == 1) panels.prefetch(0, b + kAhead, row_blocks, 1);
         const uint8_t* inputs = x.codes + (first + b) * kBlock * Integers::kBytes;
 #pragma GCC unroll 2
         for (int g = 0; g < Panels::kGroups; g++) {

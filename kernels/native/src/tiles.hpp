@@ -62,13 +62,14 @@ inline void add_input(const float* x, int64_t stride, const uint8_t* panels, int
     }
 }
 
-// Meanwhile the following panels are prefetched, because they come from memory. Not unrolled: the compiler would need
-// more values than there are registers, and the loop would take half as long again.
+// Meanwhile the following panels are prefetched, because they come from memory; the processor reads those of a single row
+// ahead by itself. Not unrolled: the compiler would need more values than there are registers, and the loop would take half
+// as long again.
 template <class Panels, int kRows, int kPanels>
 inline void tile(const float* x, int64_t stride, const uint8_t* panels, int inputs, Sums<kRows, kPanels>& sums) {
     const int64_t bytes = panel_bytes(Panels::kFormat, inputs), pair_bytes = panel_bytes(Panels::kFormat, 2);
     for (int pair = 0; pair < inputs / 2; pair++) {
-        for (int p = 0; p < kPanels; p++)
+        for (int p = 0; kRows > 1 && p < kPanels; p++)
             for (int64_t at = 0; at < pair_bytes; at += 64)
                 __builtin_prefetch(panels + (kPanels + p) * bytes + pair * pair_bytes + at);
         add_input<Panels::kOddFirst, Panels>(x, stride, panels, bytes, pair, sums);

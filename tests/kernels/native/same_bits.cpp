@@ -85,7 +85,7 @@ void products(const char* path) {
             std::vector<int32_t> sums(x.size());
             for (int bits : {8, 16}) {
                 const Codes encoded{codes.data(), scales.data(), totals.data(), sums.data(), bits};
-                team().run([&](int) { linear(team(), {x.data(), inputs, count}, encoded, weight, {out.data(), outputs, false}); });
+                team().run([&] { linear(team(), {x.data(), inputs, count}, encoded, weight, {out.data(), outputs, false}); });
                 print("product " + std::to_string(format) + " " + std::to_string(bits) + " " + std::to_string(count), out.data(), out.size());
             }
         }
@@ -193,7 +193,7 @@ void steps(const std::string& name, const Layer& layer, CacheType type) {
                         {tables.data(), starts.data(), lens.data(), 1, kTable}, count, places.data(), states.data(), 1,
                         kStateBlocks, 2, count, count, nullptr};
         Forward forward(team(), workspace, model, cache, layer_bytes, step);
-        team().run([&](int member) { forward.run(member); });
+        team().run([&] { forward.run(); });
         print(name + " " + std::to_string(count), logits.data(), logits.size());
         done += count;
     }

@@ -2,6 +2,7 @@
 library."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -145,32 +146,41 @@ class FusedDecoder(SpecDecoder):
 
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         """See `Decoder.forward`."""
-        if self._committed is not None:
-            self._committed.use(_num_used(inputs, kv_cache) * kv_cache.slot_bytes)
-        if self._predictor is None:
-            return self._run(self._decoder, inputs, kv_cache, slice(self.num_layers), None)
-        hidden = self._room_for(len(inputs.token_ids))
-        return self._run(self._decoder, inputs, kv_cache, slice(self.num_layers), hidden)
+        return self._prepared(inputs, kv_cache)()
+
+    def prepare(self, inputs: ForwardInputs, kv_cache: KVCache) -> Callable[[], Tensor]:
+        """See `Decoder.prepare`."""
+        if self._predictor is not None:  # it still reads the hidden states of the step before
+            return super().prepare(inputs, kv_cache)
+        return self._prepared(inputs, kv_cache)
 
     def predict(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:
         """See `Decoder.predict`."""
         assert self._predictor is not None, "the model has no predictor"
         hidden = self._room_for(len(inputs.token_ids))
-        return self._run(self._predictor, inputs, kv_cache, slice(self.num_layers, None), hidden)
+        layers = slice(self.num_layers, None)
+        return self._step(self._predictor, inputs, kv_cache, layers, hidden)()
 
-    def _run(
+    def _prepared(self, inputs: ForwardInputs, kv_cache: KVCache) -> Callable[[], Tensor]:
+        if self._committed is not None:
+            self._committed.use(_num_used(inputs, kv_cache) * kv_cache.slot_bytes)
+        has_predictor = self._predictor is not None
+        hidden = self._room_for(len(inputs.token_ids)) if has_predictor else None
+        return self._step(self._decoder, inputs, kv_cache, slice(self.num_layers), hidden)
+
+    def _step(
         self,
         decoder: PackedDecoder,
         inputs: ForwardInputs,
         kv_cache: KVCache,
         layers: slice,
         hidden: Tensor | None,
-    ) -> Tensor:
-        """Run a decoder with these of the model's layers."""
+    ) -> Callable[[], Tensor]:
+        """A step of a decoder with these of the model's layers."""
         if kv_cache.layout is not self._layout:
             self._use(kv_cache.layout)
         state = kv_cache.layout.state
-        return decoder.forward(
+        return decoder.prepare(
             inputs.token_ids,
             inputs.positions,
             inputs.slots,
