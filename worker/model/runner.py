@@ -218,7 +218,8 @@ class TorchRunner:
         # If this step fails, the next step has no previous tokens and fails too.
         self._num_drawn = 0
         inputs, forward = ready or self._prepared(step)
-        inputs.forward.token_ids[inputs.carried_tokens] = self._drawn[inputs.carried_rows]
+        carried = self._drawn.index_select(0, inputs.carried_rows)
+        inputs.forward.token_ids.index_copy_(0, inputs.carried_tokens, carried)
         self._release()
         logits = forward()
         scored = None
