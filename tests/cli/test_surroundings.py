@@ -19,6 +19,7 @@ from tests.support.gateway.serving import served
 from tests.support.workers.scripted_worker import MODEL
 
 ROOT = Path(__file__).parents[2]
+ROOT_COMMAND: Any = get_command(app)
 SECRETS = ("broker", "secret", "database_url", "engine_key")
 """The settings that ``file:PATH`` sets to the text of a file."""
 SERVICES: dict[str, type[CommonSettings]] = {"gateway": GatewaySettings, "worker": WorkerSettings}
@@ -38,7 +39,7 @@ def leaves(group: Any, *names: str) -> Iterator[tuple[str, ...]]:
 
 
 def parameters(names: tuple[str, ...]) -> dict[str, click.Parameter]:
-    command: Any = get_command(app)
+    command: Any = ROOT_COMMAND
     for name in names:
         command = command.commands[name]
     return {parameter.name: parameter for parameter in command.params}
@@ -58,7 +59,7 @@ def with_arguments(names: tuple[str, ...], tmp_path: Path) -> list[str]:
     return line
 
 
-COMMANDS = list(leaves(get_command(app)))
+COMMANDS = list(leaves(ROOT_COMMAND))
 OF_GATEWAYS = [names for names in COMMANDS if "url" in parameters(names)]
 
 
