@@ -192,7 +192,10 @@ def _complete_config(source: dict[str, Any], reader: Reader, directory: Path) ->
     config = library.AutoConfig.for_model(**described)
     _set_rope(config, reader, is_described=True)
     described["rope_parameters"] = config.rope_parameters
-    described["architectures"] = [library.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+    kinds = library.MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(config) not in kinds:  # transformers counts it among models for images
+        kinds = library.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    described["architectures"] = [kinds[type(config)].__name__]
     path.write_text(json.dumps(described, indent=2))
     generation = library.GenerationConfig.from_model_config(config)
     generation.eos_token_id = _end_ids(reader)
