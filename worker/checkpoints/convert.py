@@ -44,49 +44,11 @@ _CONTROL = 3
 _USER_DEFINED = 4
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """What a SentencePiece vocabulary writes for a space."""
-_DIGITS_FIRST = {"smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"}
-_LIKE_GPT2 = {"gpt-2", "gpt2", "mpt", "olmo", "jais", "trillion"}
-"""The names that llama.cpp gives to pre-tokenizers: GPT-2's, alone or after each digit was split
-off. transformers knows others."""
-_SPLITS: dict[str, tuple[str, ...]] = {
-    "deepseek-llm": (
-        r"[\r\n]",
-        "\\s?[A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295"
-        "-\u02af\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-"
-        "\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5"
-        "\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-"
-        "\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-"
-        "\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-"
-        "\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc\u2102\u2107\u210a-\u2113\u2115\u2119-"
-        "\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f\u2145-\u2149\u214e"
-        "\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-"
-        "\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17"
-        "\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-"
-        "\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df\U0001e900-"
-        "\U0001e943]+",
-        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-        r"\s+$",
-        "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
-        r"\p{N}+",
-    ),
-    "deepseek-v3": (
-        r"\p{N}{1,3}",
-        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ),
-    "glm4": (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ),
-    "seed-coder": (
-        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-        r"| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+",
-    ),
-}
-_SPLITS["chatglm-bpe"] = _SPLITS["glm4"]
-"""The patterns of the tokenizers of DeepSeek, GLM and Seed, by llama.cpp's names. Each splits the
-pieces that the patterns before it have left. transformers does not know them."""
+_PRE_TOKENIZERS = "pre_tokenizers.json"
+"""The file beside this program with llama.cpp's names of pre-tokenizers: those like GPT-2's, alone
+or after each digit was split off, and those that transformers does not know, with their patterns,
+or the name of a pre-tokenizer with the same patterns. Each pattern splits the pieces that the
+patterns before it have left."""
 _TEMPLATE = "tokenizer.chat_template."
 _CONFIG = "config.json"
 UNKNOWN = 3
@@ -192,7 +154,10 @@ def _complete_config(source: dict[str, Any], reader: Reader, directory: Path) ->
     config = library.AutoConfig.for_model(**described)
     _set_rope(config, reader, is_described=True)
     described["rope_parameters"] = config.rope_parameters
-    described["architectures"] = [library.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+    kinds = library.MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(config) not in kinds:  # transformers counts it among models for images
+        kinds = library.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    described["architectures"] = [kinds[type(config)].__name__]
     path.write_text(json.dumps(described, indent=2))
     generation = library.GenerationConfig.from_model_config(config)
     generation.eos_token_id = _end_ids(reader)
@@ -274,8 +239,15 @@ def _refuse_pre_tokenizer(reader: Reader) -> None:
             "it does not say how its text is split (tokenizer.ggml.pre), because an old version of "
             "llama.cpp has written it: use a newer file of this model"
         )
-    if kind not in {*_DIGITS_FIRST, *_LIKE_GPT2, *_SPLITS, *GGUF_PRE_TOKENIZER_SPLITS}:
+    known = {*GGUF_PRE_TOKENIZER_SPLITS}.union(*_pre_tokenizers().values())
+    if kind not in known:
         raise Unconvertible(f"its pre-tokenizer {kind!r} is not supported")
+
+
+def _pre_tokenizers() -> Any:
+    import json
+
+    return json.loads(Path(__file__).with_name(_PRE_TOKENIZERS).read_text())
 
 
 def _text(reader: Reader, name: str) -> str | None:
@@ -533,15 +505,19 @@ def _is_spelling(found: str, token: str, reader: Reader) -> bool:
 def _set_splitting(backend: Any, reader: Reader) -> None:
     from tokenizers import Regex, decoders, normalizers, pre_tokenizers
 
-    kind = _text(reader, "tokenizer.ggml.model")
-    if kind == "gpt2" and (splits := _SPLITS.get(str(_text(reader, "tokenizer.ggml.pre")))):
+    kind, name = _text(reader, "tokenizer.ggml.model"), _text(reader, "tokenizer.ggml.pre")
+    table = _pre_tokenizers()
+    splits = table["patterns"].get(name)
+    if isinstance(splits, str):
+        splits = table["patterns"][splits]
+    if kind == "gpt2" and splits is not None:
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 *(pre_tokenizers.Split(Regex(one), behavior="isolated") for one in splits),
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
             ]
         )
-    if kind == "gpt2" and _text(reader, "tokenizer.ggml.pre") in _DIGITS_FIRST:
+    if kind == "gpt2" and name in table["digits_first"]:
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Digits(individual_digits=True),

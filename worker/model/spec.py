@@ -459,6 +459,8 @@ class DeltaNames:
     num_tiled_keys: int | None = None
     """The number of stored heads of keys, where each belongs to every so-manieth head of values,
     and the decoder has keys for each head of values."""
+    has_flat_decay: bool = False
+    """Whether the decay of a `KimiDelta` is [num_heads], rather than [1, 1, num_heads, 1]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,11 @@ Named: TypeAlias = Iterator[tuple[str, Tensor]]
 Change: TypeAlias = Callable[[str, Tensor, Mapping[str, Any]], Named]
 """What becomes of a tensor of a checkpoint, under names that the gguf package knows."""
 
+_NEW = {"backbone": "model", "mixer": "mlp", "feed_forward": "mlp"}
+"""What the converter writes for parts of the names of experts."""
 _EXPERT = re.compile(r"(.*experts)\.(\d+)\.(\w+)(\.weight)")
 _ENTRIES: Mapping[str, tuple[str, ...]] = {
-    "context_length": ("max_position_embeddings",),
+    "context_length": ("max_position_embeddings", "model_max_length"),
     "embedding_length": ("hidden_size",),
     "feed_forward_length": ("intermediate_size_mlp", "intermediate_size"),
     "head_count": ("num_attention_heads",),
@@ -29,16 +31,22 @@ _ENTRIES: Mapping[str, tuple[str, ...]] = {
     "layer_norm_rms_eps": ("rms_norm_eps", "norm_eps", "layer_norm_epsilon"),
     "layer_norm_eps": ("norm_epsilon", "layer_norm_eps", "norm_eps"),
     "expert_count": ("moe_num_experts", "num_local_experts", "num_experts", "n_routed_experts"),
-    "expert_used_count": ("moe_k", "num_experts_per_tok", "top_k_experts"),
+    "expert_used_count": (
+        "moe_k",
+        "num_experts_per_tok",
+        "top_k_experts",
+        "num_experts_per_token",
+    ),
     "expert_feed_forward_length": ("moe_intermediate_size", "intermediate_size"),
     "expert_shared_feed_forward_length": (
         "shared_expert_intermediate_size",
         "shared_intermediate_size",
+        "moe_shared_expert_intermediate_size",
     ),
-    "expert_shared_count": ("moe_num_shared_experts", "n_shared_experts"),
+    "expert_shared_count": ("moe_num_shared_experts", "n_shared_experts", "num_shared_experts"),
     "expert_weights_scale": ("routed_scaling_factor",),
-    "expert_weights_norm": ("norm_topk_prob",),
-    "expert_group_count": ("n_group",),
+    "expert_weights_norm": ("norm_topk_prob", "moe_renormalize"),
+    "expert_group_count": ("n_group", "num_expert_group"),
     "expert_group_used_count": ("topk_group",),
     "leading_dense_block_count": (
         "moe_layer_start_index",
@@ -57,11 +65,13 @@ _ENTRIES: Mapping[str, tuple[str, ...]] = {
     "kv_lora_rank": ("kv_lora_rank",),
     "value_length_mla": ("v_head_dim",),
     "ssm_conv_kernel": ("linear_conv_kernel_dim", "mamba_d_conv", "conv_kernel"),
-    "ssm_state_size": ("linear_key_head_dim", "mamba_d_state", "state_size"),
+    "ssm_state_size": ("linear_key_head_dim", "mamba_d_state", "state_size", "ssm_state_size"),
     "ssm_group_count": ("linear_num_key_heads", "mamba_n_groups", "n_groups"),
     "ssm_time_step_rank": (
         "linear_num_value_heads",
         "mamba_n_heads",
+        "mamba_num_heads",
+        "mamba_dt_rank",
         "num_heads",
         "time_step_rank",
     ),
@@ -69,6 +79,8 @@ _ENTRIES: Mapping[str, tuple[str, ...]] = {
     "shared_kv_layers": ("num_kv_shared_layers",),
     "embedding_length_per_layer_input": ("hidden_size_per_layer_input",),
     "key_length_swa": ("head_dim",),
+    "kda_head_dim": ("linear_head_dim",),
+    "moe_latent_size": ("moe_latent_size",),
 }
 """The entries of the metadata, by the methods of `gguf.GGUFWriter`, and the keys of config.json
 from which they are copied, if these are there."""
@@ -77,6 +89,17 @@ _PAIRED = {"llama", "granite", "granitemoe", "granitehybrid", "arcee", "smollm3"
 """The architectures of families that rotate the halves of heads, which llama.cpp rotates in
 pairs."""
 _TILED = {"qwen35", "qwen35moe"}
+_FACTORS: Mapping[str, tuple[str, ...]] = {
+    "k_proj": ("key_multiplier", "attention_in_multiplier"),
+    "q_proj": ("attention_in_multiplier",),
+    "v_proj": ("attention_in_multiplier",),
+    "o_proj": ("attention_out_multiplier",),
+    "out_proj": ("ssm_out_multiplier",),
+    "in_proj": ("ssm_in_multiplier",),
+    "lm_head": ("lm_head_multiplier",),
+    "embed_tokens": ("embedding_multiplier",),
+}
+"""The factors of Falcon H1's configuration with which tensors of its files are multiplied."""
 
 
 def write_gguf(
@@ -95,6 +118,16 @@ def write_gguf(
     if "layer_types" in config and architecture == "granitehybrid":
         spellings = {"linear_attention": "mamba", "full_attention": "attention"}
         config["layer_types"] = [spellings.get(kind, kind) for kind in config["layer_types"]]
+    if architecture == "jamba":
+        config["layer_types"] = [
+            "attention"
+            if index % config["attn_layer_period"] == config["attn_layer_offset"]
+            else "mamba"
+            for index in range(config["num_hidden_layers"])
+        ]
+    elif "layers_block_type" in config:
+        config["layer_types"] = config["layers_block_type"]
+        config["num_hidden_layers"] = len(config["layer_types"])
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -102,6 +135,8 @@ def write_gguf(
     writer.add_token_merges(["t 0"])
     writer.add_eos_token_id(2)
     _add_metadata(writer, config, architecture)
+    if architecture == "apertus":
+        _add_activations(writer, directory, config["num_hidden_layers"])
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
     for name, tensor in _converted(directory, config, architecture):
@@ -140,6 +175,16 @@ def _add_metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architectu
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
 
 
+def _add_activations(writer: gguf.GGUFWriter, directory: Path, num_layers: int) -> None:
+    """The constants of xIELU."""
+    tensors = load_file(directory / "model.safetensors")
+    for name in ("alpha_n", "alpha_p", "beta", "eps"):
+        values = [
+            tensors[f"model.layers.{index}.mlp.act_fn.{name}"].item() for index in range(num_layers)
+        ]
+        getattr(writer, f"add_xielu_{name}")(values)
+
+
 def _add_state_spaces(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     heads = config.get("num_heads")
     size = heads * config["head_dim"] if heads else config["intermediate_size"]
@@ -151,7 +196,10 @@ def _add_state_spaces(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> Non
 def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     rope = config.get("rope_parameters") or {}
     local, rope = rope.get("sliding_attention", {}), rope.get("full_attention", rope)
-    writer.add_rope_freq_base(rope.get("rope_theta", 1e4))
+    theta = rope.get("rope_theta", 1e4)
+    if "alpha" in rope:
+        theta *= rope["alpha"] ** (config["head_dim"] / (config["head_dim"] - 2))
+    writer.add_rope_freq_base(theta)
     if "rope_theta" in local:
         writer.add_rope_freq_base_swa(local["rope_theta"])
     if rope.get("rope_type") == "yarn":
@@ -173,7 +221,8 @@ def _add_rope(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
         lengths = {"head_count_kv": 1, "key_length": rank + head_dim, "value_length": rank}
         for entry, value in lengths.items():
             _replace(writer, f"attention.{entry}", value)
-    share = rope.get("partial_rotary_factor") or 1.0
+    is_partial = "kv_lora_rank" not in config
+    share = (is_partial and rope.get("partial_rotary_factor")) or 1.0
     writer.add_rope_dimension_count(config.get("rotary_dim") or int(head_dim * share))
 
 
@@ -202,14 +251,19 @@ def _add_kinds_of_layers(
         size = config["intermediate_size"]
         sizes = [size * (1 + (k >= first)) for k in range(config["num_hidden_layers"])]
         _replace(writer, "feed_forward_length", sizes)
-    elif {"mamba", "conv"} & {*kinds}:
+    elif {"mamba", "conv", "linear_attention"} & {*kinds}:
         is_whole = [kind in ("attention", "full_attention") for kind in kinds]
         count = config["num_key_value_heads"]
         counts = [count if one else 0 for one in is_whole]
         _replace(writer, "attention.head_count_kv", counts)
     if architecture == "granitehybrid":
-        writer.add_ssm_inner_size(config["mamba_n_heads"] * config["mamba_d_head"])
         writer.add_rope_scaling_finetuned(False)
+    if "mamba_n_heads" in config:
+        writer.add_ssm_inner_size(config["mamba_n_heads"] * config["mamba_d_head"])
+    elif "mamba_num_heads" in config:
+        writer.add_ssm_inner_size(config["mamba_num_heads"] * config["mamba_head_dim"])
+    elif "mamba_expand" in config:
+        writer.add_ssm_inner_size(config["mamba_expand"] * config["hidden_size"])
 
 
 def _of_full_layers(config: Mapping[str, Any]) -> Mapping[str, int]:
@@ -239,6 +293,12 @@ def _converted(directory: Path, config: dict[str, Any], architecture: str) -> Na
     for name, tensor in _with_experts_together(tensors):
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
+        if ".act_fn." in name:
+            continue
+        if architecture == "kimi-linear":  # the name of published checkpoints
+            name = re.sub(r"block_sparse_moe(?=\.\w+_proj)", "mlp", name)
+        if architecture == "falcon-h1":
+            tensor = _multiplied(name, tensor, config)
         change = next((one for part, one in _CHANGES.items() if part in name), _unchanged)
         for new_name, changed in change(name, tensor, config | {"architecture": architecture}):
             has_one_more = new_name.endswith("norm.weight") and "linear_attn" not in new_name
@@ -254,10 +314,25 @@ def _with_experts_together(tensors: Iterable[tuple[str, Tensor]]) -> Named:
             yield name, tensor
             continue
         stem = match[1].replace("model.", "").replace("block_sparse_moe", "feed_forward")
-        module = f"{stem if match[3].startswith('w') else match[1]}.{match[3]}.weight"
+        whole = ".".join(_NEW.get(part, part) for part in match[1].split("."))
+        module = f"{stem if match[3].startswith('w') else whole}.{match[3]}.weight"
         found.setdefault(module, {})[int(match[2])] = tensor
     for name, matrices in found.items():
         yield name, torch.stack([matrices[index] for index in range(len(matrices))])
+
+
+def _multiplied(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Tensor:
+    """A tensor with the factors of Falcon H1."""
+    of_gates, of_outputs = config["mlp_multipliers"]
+    factor = of_gates if "gate_proj" in name else of_outputs if "down_proj" in name else 1.0
+    for key in next((keys for part, keys in _FACTORS.items() if part in name), ()):
+        factor *= config[key]
+    if "in_proj" not in name:
+        return tensor * factor
+    size, states = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+    parts = torch.split(tensor * factor, [size, size, states, states, config["mamba_n_heads"]])
+    scaled = (one * part for one, part in zip(config["ssm_multipliers"], parts, strict=True))
+    return torch.cat(list(scaled))
 
 
 def _unchanged(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
@@ -284,7 +359,7 @@ def _gate_up(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
     """Both halves, which alternate in gpt-oss; matrices are transposed there and in Llama 4."""
     stem, _, kind = name.rpartition("gate_up_proj")
     architecture = config["architecture"]
-    if architecture == "gemma4":  # they stay together
+    if architecture in ("gemma4", "mistral4"):  # they stay together
         yield f"{name}.weight", tensor
         return
     if kind != "_bias" and architecture in ("gpt-oss", "llama4"):
@@ -298,7 +373,9 @@ def _gate_up(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
 
 
 def _down_of_experts(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
-    if name.endswith("_bias"):
+    if name.endswith(".bias"):  # of a shared expert
+        yield name, tensor
+    elif name.endswith("_bias"):
         yield name.replace("_bias", ".bias"), tensor
     elif config["architecture"] in ("gpt-oss", "llama4"):
         yield f"{name}.weight", tensor.transpose(1, 2)
@@ -315,6 +392,9 @@ def _fused_granite(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Name
 
 
 def _convolution(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
+    if config["architecture"] == "kimi-linear":
+        yield name, tensor.reshape(1, len(tensor), 1, -1)
+        return
     tensor = tensor.squeeze(1)
     is_tiled = config["architecture"] in _TILED
     yield name, _tiled_values(tensor, config) if is_tiled and tensor.ndim == 2 else tensor
@@ -375,7 +455,7 @@ def _tiled(rows: Tensor, config: Mapping[str, Any], size: int) -> Tensor:
 
 
 def _column(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
-    yield name, tensor if config["architecture"] == "mamba" else tensor.reshape(-1, 1)
+    yield name, tensor if config["architecture"] in ("mamba", "jamba") else tensor.reshape(-1, 1)
 
 
 def _norm_of_groups(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:

@@ -362,6 +362,19 @@ def test_an_unknown_pre_tokenizer_is_refused_by_name(tmp_path: Path, pre: str | 
         convert.convert(path, tmp_path)
 
 
+def test_kimi_splits_chinese_from_other_letters(tmp_path: Path) -> None:
+    path = without_entries("tokenizer.ggml.pre")(
+        tmp_path / "model.gguf", add=lambda writer: writer.add_tokenizer_pre("kimi-k2")
+    )
+    convert.convert(path, tmp_path, has_weights=False)
+    splits = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).pre_tokenizer
+    text = "ask 月之暗面Kimi's 한국어 2025"
+    places = [place for _, place in splits.pre_tokenize_str(text)]
+    assert [text[start:end] for start, end in places] == [
+        *("ask", " ", "月之暗面", "Kimi's", " 한국어", " ", "202", "5"),
+    ]
+
+
 @pytest.mark.parametrize(
     ("pre", "pieces"),
     [
@@ -370,6 +383,10 @@ def test_an_unknown_pre_tokenizer_is_refused_by_name(tmp_path: Path, pre: str | 
         ("deepseek-v3", "a |b 's Ġ 123 4 Ġx _y"),
         ("glm4", "a |b 's Ġ 123 4 Ġx _y"),
         ("seed-coder", "a |b 's Ġ 1 2 3 4 Ġx _y"),
+        ("hunyuan", "a |b 's Ġ 1 2 3 4 Ġx _y"),
+        ("hunyuan-dense", "a |b 's Ġ 123 4 Ġx _y"),
+        ("kimi-k2", "a |b's Ġ 123 4 Ġx _y"),
+        ("exaone4", "a | b 's Ġ1234 Ġx _ y"),
     ],
 )
 def test_text_is_split_as_the_file_says(tmp_path: Path, pre: str, pieces: str) -> None:

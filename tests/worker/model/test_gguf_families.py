@@ -14,7 +14,7 @@ from torch import Tensor
 from shared.errors import StartupError
 from tests.kernels.blocks import random_blocks
 from tests.support.models.numerics import assert_close
-from tests.support.models.tiny import write_tiny_model
+from tests.support.models.tiny import FAMILIES, write_tiny_model
 from tests.worker.checkpoints.gguf_files import write_tiny_gguf
 from tests.worker.checkpoints.gguf_models import write_gguf
 from tests.worker.model.decoders.test_native_families import load, stepwise_logits
@@ -95,6 +95,25 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "seed_oss": ("seed_oss", {}),
     "nemotron": ("nemotron", {}),
     "cohere2": ("cohere2", {"layer_types": None, "num_hidden_layers": 5}),
+    "hunyuan_v1_dense": ("hunyuan-dense", {}),
+    "apertus": ("apertus", {}),
+    "phimoe": (
+        "phimoe",
+        {
+            "router_jitter_noise": 0.01,
+            "rope_parameters": FAMILIES["phimoe"]["rope_parameters"]
+            | dict.fromkeys(("short_mscale", "long_mscale"), 1.243163121016122),
+        },
+    ),
+    "mistral4": ("mistral4", {}),
+    "jamba": ("jamba", {}),
+    "falcon_h1": ("falcon-h1", {"mamba_norm_before_gate": False}),
+    "nemotron_h": ("nemotron_h", {"layers_block_type": ["mamba", "attention", "mlp"]}),
+    "nemotron_h with experts": (
+        "nemotron_h_moe",
+        {"layers_block_type": ["moe", "attention", "mamba"], "moe_latent_size": 24},
+    ),
+    "kimi_linear": ("kimi-linear", {"linear_num_heads": 6, "first_k_dense_replace": 1}),
 }
 """The architecture of each family, and what a file cannot say otherwise."""
 
@@ -115,7 +134,7 @@ def served_from(path: Path) -> Path:
 @pytest.mark.parametrize("family", MODELS)
 def test_a_file_computes_what_its_checkpoint_computes(tmp_path: Path, family: str) -> None:
     architecture, overrides = MODELS[family]
-    write_tiny_model(tmp_path, family, **overrides)
+    write_tiny_model(tmp_path, family.partition(" ")[0], **overrides)
 
     directory = served_from(write_gguf(tmp_path, tmp_path / "tiny.gguf", architecture))
 

@@ -23,6 +23,11 @@ _OF_EXPERT = re.compile(r"(.*_exps)\.(\d+)(\.\w+)")
 _IN_CONFIG = re.compile(r"(?:blk\.\d+\.)?rope_(?:freqs|factors_long|factors_short)\.weight")
 """The divisors of rotary frequencies, which config.json has as parameters."""
 
+_NORM = re.compile(r"blk\.\d+\.ffn_norm")
+"""A tensor whose name has no ending in files of Falcon H1."""
+_CONSTANT = re.compile(r"blk\.(\d+)\.(xielu\.\w+)")
+"""A constant of a layer, which is an entry of the metadata with a number for each layer."""
+
 _Shape: TypeAlias = tuple[int, ...]
 
 
@@ -50,6 +55,9 @@ _VIEWS: Mapping[str, Callable[[_Shape], _Shape]] = {
     "shortconv.conv.weight": _as_convolution,
     "ssm_a": _without_ones,
     "ssm_conv1d.weight": _as_convolution,
+    "ssm_conv1d_k.weight": _as_convolution,
+    "ssm_conv1d_q.weight": _as_convolution,
+    "ssm_conv1d_v.weight": _as_convolution,
     "ssm_d": _in_one,
     "ssm_norm.weight": _in_one,
 }
@@ -61,7 +69,8 @@ class GgufSource:
     """A `TensorSource` over the files of a model, mapped into memory, by the files' own names.
 
     A tensor of all experts is also there as a tensor for each: ``blk.0.ffn_up_exps.weight`` has
-    the matrix ``blk.0.ffn_up_exps.3.weight``. Matrices in blocks are [outputs, blocks of a row,
+    the matrix ``blk.0.ffn_up_exps.3.weight``. The constants of a layer's activation are tensors
+    with a single element: ``blk.0.xielu.beta``. Matrices in blocks are [outputs, blocks of a row,
     bytes of a block]. Raises `StartupError` if a file is corrupt.
     """
 
@@ -76,13 +85,14 @@ class GgufSource:
         headers = [read_header(path) for path in files]
         self.architecture = headers[0].architecture
         """llama.cpp's name of the model's family."""
+        self._entries = headers[0].entries
         for path, header in zip(files, headers, strict=True):
             size = path.stat().st_size
             content = _mapped(path)
             if any(end_of(tensor) > size for tensor in header.tensors.values()):
                 raise StartupError(f"{path.name} is truncated")
             self._tensors |= {
-                name: (content, tensor)
+                f"{name}.weight" if _NORM.fullmatch(name) else name: (content, tensor)
                 for name, tensor in header.tensors.items()
                 if not _IN_CONFIG.fullmatch(name)
             }
@@ -131,6 +141,8 @@ class GgufSource:
         return shape if view is None else view(shape)
 
     def get(self, name: str) -> Tensor:
+        if (constant := _CONSTANT.fullmatch(name)) is not None:
+            return self._constant(int(constant[1]), constant[2])
         content, tensor = self._stored(name)
         kind, shape, start = self.kind(name), self.shape(name), tensor.start
         if kind not in BLOCKS and kind not in _FLOATS:
@@ -156,6 +168,12 @@ class GgufSource:
             self._num_bytes_read += held.nbytes
             self._progress("weights", self._num_bytes_read, self._num_bytes)
         return values
+
+    def _constant(self, layer: int, key: str) -> Tensor:
+        values = self._entries.get(key)
+        if not isinstance(values, tuple) or layer >= len(values):
+            raise StartupError(f"the GGUF file has no {key} for layer {layer}")
+        return torch.tensor(values[layer], dtype=torch.float32)
 
     def check_shape(self, names: list[str], shape: tuple[int, ...]) -> None:
         check_stacked(names, [self.shape(name) for name in names], shape)

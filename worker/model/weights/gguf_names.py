@@ -74,6 +74,7 @@ _LAYER = LayerNames(
     shared_gate_up=("ffn_gate_shexp", "ffn_up_shexp"),
     shared_down="ffn_down_shexp",
     shared_gate="ffn_gate_inp_shexp",
+    activation="xielu",
     latent_down="ffn_latent_down",
     latent_up="ffn_latent_up",
     router_norm="ffn_gate_inp.scale",
@@ -85,6 +86,20 @@ _LAYER = LayerNames(
     input_gate="inp_gate",
     input_expansion="proj",
     after_input="post_norm",
+)
+
+
+_KIMI_DELTA = DeltaNames(
+    inputs=("attn_q", "attn_k", "attn_v"),
+    rates=("ssm_f_a", "ssm_g_a", "ssm_beta"),
+    fading="ssm_f_b",
+    gates="ssm_g_b",
+    convolution=("ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"),
+    decay="ssm_a",
+    decay_bias="ssm_dt.bias",
+    norm="ssm_norm",
+    output="attn_output",
+    has_flat_decay=True,
 )
 
 
@@ -151,6 +166,8 @@ def _of_mixers(names: LayerNames, has: Callable[[str, str], bool]) -> LayerNames
     if has("attention", "attn_k_b"):
         latent = replace(names.latent, keys="attn_k_b", values="attn_v_b")
         names = replace(names, latent=latent)
+    if has("recurrence", "ssm_f_a"):
+        names = replace(names, delta=_KIMI_DELTA)
     if has("recurrence", "ssm_ba"):
         names = replace(names, delta=replace(names.delta, rates=("ssm_ba",)))
     return names

@@ -72,6 +72,7 @@ class KimiDeltaLayer(DeltaRule):
 def read_kimi_delta(spec: KimiDelta, tensors: LayerTensors) -> KimiDeltaLayer:
     """Read the weights of a layer."""
     names, hidden = tensors.names.delta, tensors.hidden_size
+    heads = (spec.num_heads,) if names.has_flat_decay else (1, 1, spec.num_heads, 1)
     taps = tensors.stacked_floats(
         [f"{name}.weight" for name in names.convolution], (3 * spec.size, 1, spec.num_taps)
     )
@@ -83,7 +84,7 @@ def read_kimi_delta(spec: KimiDelta, tensors: LayerTensors) -> KimiDeltaLayer:
         fading=tensors.float_linear([names.fading], (spec.size, spec.rank)),
         gates=tensors.float_linear([names.gates], (spec.size, spec.rank)),
         taps=taps[:, 0].t().contiguous(),
-        decay=decay_of(tensors, names.decay, (1, 1, spec.num_heads, 1)).flatten(),
+        decay=decay_of(tensors, names.decay, heads).flatten(),
         decay_bias=tensors.floats(names.decay_bias, (spec.size,)),
         norm=tensors.floats(f"{names.norm}.weight", (spec.head_dim,)),
         output=tensors.linear([names.output], (hidden, spec.size)),
