@@ -22,6 +22,7 @@ from docs.site.models import (
 )
 from docs.site.python import reference
 from docs.site.scaling import cost_table, curve_table, size_table
+from docs.site.stages import stage_table
 from shared.settings import CommonSettings, GatewaySettings, WorkerSettings, variable
 
 ROOT = Path(__file__).parents[2]
@@ -46,6 +47,7 @@ _BLOCKS: Mapping[str, Callable[[], str]] = {
     "architectures": files_read_as_they_are,
     "blocks": blocks,
     "settings": table,
+    "stages": stage_table,
 }
 """What stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``."""
 _BLOCK = re.compile(r"(<!-- (?P<name>\w+) -->\n).*?(<!-- /(?P=name) -->)", re.DOTALL)

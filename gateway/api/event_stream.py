@@ -17,10 +17,11 @@ from gateway.api.render.messages import MessageEncoder
 from gateway.api.render.receipts import ReceiptRecorder
 from gateway.api.render.responses import ResponseEncoder, ResponseObject
 from gateway.log.cursor import Item, LogEvent, LogFacts, Restarted
-from gateway.log.framing import PING, Framer, StreamEncoder
+from gateway.log.framing import PING, FramedEncoder, Framer, StreamEncoder
 from gateway.log.relay import LogRelay
+from gateway.log.visiting import visit
 from shared.errors import InternalError, ShuttingDown, Unavailable, WarrenError
-from shared.messages import Failed, Receipt, Started
+from shared.messages import Failed, Finished, PromptScores, Receipt, Started, TokenDelta
 from shared.telemetry import incidents
 
 _IS_NOTICED_WITHIN_TURNS = 8
@@ -115,7 +116,8 @@ class EventStream:
         """None: the answer has no receipt."""
         self._finish = finish
         self._submission = submission
-        self._encoder: StreamEncoder | None = None
+        self._encoder: FramedEncoder | None = None
+        """None: the log has not said yet how it is rendered."""
         self._rendering = None if submission is None else submission.rendering
         """None: the log that is resumed has not been read yet."""
         self._failure: WarrenError | None = None
@@ -138,29 +140,48 @@ class EventStream:
     def render(self, items: list[Item]) -> bytes:
         """Render the frames that the client has not been sent yet."""
         if self._observation is not None:
-            self._observation.read(items)
-        self._failure = failure_of(items)
+            self._observation.note_arrival()
+        self._failure = None
         if isinstance(items[0], Restarted):
             self._encoder, self._num_starts = None, 0
             self._framer.restart()
         if self._encoder is None and self._relay.facts is not None:
             self._rendering = rendering_in(self._relay.facts, self._submission)
-            self._encoder = encoder_for(self._rendering)
+            self._encoder = FramedEncoder(self._framer, encoder_for(self._rendering))
             self._recorder = ReceiptRecorder.of(self._rendering)
-        if self._encoder is None:
-            return b"" if self._failure is None else self._frame_error(self._failure)
+        return b"".join([visit(event, self) for event in events_of(items)])
+
+    def on_start(self, event: Started) -> bytes:
+        if self._observation is not None:
+            self._observation.on_start(event)
         if self._recorder is not None:
-            for event in events_of(items):
-                self._recorder.read(event)
-        frame, encoder = self._framer.frame, self._encoder
-        return b"".join(
-            [
-                self._continuation_comment() + frame(event, encoder)
-                if type(event) is Started
-                else frame(event, encoder)
-                for event in events_of(items)
-            ]
-        )
+            self._recorder.on_start(event)
+        if self._encoder is None:
+            return b""
+        return self._continuation_comment() + self._encoder.on_start(event)
+
+    def on_scores(self, event: PromptScores) -> bytes:
+        return b"" if self._encoder is None else self._encoder.on_scores(event)
+
+    def on_tokens(self, event: TokenDelta) -> bytes:
+        if self._observation is not None:
+            self._observation.on_tokens(event)
+        if self._recorder is not None:
+            self._recorder.on_tokens(event)
+        return b"" if self._encoder is None else self._encoder.on_tokens(event)
+
+    def on_finish(self, event: Finished) -> bytes:
+        if self._observation is not None:
+            self._observation.on_finish(event)
+        if self._recorder is not None:
+            self._recorder.on_finish(event)
+        return b"" if self._encoder is None else self._encoder.on_finish(event)
+
+    def on_failure(self, event: Failed) -> bytes:
+        self._failure = error_of(event)
+        if self._encoder is None:
+            return self._frame_error(self._failure)
+        return self._encoder.on_failure(event)
 
     def _continuation_comment(self) -> bytes:
         """A comment that says that another worker continues; empty for the first worker.
@@ -185,7 +206,7 @@ class EventStream:
         assert self._encoder is not None
         recorder = self._recorder
         receipt = None if recorder is None else self._sign(recorder.receipt(time.time()))
-        return self._framer.frame_between(self._encoder.end(receipt))
+        return self._framer.frame_between(self._encoder.encoder.end(receipt))
 
     async def send_all(self, data: bytes, send: Send) -> bytes:
         """Send ``data`` and the rest of the stream except its last bytes, which are returned."""
@@ -209,7 +230,8 @@ class EventStream:
 
     async def send_last(self, data: bytes, send: Send) -> None:
         """Send the end, once the response that it completes is stored."""
-        relay, encoder = self._relay, self._encoder
+        relay, framed = self._relay, self._encoder
+        encoder = None if framed is None else framed.encoder
         if isinstance(encoder, ResponseEncoder) and relay.is_ended and relay.facts is not None:
             response = encoder.outcome
             if response is not None and response.store:
@@ -230,7 +252,8 @@ class EventStream:
         return self._frame_error(error, retry_ms=retry_ms)
 
     def _frame_error(self, error: WarrenError, *, retry_ms: int | None = None) -> bytes:
-        encoder, frame = self._encoder, self._framer.frame_unnumbered
+        framed, frame = self._encoder, self._framer.frame_unnumbered
+        encoder = None if framed is None else framed.encoder
         if encoder is None and self._rendering is not None:
             encoder = encoder_for(self._rendering)
         payloads = [error_payload(error)] if encoder is None else encoder.fail(error)
@@ -276,13 +299,7 @@ def events_of(items: list[Item]) -> Sequence[LogEvent]:
     return cast("list[LogEvent]", items[1:] if isinstance(items[0], Restarted) else items)
 
 
-def failure_of(items: list[Item]) -> WarrenError | None:
-    """The error with which the job failed, if it did."""
-    last = items[-1] if items else None
-    return error_of(last) if isinstance(last, Failed) else None
-
-
 def raise_failure(items: list[Item]) -> None:
-    failure = failure_of(items)
-    if failure is not None:
-        raise failure
+    """Raise the error with which the job failed, if it did."""
+    if items and isinstance(items[-1], Failed):
+        raise error_of(items[-1])

@@ -9,14 +9,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from gateway.errors import ACCEPTED, SERVICE_FAILURES, status_of
-from gateway.log.cursor import Item
+from gateway.log.cursor import Item, Restarted
 from gateway.log.relay import LogRelay
+from gateway.log.visiting import LogObserver
 from gateway.metrics import Metrics
 from shared.errors import Cancelled, WarrenError
 from shared.messages import Finished, GenerationJob, JobClass, Started, TokenDelta
 from shared.telemetry import requests
 
-_TOKENS = (TokenDelta, Finished)
 CLIENT_GONE = 499
 """nginx's status for a client that disconnected. It is logged and never sent."""
 
@@ -31,7 +31,7 @@ class _Seen:
     """Monotonic time of the last token."""
 
 
-class Observation:
+class Observation(LogObserver):
     """Follows a request to its end, which leaving the ``with`` records. A request that raises
     before it was accepted is reported where its error is answered: `gateway.errors`."""
 
@@ -56,6 +56,8 @@ class Observation:
         self._relay: LogRelay | None = None
         """Set once the request is accepted."""
         self._began_at = time.monotonic()
+        self._arrived_at = self._began_at
+        """Monotonic time at which the last events have arrived."""
         self._first_token_s: float | None = None
         self._has_started = False
         self._taken_over: set[str] = set()
@@ -113,14 +115,16 @@ class Observation:
         fields = {"repeats_earlier": True} if relay.repeats_earlier else {}
         requests.write_line("request accepted", self._job, fields)
 
-    def read(self, items: Iterable[Item]) -> None:
-        """Count the events that were just read. Repeated tokens are not counted again."""
-        now = time.monotonic()
+    def note_arrival(self) -> None:
+        """Note that the events that are read next have just arrived."""
+        self._arrived_at = time.monotonic()
+
+    def read_all(self, items: Iterable[Item]) -> None:
+        """Count events that have just arrived. Repeated tokens are not counted again."""
+        self.note_arrival()
         for item in items:
-            if isinstance(item, _TOKENS):
-                self._count_tokens(item, now)
-            elif isinstance(item, Started):
-                self._start(item)
+            if not isinstance(item, Restarted):
+                self.read(item)
 
     def client_left(self) -> None:
         self.status = CLIENT_GONE
@@ -130,7 +134,7 @@ class Observation:
         self.error = error
         self._metrics.count_error(error.code)
 
-    def _start(self, event: Started) -> None:
+    def on_start(self, event: Started) -> None:
         if not self._has_started:
             self._has_started = True
             self.num_prompt_tokens = sum(event.num_prompt_tokens)
@@ -151,13 +155,20 @@ class Observation:
         }
         self._write("request taken over", fields, is_warning=not replaced.is_planned)
 
-    def _count_tokens(self, event: TokenDelta | Finished, now: float) -> None:
+    def on_finish(self, event: Finished) -> None:
         seen = self._seen[event.choice]
-        if isinstance(event, Finished) and not seen.is_finished:
+        if not seen.is_finished:
             seen.is_finished = True
             self.num_cached_tokens += event.num_cached_tokens
             self._tokens.cached.inc(event.num_cached_tokens)
             self._metrics.finished.labels(self._job.model, event.finish_reason).inc()
+        self._count_tokens(event)
+
+    def on_tokens(self, event: TokenDelta) -> None:
+        self._count_tokens(event)
+
+    def _count_tokens(self, event: TokenDelta | Finished) -> None:
+        seen, now = self._seen[event.choice], self._arrived_at
         num_tokens = event.index + len(event.token_ids) - seen.num_tokens
         if num_tokens <= 0:
             return

@@ -128,7 +128,7 @@ class LineServer:
         job = structs.replace(computed.job, request_id=request_id, is_counted=False)
         grant = await slot.take(tokens_of(job), job)
         with Observation(gateway.metrics, job, "batch", {}) as observation:
-            observation.read(computed.events)
+            observation.read_all(computed.events)
         grant.settle(observation.total_tokens)
         gateway.recorder.note(
             UsageRecord(

@@ -22,7 +22,7 @@ from shared.errors import (
     Unavailable,
     WarrenError,
 )
-from shared.log import Action, LogCopy, LogReader, Relay, Send, is_acceptance
+from shared.log import Action, Kept, LogCopy, LogReader, Relay, Send, is_acceptance
 from shared.messages import (
     MAX_CHOICES,
     Accepted,
@@ -39,8 +39,6 @@ from shared.messages import (
 
 _DISPLACING = (TakenOver, StreamNotFound, StreamExpired, IdempotencyMismatch)
 NOT_FOUND = "There is no such stream."
-_DESCRIPTIONS = (Accepted, Started)
-"""The events that describe the request."""
 LogEvent: TypeAlias = Started | PromptScores | TokenDelta | Finished | Failed
 """An accepted event."""
 
@@ -272,26 +270,53 @@ class LogCursor:
         `Restarted` comes with the first event that a further reading passes on. Raises
         `StreamNotFound` if this reader has no right to the log.
         """
-        was_waiting = self.is_waiting
-        if isinstance(event, Started) and not was_waiting and self.reader.is_foreign(event):
-            return self.reader.read(event)
-        if isinstance(event, Restored) and was_waiting:
-            for description in event.events:
-                if isinstance(description, _DESCRIPTIONS):
-                    self._learn(description)
-        elif isinstance(event, _DESCRIPTIONS) and not was_waiting:
-            self._learn(event)
-        actions = self.reader.read(event)
-        if isinstance(event, Started | HandedOver) and not was_waiting:
-            self._follow_run(event)
-        if not was_waiting and (len(actions) > 1 or isinstance(event, Started)):
-            self._note_starts(actions)
-        self._keep(event, actions, was_waiting=was_waiting)
-        if self.reader.is_ended and actions:
+        actions = self._restore(event) if self.is_waiting else self._process(event)
+        if actions and self.reader.is_ended:
             self.end = LogEnd.FAILED if isinstance(event, Failed) else LogEnd.FINISHED
         if self._is_restarting and any(isinstance(action, Relay) for action in actions):
             self._is_restarting = False
             return [Restarted(), *actions]
+        return actions
+
+    def _process(self, event: ReplyEvent) -> Sequence[Action]:
+        """Process an event of a log whose events count."""
+        match event:
+            case TokenDelta() | Finished() | PromptScores():
+                actions = self.reader.read(event)
+                if len(actions) > 1:  # the event may have made a hedge the log's writer
+                    self._note_starts(actions)
+                if actions:
+                    self._keep(event)
+                return actions
+            case Started() if not self.reader.is_foreign(event):
+                self._learn(event)
+                actions = self.reader.read(event)
+                self._follow_run(event)
+                self._note_starts(actions)
+                self._keep_step(event)
+                return actions
+            case Accepted():
+                self._learn(event)
+                actions = self.reader.read(event)
+                self._keep_step(event)
+                return actions
+            case HandedOver():
+                actions = self.reader.read(event)
+                self._follow_run(event)
+                self._keep_step(event)
+                return actions
+            case _:
+                return self.reader.read(event)
+
+    def _restore(self, event: ReplyEvent) -> Sequence[Action]:
+        """Process an event of a recreated log in which nothing counts before the copy."""
+        kept = event.events if isinstance(event, Restored) else ()
+        for earlier in kept:
+            if isinstance(earlier, Accepted | Started):
+                self._learn(earlier)
+        actions = self.reader.read(event)
+        for earlier in kept:
+            self._keep(earlier)
         return actions
 
     def _note_starts(self, actions: Sequence[Action]) -> None:
@@ -317,16 +342,12 @@ class LogCursor:
         """
         return self.reader.cancel()
 
-    def _keep(self, event: ReplyEvent, actions: Sequence[Action], *, was_waiting: bool) -> None:
-        match event:
-            case Restored() if was_waiting:
-                for kept in event.events:
-                    self._copy.keep(kept)
-            case Accepted() | Started() | HandedOver() if not was_waiting:
-                if not self.reader.is_ended:  # a copy is followed by the log's `Failed`
-                    self._copy.keep(event)
-            case PromptScores() | TokenDelta() | Finished() if actions:
-                self._copy.keep(event)
+    def _keep_step(self, event: Accepted | Started | HandedOver) -> None:
+        if not self.reader.is_ended:  # a copy is followed by the log's `Failed`
+            self._keep(event)
+
+    def _keep(self, event: Kept) -> None:
+        self._copy.keep(event)
         if self._copy.num_kept > self._best_copy.num_kept:
             self._best_copy = self._copy
 

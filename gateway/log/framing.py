@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
-from gateway.log.cursor import LogEvent
+from gateway.log.visiting import LogVisitor, visit
 from shared.errors import InvalidRequest, WarrenError
 from shared.messages import (
     MAX_CHOICES,
@@ -181,17 +181,13 @@ class Payload(NamedTuple):
     """Whether a client can resume after it."""
 
 
-class StreamEncoder(Protocol):
-    """Renders the log of a request.
+class StreamEncoder(LogVisitor[list[Payload]], Protocol):
+    """Renders the log of a request: each accepted event results in payloads.
 
     An encoder is a pure function of the log: every gateway that reads the log sends the same
     payloads in the same order. What it has rendered after any number of tokens depends only on the
     tokens, not on the events that contained them.
     """
-
-    def encode(self, event: LogEvent) -> list[Payload]:
-        """The payloads for an accepted event of the log."""
-        ...
 
     def end(self, receipt: str | None = None) -> list[Payload]:
         """The payloads after the end of the last choice, with the receipt if the answer has a
@@ -264,25 +260,27 @@ class Framer:
         else:
             self._begin(self._after)
 
-    def frame(self, event: LogEvent, encoder: StreamEncoder) -> bytes:
-        """The frames for the next accepted event of the log, as rendered by ``encoder``."""
-        match event:
-            case Started():
-                payloads = encoder.encode(event)
-                if not self._has_begun:
-                    return self.frame_between(payloads)
-                self._skip(len(payloads))
-                return b""
-            case Failed():
-                self._num_payloads = max(self._num_payloads, _FAILURE)
-                return self.frame_between(encoder.encode(event))
-            case Finished() if event.token_ids or event.text:
-                # In another reading, the last tokens may come before the end.
-                sizes = len(event.token_ids), len(event.text)
-                last = self._frame(head_of(event, *sizes), encoder)
-                return last + self._frame(rest_of(event, *sizes), encoder)
-            case _:
-                return self._frame(event, encoder)
+    def frame_start(self, payloads: Sequence[Payload]) -> bytes:
+        """Frame the payloads of a `Started`."""
+        if not self._has_begun:
+            return self.frame_between(payloads)
+        self._skip(len(payloads))
+        return b""
+
+    def frame_failure(self, payloads: Sequence[Payload]) -> bytes:
+        """Frame the payloads of a `Failed`."""
+        self._num_payloads = max(self._num_payloads, _FAILURE)
+        return self.frame_between(payloads)
+
+    def frame_piece(self, event: Piece, encoder: StreamEncoder) -> bytes:
+        """The frames for the tokens, the scores or the end in an event, as rendered by
+        ``encoder``."""
+        known, new_part = self._position.split(event)
+        if known is not None:
+            self._skip(len(visit(known, encoder)))
+        if new_part is None:
+            return b""
+        return self._frame_new_part(visit(new_part, encoder))
 
     def frame_between(self, payloads: Sequence[Payload]) -> bytes:
         """Frame payloads that do not complete the text of any token."""
@@ -307,14 +305,6 @@ class Framer:
         number, self._number = self._number, self._number + 1
         return _frame(retry, payload, number)
 
-    def _frame(self, event: Piece, encoder: StreamEncoder) -> bytes:
-        known, new_part = self._position.split(event)
-        if known is not None:
-            self._skip(len(encoder.encode(known)))
-        if new_part is None:
-            return b""
-        return self._frame_new_part(encoder.encode(new_part))
-
     def _frame_new_part(self, payloads: Sequence[Payload]) -> bytes:
         """Frame payloads. The last payload completes the new tokens."""
         frames = self.frame_between(payloads[:-1]) if len(payloads) > 1 else b""
@@ -338,6 +328,34 @@ class Framer:
             return b""
         self.has_sent = True
         return _frame(b"id: %b\n" % place if self.is_numbered else b"", payload, number)
+
+
+class FramedEncoder:
+    """Makes frames of the accepted events of a log. ``encoder`` renders them."""
+
+    def __init__(self, framer: Framer, encoder: StreamEncoder) -> None:
+        self.encoder = encoder
+        self._framer = framer
+
+    def on_start(self, event: Started) -> bytes:
+        return self._framer.frame_start(self.encoder.on_start(event))
+
+    def on_scores(self, event: PromptScores) -> bytes:
+        return self._framer.frame_piece(event, self.encoder)
+
+    def on_tokens(self, event: TokenDelta) -> bytes:
+        return self._framer.frame_piece(event, self.encoder)
+
+    def on_finish(self, event: Finished) -> bytes:
+        frame, encoder = self._framer.frame_piece, self.encoder
+        if not (event.token_ids or event.text):
+            return frame(event, encoder)
+        # In another reading, the last tokens may come before the end.
+        sizes = len(event.token_ids), len(event.text)
+        return frame(head_of(event, *sizes), encoder) + frame(rest_of(event, *sizes), encoder)
+
+    def on_failure(self, event: Failed) -> bytes:
+        return self._framer.frame_failure(self.encoder.on_failure(event))
 
 
 def _frame(head: bytes, payload: Payload, number: int) -> bytes:

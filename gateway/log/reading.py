@@ -1,7 +1,7 @@
 """Attaches to a request's log and reads it into the buffer of its relay, across lost connections.
 
-If the broker's node that keeps the log dies, or the log is gone, the reader, which has read its
-tokens, begins the log again in another queue.
+A reading is always in a `gateway.log.stages.Stage`. If the broker's node that keeps the log dies,
+or the log is gone, the reader, which has read its tokens, begins the log again in another queue.
 
 The log is a reply queue whose messages are never acknowledged. While its client does not take
 events, the reader returns the messages to the queue but keeps consuming with a prefetch of 1: a job
@@ -13,9 +13,12 @@ import logging
 import math
 import time
 from contextlib import suppress
+from enum import Enum, auto
 
-from gateway.log.cursor import Item, LogCursor, LogEnd, LogEvent, Restarted
+from gateway.log.buffer import RelayBuffer
+from gateway.log.cursor import LogCursor, LogEnd
 from gateway.log.reply_queues import ReplyLog
+from gateway.log.stages import Stage, Transition, after
 from shared import topology
 from shared.bus.base import Bus, Consumer, Message
 from shared.bus.subscribe import attaching
@@ -23,7 +26,6 @@ from shared.bus.upkeep import report_unbound
 from shared.errors import (
     BusError,
     BusUnavailable,
-    DeadlineExceeded,
     LogLost,
     MessageTooLarge,
     NoFreeChannel,
@@ -36,7 +38,6 @@ from shared.errors import (
     StreamExpired,
     Unavailable,
     Unroutable,
-    WarrenError,
 )
 from shared.log import Relay, Send
 from shared.messages import Accepted, Continue, Restored, decode_event, encode
@@ -61,90 +62,91 @@ _PATIENCE_S = 30.0
 15 s."""
 
 
-class RelayBuffer:
-    """The buffer between the reading of a log and its client: accepted events in order, optionally
-    followed by an error. One task puts events, another task takes them."""
+class Ending(Enum):
+    """How far a log's deletion has come. Any task may delete it, in any stage of the reading."""
 
-    def __init__(self, deadline: float = math.inf) -> None:
-        """``deadline`` is in the event loop's time."""
-        self._deadline = deadline
-        self.error: WarrenError | None = None
-        self.has_given_all = False
-        """Whether the log's last event has been taken."""
-        self._items: list[Item] = []
-        self._has_given = False
-        self._has_last = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._taken: asyncio.Future[None] | None = None
+    NOT_BEGUN = auto()
+    BEGUN = auto()
+    DONE = auto()
 
-    def __len__(self) -> int:
-        return len(self._items)
+
+class Mark:
+    """A message that a reader appends to its log: what comes before it was sent by then."""
+
+    def __init__(self, *, is_needed: bool) -> None:
+        """``is_needed``: whether the client may have been sent events of the log that this reader
+        has not read yet."""
+        self.is_needed = is_needed
+        self._message_id = ""
+        self._passed: asyncio.Future[None] | None = None
 
     @property
-    def is_held_up(self) -> bool:
-        """Whether nothing may be put until everything is taken."""
-        return self._taken is not None and not self._taken.done()
+    def was_awaited(self) -> bool:
+        """Whether a task has waited, or waits, for the mark."""
+        return self._passed is not None
 
-    def put(self, event: LogEvent, *, is_last: bool = False) -> None:
-        self._items.append(event)
-        self._has_last |= is_last
-        self.wake()
+    @property
+    def is_passed(self) -> bool:
+        """Whether no task waits for the mark, and everything that a client may have been sent was
+        read."""
+        return not self.is_needed and not self.is_awaited
 
-    def restart(self, restarted: Restarted) -> None:
-        """Drop the events that were not taken: they are put again."""
-        self._items = [restarted] if self._has_given else []
-        self._has_last = False
+    @property
+    def is_awaited(self) -> bool:
+        return self._passed is not None and not self._passed.done()
 
-    def fail(self, error: WarrenError) -> None:
-        """End with ``error`` after the events that are already buffered."""
-        self.error = self.error or error
-        self.wake()
+    def expect(self) -> "asyncio.Future[None]":
+        """A future that is done once the next mark was read."""
+        self._passed = asyncio.get_running_loop().create_future()
+        return self._passed
 
-    async def take(self, timeout_s: float | None = None) -> list[Item]:
-        """Wait for events; returns all that have arrived, or none after ``timeout_s`` or `wake`.
+    def message(self, accepted: Accepted) -> Message:
+        """The mark, to be published. It replaces an earlier mark that was not read yet."""
+        message = Message(encode(accepted))
+        self._message_id = message.message_id
+        return message
 
-        Raises the error, and `DeadlineExceeded`.
-        """
-        if not self._items and self.error is None:
-            await self._wait(timeout_s)
-        if not self._items and self.error is not None:
-            raise self.error
-        items, self._items = self._items, []
-        self._has_given |= bool(items)
-        self.has_given_all |= self._has_last
-        if self._taken is not None and self.is_held_up:
-            self._taken.set_result(None)
-        return items
+    def read(self, message: Message) -> None:
+        """Note that a message of the log was read. The mark is read again whenever the log is."""
+        if message.message_id == self._message_id:
+            self.is_needed = False
+            if self._passed is not None and not self._passed.done():
+                self._passed.set_result(None)
 
-    async def let_take(self) -> None:
-        """Let the taking task run."""
-        for _ in range(2):
-            await asyncio.sleep(0)
 
-    async def wait_taken(self) -> None:
-        """Return when everything is taken."""
-        if self._items:
-            self._taken = asyncio.get_running_loop().create_future()
-            await self._taken
+class Delays:
+    """For how long a reading could not attach, and why."""
 
-    async def _wait(self, timeout_s: float | None) -> None:
-        loop = asyncio.get_running_loop()
-        # There is a wait for each token: `asyncio.timeout` would cost as much as relaying it, and
-        # an Event would take 1 KiB per stream.
-        self._waiter = loop.create_future()
-        until = min(self._deadline, loop.time() + (timeout_s or math.inf))
-        alarm = loop.call_at(until, self.wake)
-        try:
-            await self._waiter
-        finally:
-            alarm.cancel()
-        if not self._items and loop.time() >= self._deadline:
-            self.fail(deadline_exceeded())
+    def __init__(self) -> None:
+        self.attached()
 
-    def wake(self) -> None:
-        """Make the pending `take` return the events that have arrived, even if there are none."""
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def attached(self) -> None:
+        self._backoff = attaching()
+        self._silent_at = math.inf
+        """When the log's node gave no answer first, in the event loop's time."""
+        self._crowded_at = math.inf
+        """When a channel was missing first, in the event loop's time."""
+
+    def moved_on(self) -> None:
+        """The log is now in another queue."""
+        self._silent_at = math.inf
+
+    def silenced(self) -> float:
+        """The log's node gave no answer; returns the seconds since it gave none first."""
+        now = asyncio.get_running_loop().time()
+        self._silent_at = min(self._silent_at, now)
+        return now - self._silent_at
+
+    def crowded(self) -> float:
+        """A channel was missing; returns the seconds since a channel was missing first."""
+        now = asyncio.get_running_loop().time()
+        self._crowded_at = min(self._crowded_at, now)
+        return now - self._crowded_at
+
+    async def pause(self) -> None:
+        """Wait a moment, for longer after each attempt in a row that did not attach."""
+        await asyncio.sleep(self._backoff.pause_s)
+        self._backoff.lasted(0.0)
 
 
 class LogReading:
@@ -153,43 +155,41 @@ class LogReading:
     def __init__(self, bus: Bus, log: ReplyLog, cursor: LogCursor, buffer: RelayBuffer) -> None:
         """If the cursor does not know the log's facts, the log may have another reader, which is
         asked to release it."""
-        self.has_attached = cursor.facts is not None
-        """Whether this reader has held the log; true from the start for a new log."""
+        is_new = cursor.facts is not None
+        self._stage = Stage.ATTACHING if is_new else Stage.CLAIMING
+        self._ending = Ending.NOT_BEGUN
+        self._end_lock = asyncio.Lock()
         self._bus = bus
         self._log = log
         self._cursor = cursor
         self._buffer = buffer
+        self._has_job = is_new or bool(cursor.claim.body_hash)
+        """Whether the client sent the job here, so that it can be published again."""
+        self._mark = Mark(is_needed=not self._has_job)
+        self._delays = Delays()
         self._num_read = 0
         """The number of messages of the log that are read; they are skipped when it is attached
         again, unless the connection was lost."""
-        self._copy: Restored | None = None
-        """The copy with which the log is recreated; None once it was read in the recreated log."""
-        self._is_copied = False
-        """Whether the recreated log has it."""
-        self._fencing: set[asyncio.Task[None]] = set()
-        self._recreating: asyncio.Task[None] | None = None
-        """Goes on if the reading is cancelled: others read the messages that it publishes."""
         self._last_id = ""
         self.read_at = -math.inf
         """Monotonic time of the last message that was read."""
-        self._marker = ""
-        self._caught_up: asyncio.Future[None] | None = None
-        self._has_job = self.has_attached or bool(cursor.claim.body_hash)
-        """Whether the client sent the job here, so that it can be published again."""
+        self._copy: Restored | None = None
+        """The copy with which the log is begun again, while it is `RECREATING` or `RESTORING`."""
+        self._recreating: asyncio.Task[None] | None = None
+        """Goes on if the reading is cancelled: others read the messages that it publishes."""
+        self._fencing: set[asyncio.Task[None]] = set()
         self._num_lost = 0
         """How often the log was gone."""
-        self._is_of_others = not self._has_job
-        """Whether the client may have been sent events that this reader has not read yet."""
-        self._down_at = math.inf
-        self._crowded_at = math.inf
-        """When a channel was missing first, in the event loop's time."""
-        self._backoff = attaching()
-        self._is_holding = False
-        self._is_ending = False
-        self._has_ended = False
-        self._end_lock = asyncio.Lock()
-        self._is_lost = False
         self._ask_at = 0.0
+
+    @property
+    def stage(self) -> Stage:
+        return self._stage
+
+    @property
+    def has_attached(self) -> bool:
+        """Whether this reader has held the log; true from the start for a new log."""
+        return self._stage is not Stage.CLAIMING
 
     async def run(self) -> None:
         """Read until cancelled, across lost connections.
@@ -205,8 +205,8 @@ class LogReading:
         except QueueNotFound:
             if not self.has_attached:
                 raise StreamExpired(EXPIRED) from None
-            self._is_lost = True
-            if not self._is_ending and not self._cursor.claim.is_cancelled:
+            self._change(Transition.GONE)
+            if self._ending is Ending.NOT_BEGUN and not self._cursor.claim.is_cancelled:
                 raise LogLost("The gateway lost the answer.") from None
 
     async def catch_up(self, accepted: Accepted) -> None:
@@ -214,28 +214,32 @@ class LogReading:
 
         Raises `BusError`.
         """
-        self._caught_up = asyncio.get_running_loop().create_future()
-        await self._mark(accepted)
-        await self._caught_up
+        passed = self._mark.expect()
+        await self._append_mark(accepted)
+        await passed
 
     async def end(self) -> None:
         """Cancel the job and delete the log, unless that was done before. Raises `BusError`."""
-        self._is_ending = True
+        if self._ending is Ending.NOT_BEGUN:
+            self._ending = Ending.BEGUN
         async with self._end_lock:  # once it is deleted, its name may belong to another log
-            if self._has_ended:
+            if self._ending is Ending.DONE:
                 return
             if self._recreating is not None:
                 self._recreating.cancel()
             for send in self._cursor.cancel():
                 with suppress(BusError):
                     await self._send(send)
-            if not self._is_lost:
+            if self._stage is not Stage.LOST:
                 await self._log.delete()
-            self._has_ended = True
+            self._ending = Ending.DONE
 
     async def close(self) -> None:
         """Release the log, if `run` did not get to start."""
         await self._log.close()
+
+    def _change(self, transition: Transition) -> None:
+        self._stage = after(self._stage, transition)
 
     async def _read_through_failures(self, patience: asyncio.Timeout) -> None:
         """``patience`` expires unless this attaches before."""
@@ -246,17 +250,18 @@ class LogReading:
             except QueueBusy:
                 # Its reader was asked to release it, or is a reader whose lost connection the
                 # broker has not noticed yet.
-                await self._pause()
+                await self._delays.pause()
             except QueueDown as error:
                 if self._cursor.end is LogEnd.FAILED and self._cursor.reader.is_ended:
+                    self._change(Transition.FAILED)
                     return  # a log that is begun again has no `Failed`; the buffer has it
-                now = asyncio.get_running_loop().time()
-                self._down_at = min(self._down_at, now)
-                is_sure = not isinstance(error, QueueSilent) or now - self._down_at >= _SILENT_S
+                silent_s = self._delays.silenced()
+                is_sure = not isinstance(error, QueueSilent) or silent_s >= _SILENT_S
                 if self._has_read_all and is_sure:
                     self._move_on(error)
                 else:  # its reader recreates it, its node returns, or the broker is only slow
-                    await self._wait_for_node(now)
+                    self._change(Transition.SILENCED)
+                    await self._wait_for_node(silent_s)
             except QueueNotFound as error:
                 # Only its reader deletes a log. The log has expired while this reading could not
                 # read it, or the broker has lost it.
@@ -270,13 +275,13 @@ class LogReading:
                 self._cursor.cut_off()
                 self._num_read = 0
                 await self._bus.wait_connected()
-                await self._pause()
+                await self._delays.pause()
 
     async def _read_ahead(self, patience: asyncio.Timeout) -> None:
         """Attach and read until the buffer is full. Nothing is acknowledged, so the queue keeps the
         log."""
         consumer = await self._attach()
-        self.has_attached = True
+        self._change(Transition.ATTACHED)
         patience.reschedule(None)
         num_known = self._num_read
         if not num_known:
@@ -300,19 +305,21 @@ class LogReading:
                     if self._is_ahead:
                         return
         finally:
+            self._change(Transition.DETACHED)
             await self._log.close()
 
     async def _attach(self) -> Consumer:
         if not self.has_attached:
             await self._ask()
             await self._log.find()
-        if self._copy is not None and not self._is_copied:
+        if self._stage is Stage.RECREATING:
+            assert self._copy is not None
             self._recreating = asyncio.create_task(self._recreate(self._copy))
             self._recreating.add_done_callback(_forget_error)
             await asyncio.shield(self._recreating)
         consumer = await self._log.attach()
-        self._down_at, self._crowded_at, self._backoff = math.inf, math.inf, attaching()
-        if self._is_of_others:
+        self._delays.attached()
+        if self._mark.is_needed:
             with suppress(PublishRefused):
                 await self._mark_or_bind()
         return consumer
@@ -322,13 +329,13 @@ class LogReading:
         read the log, and is bound again. Raises `BusError`."""
         accepted = Accepted(body_hash="")
         try:
-            await self._mark(accepted)
+            await self._append_mark(accepted)
         except Unroutable:
             with suppress(BusError):
                 await self._bus.bind(self._log.queue)
                 binding = self._log.queue.bindings[0]
                 report_unbound(binding.exchange.name, binding.routing_key)
-                await self._mark(accepted)
+                await self._append_mark(accepted)
 
     async def _recreate(self, copy: Restored) -> None:
         """Declare the log and begin it with ``copy``, without which neither readers nor workers
@@ -352,15 +359,13 @@ class LogReading:
                 await asyncio.sleep(_DOWN_PAUSE_S)
                 await self._bus.wait_connected()
             else:
-                self._is_copied = True
+                self._change(Transition.BEGUN)
                 return
         raise LogLost("The recreated log cannot be begun.")
 
-    async def _mark(self, accepted: Accepted) -> None:
+    async def _append_mark(self, accepted: Accepted) -> None:
         """Append ``accepted`` to the log, as a mark up to which it is to be read."""
-        message = Message(encode(accepted))
-        self._marker = message.message_id
-        await self._bus.publish(self._log.queue.bindings[0], message)
+        await self._bus.publish(self._log.queue.bindings[0], self._mark.message(accepted))
 
     @property
     def _is_ahead(self) -> bool:
@@ -372,7 +377,7 @@ class LogReading:
         num_ahead = len(self._buffer)
         if num_ahead < _MAX_AHEAD or num_ahead < self._cursor.num_events * _MAX_SHARE_AHEAD:
             return False
-        return self._caught_up is None or self._caught_up.done()
+        return not self._mark.is_awaited
 
     def _read(self, message: Message) -> list[Send]:
         """Process an event; returns the resulting commands. Raises `UndecodableMessage`."""
@@ -386,62 +391,59 @@ class LogReading:
                 sends.append(action)
             else:
                 buffer.restart(action)
-        if self._copy is not None and not cursor.is_waiting:
+        if self._stage is Stage.RESTORING and not cursor.is_waiting:
+            self._change(Transition.RESTORED)
             self._copy = None
         self._num_read += 1
         self.read_at = time.monotonic()
         self._last_id = message.message_id
-        if message.message_id == self._marker:
-            self._tell_caught_up()
+        self._mark.read(message)
         return sends
 
     @property
     def is_recreating(self) -> bool:
         """Whether the log is lost, or may be, and only this reader has its contents."""
-        is_held = self._log.is_attached or self._is_holding
-        return self._copy is not None or (self._has_read_all and not is_held)
+        is_held = self._log.is_attached or self._stage is Stage.HOLDING
+        return self._has_moved or (self._has_read_all and not is_held)
 
     @property
     def _may_begin_again(self) -> bool:
         """Whether a log that is gone can be recreated, and its job published again."""
         claim = self._cursor.claim
-        is_accepted = self._caught_up is not None or not claim.body_hash
-        is_wanted = self._cursor.end is LogEnd.OPEN and not (self._is_ending or claim.is_cancelled)
+        is_accepted = self._mark.was_awaited or not claim.body_hash
+        is_ending = self._ending is not Ending.NOT_BEGUN
+        is_wanted = self._cursor.end is LogEnd.OPEN and not (is_ending or claim.is_cancelled)
         return self._has_job and is_accepted and self._has_read_all and is_wanted
 
     @property
     def has_only_copy(self) -> bool:
         """Whether the contents of the log would be lost with this reader, as far as this gateway
         knows."""
-        is_down = self._down_at < math.inf
-        return self._copy is not None or (self._has_read_all and is_down)
+        return self._has_moved or (self._has_read_all and self._stage is Stage.NODE_DOWN)
+
+    @property
+    def _has_moved(self) -> bool:
+        """Whether the log is begun again, and the copy was not read there yet."""
+        return self._stage in (Stage.RECREATING, Stage.RESTORING)
 
     @property
     def _has_read_all(self) -> bool:
         """Whether a copy of the events that were read contains everything that any client was
         sent."""
-        has_accepted = self._caught_up is None or self._caught_up.done()
-        return self.has_attached and has_accepted and not self._is_of_others
+        return self.has_attached and self._mark.is_passed
 
-    async def _pause(self) -> None:
-        """Wait a moment, for longer after each attempt in a row that did not attach."""
-        await asyncio.sleep(self._backoff.pause_s)
-        self._backoff.lasted(0.0)
-
-    async def _wait_for_node(self, now: float) -> None:
+    async def _wait_for_node(self, silent_s: float) -> None:
         """Wait a moment. Raises `Unavailable` if the log's node has been down for too long."""
-        if now - self._down_at > _PATIENCE_S:
+        if silent_s > _PATIENCE_S:
             raise Unavailable(NODE_DOWN)
         await asyncio.sleep(_DOWN_PAUSE_S)
 
     async def _wait_for_channel(self) -> None:
         """Wait a moment. Raises `Unavailable` if there has been no free channel for too long: a
         worker cancels a job whose log has no reader."""
-        now = asyncio.get_running_loop().time()
-        self._crowded_at = min(self._crowded_at, now)
-        if now - self._crowded_at > _CHANNEL_PATIENCE_S:
+        if self._delays.crowded() > _CHANNEL_PATIENCE_S:
             raise Unavailable("The gateway has no free channel to the broker.")
-        await self._pause()
+        await self._delays.pause()
 
     def _move_on(self, error: QueueDown | QueueNotFound) -> None:
         """Begin the log again in another queue, with a copy of the events that were read."""
@@ -450,14 +452,10 @@ class LogReading:
         # Its worker may have been connected to that node, too, and lost the job without a crash.
         self._cursor.cut_off()
         self._copy = self._copy or self._cursor.restored()
-        self._num_read, self._is_copied, self._down_at = 0, False, math.inf
+        self._num_read = 0
+        self._delays.moved_on()
+        self._change(Transition.MOVED_ON)
         self._log.move_on()
-
-    def _tell_caught_up(self) -> None:
-        # The marker appears again whenever the log is read again.
-        self._is_of_others = False
-        if self._caught_up is not None and not self._caught_up.done():
-            self._caught_up.set_result(None)
 
     async def _hold(self) -> None:
         """Keep holding the log, with a single message unacknowledged, until the buffer is empty.
@@ -466,13 +464,13 @@ class LogReading:
         """
         queue = self._log.queue.name
         async with self._bus.consume(queue, prefetch=1, is_exclusive=True) as consumer:
-            self._is_holding = True
+            self._change(Transition.HELD)
             holding = asyncio.create_task(_until_lost(consumer))
             taken = asyncio.create_task(self._buffer.wait_taken())
             try:
                 await asyncio.wait([holding, taken], return_when=asyncio.FIRST_COMPLETED)
             finally:
-                self._is_holding = False
+                self._change(Transition.DETACHED)
                 holding.cancel()
                 taken.cancel()
                 await asyncio.wait([holding, taken])
@@ -506,10 +504,6 @@ class LogReading:
             await self._bus.publish(
                 topology.worker_binding(send.address), Message(encode(send.command))
             )
-
-
-def deadline_exceeded() -> DeadlineExceeded:
-    return DeadlineExceeded("The request's deadline has passed.")
 
 
 def _forget_error(task: "asyncio.Task[None]") -> None:

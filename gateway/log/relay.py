@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable
 from functools import cached_property
 
+from gateway.log.buffer import RelayBuffer, deadline_exceeded
 from gateway.log.cursor import (
     Departure,
     Fate,
@@ -18,7 +19,7 @@ from gateway.log.cursor import (
     departure_of,
     fate_of,
 )
-from gateway.log.reading import EXPIRED, LogReading, RelayBuffer, deadline_exceeded
+from gateway.log.reading import EXPIRED, LogReading
 from gateway.log.reply_queues import ReplyLog
 from shared.bus.base import Bus, Queue
 from shared.errors import (

@@ -6,8 +6,8 @@ from typing import Literal, TypeAlias
 
 from msgspec import structs
 
+from gateway.log.buffer import deadline_exceeded
 from gateway.log.cursor import NOT_FOUND, Departure, Fate, Item, LogFacts, departure_of
-from gateway.log.reading import deadline_exceeded
 from gateway.log.relay import LogRelay
 from gateway.log.reply_queues import ReplyLog
 from gateway.once.playback import Playback, PlaybackPlace

@@ -37,6 +37,7 @@ whether to run a delivery.
 from shared.log.reader import (
     EMPTY_HASH,
     Action,
+    Kept,
     LogCopy,
     LogReader,
     Relay,
@@ -51,6 +52,7 @@ from shared.log.writer import LogWriter
 __all__ = [
     "EMPTY_HASH",
     "Action",
+    "Kept",
     "LogCopy",
     "LogReader",
     "LogWriter",

@@ -2,13 +2,13 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from gateway.api.render.choice_reader import ChoiceReader, Part
 from gateway.api.render.formats import Rendering, TokenCounts, Usage, system_fingerprint
 from gateway.api.render.receipts import ReceiptRecorder
-from gateway.log.cursor import LogEvent
+from gateway.log.visiting import LogObserver
 from gateway.text.pieces import CallArguments, CallInput, CallStart, Content, Piece, Reasoning
 from shared import messages
 from shared.messages import (
@@ -83,7 +83,7 @@ class AnswerChoice:
                     self.calls[index].arguments += text
 
 
-class AnswerBuilder:
+class AnswerBuilder(LogObserver):
     """The whole answer to a request."""
 
     def __init__(self, rendering: Rendering) -> None:
@@ -107,22 +107,31 @@ class AnswerBuilder:
         self.num_logprobs = 0
         """The logprobs of tokens and of their alternatives in the log so far."""
 
-    def read(self, event: LogEvent) -> None:
-        """Read the next accepted event of the log."""
-        self._counts.read(event)
+    def on_start(self, event: Started) -> None:
+        self._counts.on_start(event)
         if self.recorder is not None:
-            self.recorder.read(event)
-        if isinstance(event, TokenDelta | Finished | PromptScores):
-            self.num_logprobs += sum(1 + len(one.top) for one in event.logprobs if one is not None)
-        match event:
-            case TokenDelta() | Finished():
-                self._drawn[event.choice].read(event)
-            case Started():
-                self.has_started = True
-                self.prompt_texts = self.prompt_texts or event.prompt_texts
-            case PromptScores():
-                self.prompt_ids[event.prompt] += event.token_ids
-                self.prompt_scores[event.prompt] += event.logprobs
+            self.recorder.on_start(event)
+        self.has_started = True
+        self.prompt_texts = self.prompt_texts or event.prompt_texts
+
+    def on_scores(self, event: PromptScores) -> None:
+        self.num_logprobs += _num_logprobs(event.logprobs)
+        self.prompt_ids[event.prompt] += event.token_ids
+        self.prompt_scores[event.prompt] += event.logprobs
+
+    def on_tokens(self, event: TokenDelta) -> None:
+        self._counts.on_tokens(event)
+        if self.recorder is not None:
+            self.recorder.on_tokens(event)
+        self.num_logprobs += _num_logprobs(event.logprobs)
+        self._drawn[event.choice].read(event)
+
+    def on_finish(self, event: Finished) -> None:
+        self._counts.on_finish(event)
+        if self.recorder is not None:
+            self.recorder.on_finish(event)
+        self.num_logprobs += _num_logprobs(event.logprobs)
+        self._drawn[event.choice].read(event)
 
     def take(self, completed: Completed) -> None:
         """Read the answer to a job of mode ``final``."""
@@ -167,3 +176,8 @@ class AnswerBuilder:
             for choices in prompts
             for choice in sorted(choices, key=lambda choice: -choice.mean_logprob)[:wanted]
         ]
+
+
+def _num_logprobs(logprobs: Iterable[TokenLogprobs | None]) -> int:
+    """The logprobs of tokens and of their alternatives."""
+    return sum(1 + len(one.top) for one in logprobs if one is not None)

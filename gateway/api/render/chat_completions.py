@@ -44,7 +44,6 @@ from gateway.api.render.logprobs import (
     joined,
     prompt_logprobs,
 )
-from gateway.log.cursor import LogEvent
 from gateway.log.framing import Payload
 from gateway.text.pieces import CallArguments, CallInput, CallStart, Content, Piece, Reasoning
 from shared.errors import WarrenError
@@ -230,23 +229,27 @@ class ChunkEncoder:
     def _fingerprint(self) -> str | None:
         return system_fingerprint(self._rendering, self._counts)
 
-    def encode(self, event: LogEvent) -> list[Payload]:
-        self._counts.read(event)
-        match event:
-            case TokenDelta():
-                return self._tokens(event)
-            case Finished():
-                tokens = self._tokens(event)
-                has_called = bool(self._readers) and self._readers[event.choice].has_called
-                ending = self._words.ending(event, has_called=has_called)
-                return [*tokens, self._chunk(ending, self._fingerprint)]
-            case Started():
-                is_first, self._has_begun = not self._has_begun, True
-                return self._chunks(self._words.opening(event)) if is_first else []
-            case PromptScores():
-                return self._chunks(self._words.scores(event))
-            case Failed():
-                return self.fail(error_of(event))
+    def on_start(self, event: Started) -> list[Payload]:
+        self._counts.on_start(event)
+        is_first, self._has_begun = not self._has_begun, True
+        return self._chunks(self._words.opening(event)) if is_first else []
+
+    def on_scores(self, event: PromptScores) -> list[Payload]:
+        return self._chunks(self._words.scores(event))
+
+    def on_tokens(self, event: TokenDelta) -> list[Payload]:
+        self._counts.on_tokens(event)
+        return self._tokens(event)
+
+    def on_finish(self, event: Finished) -> list[Payload]:
+        self._counts.on_finish(event)
+        tokens = self._tokens(event)
+        has_called = bool(self._readers) and self._readers[event.choice].has_called
+        ending = self._words.ending(event, has_called=has_called)
+        return [*tokens, self._chunk(ending, self._fingerprint)]
+
+    def on_failure(self, event: Failed) -> list[Payload]:
+        return self.fail(error_of(event))
 
     def end(self, receipt: str | None = None) -> list[Payload]:
         if not self._rendering.include_usage and receipt is None:

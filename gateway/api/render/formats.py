@@ -12,8 +12,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from gateway.api.render.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
 from gateway.errors import error_body
-from gateway.log.cursor import NOT_FOUND, LogEvent, LogFacts, decode_facts
+from gateway.log.cursor import NOT_FOUND, LogFacts, decode_facts
 from gateway.log.framing import Payload
+from gateway.log.visiting import LogObserver
 from gateway.tool_formats import TOOL_FORMATS
 from shared import errors, messages
 from shared.errors import StreamNotFound, WarrenError
@@ -210,7 +211,7 @@ class Usage(Struct, frozen=True, kw_only=True):
     completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
 
 
-class TokenCounts:
+class TokenCounts(LogObserver):
     """Counts the tokens of a log. Each prompt counts once, even if it has several choices or
     attempts."""
 
@@ -226,19 +227,19 @@ class TokenCounts:
         self._numerics: set[str] = set()
         """The numerics of the runs that generated the tokens."""
 
-    def read(self, event: LogEvent) -> None:
-        match event:
-            case TokenDelta():
-                self._num_tokens += len(event.token_ids)
-                self._numerics.add(self._run_numerics)
-            case Finished():
-                self._num_tokens += len(event.token_ids)
-                self._numerics.add(self._run_numerics)
-                self._end(event.choice, event)
-            case Started():
-                self._run_numerics = event.numerics
-                if self._num_prompt_tokens is None:
-                    self._num_prompt_tokens = sum(event.num_prompt_tokens)
+    def on_start(self, event: Started) -> None:
+        self._run_numerics = event.numerics
+        if self._num_prompt_tokens is None:
+            self._num_prompt_tokens = sum(event.num_prompt_tokens)
+
+    def on_tokens(self, event: TokenDelta) -> None:
+        self._num_tokens += len(event.token_ids)
+        self._numerics.add(self._run_numerics)
+
+    def on_finish(self, event: Finished) -> None:
+        self._num_tokens += len(event.token_ids)
+        self._numerics.add(self._run_numerics)
+        self._end(event.choice, event)
 
     def take(self, completed: Completed) -> None:
         """Read the answer to a job of mode ``final``."""

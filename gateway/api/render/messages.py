@@ -20,7 +20,6 @@ from gateway.api.render.formats import (
     system_fingerprint,
 )
 from gateway.errors import messages_error_body
-from gateway.log.cursor import LogEvent
 from gateway.log.framing import Payload
 from gateway.text.pieces import CallArguments, CallInput, CallStart, Content, Piece, Reasoning
 from shared.errors import WarrenError
@@ -116,23 +115,37 @@ class MessageEncoder:
     def usage(self) -> Usage:
         return self._counts.usage
 
-    def encode(self, event: LogEvent) -> list[Payload]:
-        self._counts.read(event)
-        match event:
-            case Failed():
-                return self.fail(error_of(event))
-            case TokenDelta() | Finished():
-                return _payloads(self._tokens(event))
-            case Started() if not self._has_begun:
-                self._has_begun = True
-                message = AnswerMessage(
-                    id=self._rendering.request_id,
-                    model=self._rendering.model,
-                    usage=_usage(self.usage),
-                )
-                return _payloads([{"type": "message_start", "message": message}])
-            case Started() | PromptScores():
-                return []
+    def on_start(self, event: Started) -> list[Payload]:
+        self._counts.on_start(event)
+        if self._has_begun:
+            return []
+        self._has_begun = True
+        message = AnswerMessage(
+            id=self._rendering.request_id,
+            model=self._rendering.model,
+            usage=_usage(self.usage),
+        )
+        return _payloads([{"type": "message_start", "message": message}])
+
+    def on_scores(self, event: PromptScores) -> list[Payload]:
+        return []
+
+    def on_tokens(self, event: TokenDelta) -> list[Payload]:
+        self._counts.on_tokens(event)
+        pieces = self._reader.read(event.text, len(event.token_ids), event.num_chars)
+        return _payloads(self._write(pieces))
+
+    def on_finish(self, event: Finished) -> list[Payload]:
+        self._counts.on_finish(event)
+        self._last = event
+        pieces = self._reader.read(event.text, len(event.token_ids), event.num_chars)
+        events = self._write(pieces + self._reader.end())
+        if not self._num_blocks:
+            events = self._begin(TextContent(""))
+        return _payloads(events + self._end_block())
+
+    def on_failure(self, event: Failed) -> list[Payload]:
+        return self.fail(error_of(event))
 
     def end(self, receipt: str | None = None) -> list[Payload]:
         last = self._last
@@ -151,16 +164,6 @@ class MessageEncoder:
     def fail(self, error: WarrenError) -> list[Payload]:
         body = messages_error_body(error, self._rendering.request_id)
         return [Payload(ENCODER.encode(body), "error")]
-
-    def _tokens(self, event: TokenDelta | Finished) -> list[Event]:
-        pieces = self._reader.read(event.text, len(event.token_ids), event.num_chars)
-        if isinstance(event, TokenDelta):
-            return self._write(pieces)
-        self._last = event
-        events = self._write(pieces + self._reader.end())
-        if not self._num_blocks:
-            events = self._begin(TextContent(""))
-        return events + self._end_block()
 
     def _write(self, pieces: Sequence[Piece]) -> list[Event]:
         return [event for piece in merged(pieces) for event in self._write_piece(piece)]

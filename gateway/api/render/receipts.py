@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from gateway.api.render.formats import ReceiptTerms, Rendering, TokenCounts
-from gateway.log.cursor import LogEvent
+from gateway.log.visiting import LogObserver
 from shared.messages import (
     Execution,
     Finished,
@@ -29,8 +29,6 @@ class _ChoiceRecord:
     def read(self, event: TokenDelta | Finished) -> None:
         self.token_ids += event.token_ids
         self.texts.append(event.text)
-        if isinstance(event, Finished):
-            self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
 
     def facts(self) -> ReceiptChoice:
         assert self.finish_reason is not None, "the answer has not ended"
@@ -42,7 +40,7 @@ class _ChoiceRecord:
         )
 
 
-class ReceiptRecorder:
+class ReceiptRecorder(LogObserver):
     """Records the facts that the receipt of an answer states."""
 
     def __init__(self, rendering: Rendering, terms: ReceiptTerms) -> None:
@@ -57,14 +55,19 @@ class ReceiptRecorder:
         """The recorder of a request; None if it asks for no receipt."""
         return None if rendering.receipt is None else cls(rendering, rendering.receipt)
 
-    def read(self, event: LogEvent) -> None:
-        """Read the next accepted event of the log."""
-        self._counts.read(event)
-        match event:
-            case TokenDelta() | Finished():
-                self._choices[event.choice].read(event)
-            case Started():
-                self._executions.append(self._execution(event))
+    def on_start(self, event: Started) -> None:
+        self._counts.on_start(event)
+        self._executions.append(self._execution(event))
+
+    def on_tokens(self, event: TokenDelta) -> None:
+        self._counts.on_tokens(event)
+        self._choices[event.choice].read(event)
+
+    def on_finish(self, event: Finished) -> None:
+        self._counts.on_finish(event)
+        choice = self._choices[event.choice]
+        choice.read(event)
+        choice.finish_reason, choice.stop_reason = event.finish_reason, event.stop_reason
 
     def receipt(self, issued_at: float) -> Receipt:
         """The receipt of the complete answer, issued at this Unix time."""

@@ -21,7 +21,6 @@ from gateway.api.render.formats import (
 )
 from gateway.api.render.output_items import Event, ItemWriter
 from gateway.errors import status_of
-from gateway.log.cursor import LogEvent
 from gateway.log.framing import Payload
 from shared.errors import TakenOver, Unavailable, WarrenError
 from shared.messages import Failed, Finished, FinishReason, PromptScores, Started, TokenDelta
@@ -174,17 +173,26 @@ class ResponseEncoder:
         self._counts.num_reasoning_tokens = self._reader.num_reasoning_tokens
         return self._counts.usage
 
-    def encode(self, event: LogEvent) -> list[Payload]:
-        self._counts.read(event)
-        match event:
-            case TokenDelta() | Finished():
-                return _payloads(self._tokens(event))
-            case Started():
-                return _payloads(self._begin())
-            case Failed():
-                return self._failed(error_of(event))
-            case PromptScores():
-                return []
+    def on_start(self, event: Started) -> list[Payload]:
+        self._counts.on_start(event)
+        return _payloads(self._begin())
+
+    def on_scores(self, event: PromptScores) -> list[Payload]:
+        return []
+
+    def on_tokens(self, event: TokenDelta) -> list[Payload]:
+        self._counts.on_tokens(event)
+        return _payloads(self._tokens(event))
+
+    def on_finish(self, event: Finished) -> list[Payload]:
+        self._counts.on_finish(event)
+        events = self._tokens(event)
+        self._finish_reason = event.finish_reason
+        is_complete = _status(event.finish_reason) == "completed" and not self._reader.has_open_call
+        return _payloads(events + self._writer.close(is_complete=is_complete))
+
+    def on_failure(self, event: Failed) -> list[Payload]:
+        return self._failed(error_of(event))
 
     def end(self, receipt: str | None = None) -> list[Payload]:
         assert self._finish_reason is not None
@@ -220,13 +228,7 @@ class ResponseEncoder:
 
     def _tokens(self, event: TokenDelta | Finished) -> list[Event]:
         events = self._writer.write(self._reader.read_parts(event))
-        if self._rendering.is_obfuscated:
-            events = [_padded(event) for event in events]
-        if isinstance(event, TokenDelta):
-            return events
-        self._finish_reason = event.finish_reason
-        is_complete = _status(event.finish_reason) == "completed" and not self._reader.has_open_call
-        return events + self._writer.close(is_complete=is_complete)
+        return [_padded(event) for event in events] if self._rendering.is_obfuscated else events
 
 
 def _payloads(events: Sequence[Event]) -> list[Payload]:

@@ -547,7 +547,7 @@ async def read_answer(
     while not relay.is_ended:
         items = await relay.take()
         raise_failure(items)
-        observation.read(items)
+        observation.read_all(items)
         for item in items:
             if builder is None or isinstance(item, Restarted):
                 facts = relay.facts or submitted.facts

@@ -7,8 +7,9 @@ from itertools import pairwise
 
 import pytest
 
+from gateway.log.buffer import RelayBuffer
 from gateway.log.cursor import LogCursor
-from gateway.log.reading import LogReading, RelayBuffer
+from gateway.log.reading import LogReading
 from gateway.log.reply_queues import ReplyLog
 from shared import topology
 from shared.bus import subscribe

@@ -13,7 +13,8 @@ from gateway.api.render import whole_answer
 from gateway.api.render.answer_builder import AnswerBuilder
 from gateway.api.render.formats import Rendering
 from gateway.log.cursor import LogEvent
-from gateway.log.framing import EventId, Framer
+from gateway.log.framing import EventId, FramedEncoder, Framer
+from gateway.log.visiting import visit
 from shared.log import LogReader, LogWriter, Relay
 from shared.messages import (
     Finished,
@@ -157,7 +158,7 @@ class Log:
     def payloads(self) -> list[tuple[str | None, bytes]]:
         """The data of all events, in order."""
         encoder, framer = encoder_for(self.rendering), Framer(is_numbered=False)
-        sent = b"".join([framer.frame(event, encoder) for event in self.events])
+        sent = b"".join([visit(event, FramedEncoder(framer, encoder)) for event in self.events])
         if isinstance(self.events[-1], Finished) and self._reader.is_ended:
             sent += framer.frame_between(encoder.end())
         found = re.findall(rb"(?:event: (\S+)\n)?data: (.+)\n\n", sent)
@@ -166,7 +167,7 @@ class Log:
     def frames(self, after: str = "") -> list[tuple[str, bytes]]:
         """The ids and data of what is sent to a client that has seen ``after``."""
         encoder, framer = encoder_for(self.rendering), Framer(EventId.parse(after))
-        sent = b"".join([framer.frame(event, encoder) for event in self.events])
+        sent = b"".join([visit(event, FramedEncoder(framer, encoder)) for event in self.events])
         sent += framer.frame_between(encoder.end())
         found = re.findall(rb"id: (\S+)\n(?:event: \S+\n)?data: (.+)\n\n", sent)
         return [(event_id.decode(), data) for event_id, data in found]

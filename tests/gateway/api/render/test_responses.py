@@ -10,7 +10,7 @@ import pytest
 from gateway.api.bodies.input_items import conversation_of, stored_items
 from gateway.api.render.responses import ResponseEncoder
 from gateway.api.routes.responses import echoed
-from gateway.log.framing import EventId, Framer
+from gateway.log.framing import EventId, FramedEncoder, Framer
 from shared.errors import ShuttingDown, TakenOver, WarrenError
 from shared.messages import ChatMessage, Failed
 from tests.support.gateway.rendering import Log, context_of
@@ -58,7 +58,7 @@ def test_a_failure_before_the_start_has_the_same_numbers_in_a_resumed_stream() -
 
     def frames(framer: Framer) -> list[bytes]:
         encoder = ResponseEncoder(context_of(endpoint="responses", request_id="resp_1"))
-        return framer.frame(failed, encoder).split(b"\n\n")[:-1]
+        return FramedEncoder(framer, encoder).on_failure(failed).split(b"\n\n")[:-1]
 
     sent = frames(Framer())
 

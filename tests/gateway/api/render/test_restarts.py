@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from gateway.api.event_stream import encoder_for
 from gateway.api.render.formats import Rendering
 from gateway.log.cursor import LogEvent
-from gateway.log.framing import ClientPosition, EventId, Framer
+from gateway.log.framing import ClientPosition, EventId, FramedEncoder, Framer
+from gateway.log.visiting import visit
 from shared.messages import Failed, Finished, Started
 from tests.support.gateway.rendering import END, Log, context_of
 
@@ -84,18 +85,18 @@ class Client:
         self.sent = b""
         self._rendering = rendering
         self._framer = Framer(EventId.parse(after), is_numbered=is_numbered)
-        self._encoder = encoder_for(rendering)
+        self._encoder = FramedEncoder(self._framer, encoder_for(rendering))
 
     def read(self, events: list[LogEvent]) -> None:
-        self.sent += b"".join([self._framer.frame(event, self._encoder) for event in events])
+        self.sent += b"".join([visit(event, self._encoder) for event in events])
 
     def restart(self) -> None:
         self._framer.restart()
-        self._encoder = encoder_for(self._rendering)
+        self._encoder = FramedEncoder(self._framer, encoder_for(self._rendering))
 
     def end(self) -> bytes:
         """All bytes."""
-        return self.sent + self._framer.frame_between(self._encoder.end())
+        return self.sent + self._framer.frame_between(self._encoder.encoder.end())
 
 
 @settings(deadline=None)

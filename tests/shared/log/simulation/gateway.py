@@ -13,16 +13,25 @@ from gateway.log.cursor import (
     Fate,
     Item,
     LogCursor,
-    LogEvent,
     LogFacts,
     Restarted,
     Retention,
     fate_of,
 )
-from gateway.log.framing import EventId, Framer, Payload
+from gateway.log.framing import EventId, FramedEncoder, Framer, Payload
+from gateway.log.visiting import visit
 from shared.errors import WarrenError
 from shared.log import LogReader, Relay, Send
-from shared.messages import Accepted, Failed, Finished, Release, Restored, TokenDelta
+from shared.messages import (
+    Accepted,
+    Failed,
+    Finished,
+    PromptScores,
+    Release,
+    Restored,
+    Started,
+    TokenDelta,
+)
 from tests.shared.log.simulation.broker import Broker
 from tests.shared.log.simulation.model import Model
 
@@ -87,14 +96,27 @@ class Renderer:
         self._texts: dict[int, str] = {}
         self._ended: set[int] = set()
 
-    def encode(self, event: LogEvent) -> list[Payload]:
-        if isinstance(event, TokenDelta | Finished):
-            assert event.choice not in self._ended, "a choice goes on after its end"
-            self._texts[event.choice] = self._texts.get(event.choice, "") + event.text
-            if isinstance(event, Finished):
-                self._ended.add(event.choice)
-            return [_said(event, self._texts[event.choice])]
-        return [_said(event, "")] if isinstance(event, Failed) else []
+    def on_start(self, event: Started) -> list[Payload]:
+        return []
+
+    def on_scores(self, event: PromptScores) -> list[Payload]:
+        return []
+
+    def on_tokens(self, event: TokenDelta) -> list[Payload]:
+        return self._go_on(event)
+
+    def on_finish(self, event: Finished) -> list[Payload]:
+        said = self._go_on(event)
+        self._ended.add(event.choice)
+        return said
+
+    def on_failure(self, event: Failed) -> list[Payload]:
+        return [_said(event, "")]
+
+    def _go_on(self, event: TokenDelta | Finished) -> list[Payload]:
+        assert event.choice not in self._ended, "a choice goes on after its end"
+        self._texts[event.choice] = self._texts.get(event.choice, "") + event.text
+        return [_said(event, self._texts[event.choice])]
 
     def end(self, receipt: str | None = None) -> list[Payload]:
         return []
@@ -125,16 +147,16 @@ class Connection:
 
     def __init__(self, client: Client) -> None:
         self.client = client
-        self._renderer = Renderer()
         self._framer = Framer(EventId.parse(client.last_id))
+        self._encoder = FramedEncoder(self._framer, Renderer())
         self._under_way: deque[tuple[bytes, bytes]] = deque()
 
     def give(self, item: Item) -> None:
         if isinstance(item, Restarted):
-            self._renderer = Renderer()
+            self._encoder = FramedEncoder(self._framer, Renderer())
             self._framer.restart()
         else:
-            self._under_way += _FRAME.findall(self._framer.frame(item, self._renderer))
+            self._under_way += _FRAME.findall(visit(item, self._encoder))
 
     def moves(self) -> list[Callable[[], None]]:
         return [self._deliver] if self._under_way else []
