@@ -15,7 +15,13 @@ from triton import language as tl
 from kernels.planes import LAYOUTS, Planes, check_expert_planes
 from kernels.triton.configurations import POINTER_TYPES, Configuration, launch
 from kernels.triton.grouped_projection import tile_of_expert
-from kernels.triton.plane_weights import PlaneTile, plane_pointers, plane_product, plane_types
+from kernels.triton.plane_weights import (
+    LayoutConstant,
+    PlaneTile,
+    plane_pointers,
+    plane_product,
+    plane_types,
+)
 
 _FEW = PlaneTile(16, 32, 2)
 """For experts with few rows each: the time to read the matrices is the limit."""
@@ -143,7 +149,7 @@ def _configuration(
         },
         constexprs={
             "HAS_BIAS": has_bias,
-            "LAYOUT": layout,
+            "LAYOUT": LayoutConstant(layout),
             "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
             "BLOCK_E": block_experts,
             "BLOCK_M": tile.tokens,

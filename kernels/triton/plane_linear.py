@@ -17,6 +17,7 @@ from triton import language as tl
 from kernels.planes import LAYOUTS, PlaneLayout, Planes, check_planes
 from kernels.triton.configurations import POINTER_TYPES, Configuration, launch
 from kernels.triton.plane_weights import (
+    LayoutConstant,
     PlaneTile,
     half_inputs,
     half_weights,
@@ -242,7 +243,7 @@ def _configuration(
         signature={**_signature(layout, dtype, out_dtype), "num_tokens": "i32", **_SIZES},
         constexprs={
             "HAS_BIAS": has_bias,
-            "LAYOUT": layout,
+            "LAYOUT": LayoutConstant(layout),
             "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
             "BLOCK_TOKENS": tile.tokens,
             "BLOCK_OUTPUTS": tile.outputs,
@@ -263,7 +264,7 @@ def _vector_configuration(
         signature={**_signature(layout, dtype, out_dtype), **_SIZES},
         constexprs={
             "HAS_BIAS": has_bias,
-            "LAYOUT": layout,
+            "LAYOUT": LayoutConstant(layout),
             "BLOCK_OUTPUTS": _VECTOR.outputs,
             "STEPS": _VECTOR.steps,
         },
@@ -277,7 +278,7 @@ def _expand_configuration(plane_format: str, dtype: torch.dtype) -> Configuratio
         kernel=plane_expand_kernel,
         signature={"weight_ptr": POINTER_TYPES[dtype], **plane_types(layout), **_SIZES},
         constexprs={
-            "LAYOUT": layout,
+            "LAYOUT": LayoutConstant(layout),
             "BLOCK_OUTPUTS": _EXPANDED.outputs,
             "STEPS": _EXPANDED.steps,
         },

@@ -6,6 +6,7 @@ order.
 """
 
 from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 import triton
@@ -28,6 +29,24 @@ class PlaneTile:
     outputs: int
     steps: int
     num_warps: int = 4
+
+
+class LayoutConstant(str):
+    """A `PlaneLayout` as a constant of kernels, which has its attributes.
+
+    It is a text, because Triton writes all constants as JSON while compilations are observed (see
+    `kernels.triton.compilations`), and its cache distinguishes them by their text.
+    """
+
+    layout: PlaneLayout
+
+    def __new__(cls, layout: PlaneLayout) -> Self:
+        made = super().__new__(cls, repr(layout))
+        made.layout = layout
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.layout, name)
 
 
 def plane_pointers(planes: Planes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
