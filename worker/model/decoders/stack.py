@@ -37,7 +37,7 @@ from worker.model.weights.layers import (
 )
 from worker.model.weights.recurrences.interface import Recurrent
 from worker.model.weights.stacked import StackedMlps
-from worker.model.weights.weight import Linear
+from worker.model.weights.weight import DenseWeight, Linear
 
 
 class SpecDecoder(Decoder):
@@ -149,11 +149,14 @@ class StackDecoder(SpecDecoder):
     ) -> None:
         """Raises `StartupError` if the rotary scaling is not supported."""
         super().__init__(spec, max_seq_len, cache_dtype)
-        self._weights = weights
         self._dtype = weights.dtype
         self._embedding = weights.embedding.dense(self._dtype)
         is_tied = weights.lm_head is weights.embedding
         self._lm_head = self._embedding if is_tied else weights.lm_head.dense(self._dtype)
+        # Packed tables are not kept beside the floats.
+        self._weights = replace(
+            weights, embedding=DenseWeight(self._embedding), lm_head=DenseWeight(self._lm_head)
+        )
         self._ops = ops
         tables = PositionTables(max_seq_len, self.device)
         self._attentions = [

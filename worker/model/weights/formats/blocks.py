@@ -23,6 +23,8 @@ from worker.model.weights.sources import TensorSource
 from worker.model.weights.weight import DenseWeight, StackedWeight, Weight
 
 _TABLE_FORMAT: QuantFormat = "q8_0"
+_TABLES = ("token_embd.weight", "output.weight")
+"""The embedding and the output projection of a GGUF file, which are floats on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +94,16 @@ class Gguf(Format):
         return DenseWeight(torch.cat([part.dense(target.dtype) for part in parts]))
 
     def num_bytes(self, source: TensorSource, target: Target) -> int:
-        def bytes_per_weight(kind: str) -> float:
+        def bytes_per_weight(name: str) -> float:
+            kind = source.kind(name)
             if target.provider == "native" and kind in PACKED_BLOCKS:
                 return BLOCKS[kind].bytes_per_weight
-            if target.provider == "triton" and kind in DEVICE_BLOCKS:
+            if target.provider == "triton" and kind in DEVICE_BLOCKS and name not in _TABLES:
                 return DEVICE_BLOCKS[kind]
             return torch.float16.itemsize if _stays(kind, target) else target.dtype.itemsize
 
         return math.ceil(
-            sum(
-                math.prod(source.shape(name)) * bytes_per_weight(source.kind(name))
-                for name in source.names
-            )
+            sum(math.prod(source.shape(name)) * bytes_per_weight(name) for name in source.names)
         )
 
 
