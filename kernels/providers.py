@@ -21,11 +21,13 @@ from kernels.reference.draw_rows import draw_rows
 from kernels.reference.filter_floors import filter_floors
 from kernels.reference.gated_delta_rule import gated_delta_rule
 from kernels.reference.group_rows import group_rows
+from kernels.reference.grouped_plane_linear import grouped_plane_linear
 from kernels.reference.grouped_projection import grouped_projection
 from kernels.reference.logits import logits
 from kernels.reference.mask_logits import mask_logits
 from kernels.reference.most_likely import most_likely
 from kernels.reference.paged_attention import paged_attention
+from kernels.reference.plane_linear import plane_linear
 from kernels.reference.projection import projection
 from kernels.reference.rank_logits import rank_logits
 from kernels.reference.read_states import read_states
@@ -65,10 +67,12 @@ class Ops:
     choose_experts = staticmethod(choose_experts)
     group_rows = staticmethod(group_rows)
     grouped_projection = staticmethod(grouped_projection)
+    grouped_plane_linear = staticmethod(grouped_plane_linear)
     sum_experts = staticmethod(sum_experts)
     projection = staticmethod(projection)
     awq_linear = staticmethod(awq_linear)
     scaled_linear = staticmethod(scaled_linear)
+    plane_linear = staticmethod(plane_linear)
     logits = staticmethod(logits)
     adjust_logits = staticmethod(adjust_logits)
     mask_logits = staticmethod(mask_logits)

@@ -3,6 +3,7 @@
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,9 +12,10 @@ from torch.nn import functional
 from bench.gpu.case import MAX_COPIES, Case
 from bench.gpu.figures import Ceilings, Figure, Work, device_ms, failure
 from bench.gpu.mixers import Mixers
-from bench.gpu.model import AWQ_GROUP, RandomWeights
+from bench.gpu.random_weights import AWQ_GROUP, RandomWeights
 from bench.gpu.scale import Scale
 from kernels.attention_spec import AttentionSpec
+from kernels.planes import Planes
 from kernels.providers import Ops
 
 _MAX_ERROR = 1e-2
@@ -21,6 +23,8 @@ _MAX_ERROR = 1e-2
 _MAX_UNEQUAL = 0.01
 """The maximum share of drawn tokens that differ: another order of summation may move a boundary."""
 _FAR = 1e4
+_PLANE_FORMATS = ("q4_k", "q6_k", "mxfp4")
+"""The formats of a Q4_K_M file and of gpt-oss."""
 
 
 class Cases:
@@ -41,6 +45,8 @@ class Cases:
         yield self._prefill()
         yield from (self._projection(num_tokens) for num_tokens in self._scale.batches)
         yield from (self._awq_linear(num_tokens) for num_tokens in self._scale.batches)
+        for plane_format in _PLANE_FORMATS:
+            yield from (self._plane_linear(plane_format, n) for n in self._scale.batches)
         yield self._logits()
         yield from self._sampling()
         yield from self._mixers()
@@ -186,6 +192,18 @@ class Cases:
             num_flops=2 * num_tokens * outputs * inputs,
         )
 
+    def _plane_linear(self, plane_format: str, num_tokens: int) -> Case:
+        outputs = 2 * self._model.intermediate_size
+        inputs = max(256, self._model.hidden_size)
+        planes = self._random.planes(plane_format, outputs, inputs)
+        return Case(
+            name=f"plane_linear, {plane_format}, {num_tokens}",
+            call=partial(_plane_linear, planes.format, planes.inputs),
+            tensors=(self._normal(num_tokens, inputs), *planes.tensors),
+            num_bytes=planes.num_bytes,
+            num_flops=2 * num_tokens * outputs * inputs,
+        )
+
     def _logits(self) -> Case:
         num_rows = self._scale.batches[-1]
         head = self._random.dense(self._model.vocab_size, self._model.hidden_size).tensor
@@ -230,6 +248,12 @@ class Cases:
             tensors=(logits, ones / 2, -100 * ones, (rows + 0.5) / num_rows),
             num_bytes=logits.nbytes,
         )
+
+
+def _plane_linear(
+    plane_format: str, inputs: int, ops: Ops, hidden: Tensor, *tensors: Tensor
+) -> Tensor:
+    return ops.plane_linear(hidden, Planes(plane_format, inputs, *tensors))
 
 
 @torch.inference_mode()

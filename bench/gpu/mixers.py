@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from bench.gpu.case import Case
+from bench.gpu.random_weights import RandomWeights
 from kernels.attention_spec import AttentionSpec
+from kernels.planes import Planes
 from kernels.providers import Ops
 
 
@@ -86,7 +88,9 @@ class Mixers:
         """Decodes of so many sequences, and a prompt of ``num_tokens``."""
         for num_seqs in batches:
             yield self.experts(num_seqs)
+            yield self.packed_experts(num_seqs)
         yield self.experts(num_tokens)
+        yield self.packed_experts(num_tokens)
         few = batches[len(batches) // 2]
         yield self.sinks(few, context_len)
         yield self.latent(few, context_len)
@@ -99,8 +103,7 @@ class Mixers:
     def experts(self, num_tokens: int) -> Case:
         """The first product of all experts, with gates, and the rows of each."""
         shapes = self._shapes
-        ranks = torch.rand(num_tokens, shapes.num_experts, device=self._device)
-        chosen = ranks.topk(shapes.top_k).indices
+        chosen = self._chosen(num_tokens)
         hidden = self._normal(num_tokens, shapes.hidden_size)
         weight = self._normal(shapes.num_experts, 2 * shapes.expert_size, shapes.hidden_size)
         num_read = len(set(chosen.flatten().tolist()))
@@ -111,6 +114,27 @@ class Mixers:
             num_bytes=num_read * weight[0].nbytes,
             num_flops=2 * chosen.numel() * weight[0].numel(),
         )
+
+    def packed_experts(self, num_tokens: int) -> Case:
+        """The same with matrices in MXFP4."""
+        shapes = self._shapes
+        chosen = self._chosen(num_tokens)
+        outputs = 2 * shapes.expert_size
+        random = RandomWeights(self._device, self._dtype)
+        inputs = max(256, shapes.hidden_size)
+        planes = random.planes("mxfp4", shapes.num_experts * outputs, inputs)
+        num_read = len(set(chosen.flatten().tolist()))
+        return Case(
+            name=f"experts in mxfp4, {num_tokens}",
+            call=partial(_packed_experts, num_experts=shapes.num_experts, num_shared=shapes.top_k),
+            tensors=(self._normal(num_tokens, inputs), *planes.tensors, chosen),
+            num_bytes=num_read * planes.num_bytes / shapes.num_experts,
+            num_flops=2 * chosen.numel() * outputs * inputs,
+        )
+
+    def _chosen(self, num_tokens: int) -> Tensor:
+        ranks = torch.rand(num_tokens, self._shapes.num_experts, device=self._device)
+        return ranks.topk(self._shapes.top_k).indices
 
     def sinks(self, num_seqs: int, context_len: int) -> Case:
         """Decodes of gpt-oss, behind a window of half of the context."""
@@ -241,3 +265,12 @@ def _experts(
 ) -> Tensor:
     order, starts = ops.group_rows(chosen, len(weight))
     return ops.grouped_projection(hidden, weight, None, order, starts, num_shared=num_shared)
+
+
+def _packed_experts(
+    ops: Ops, hidden: Tensor, *tensors: Tensor, num_experts: int, num_shared: int
+) -> Tensor:
+    *parts, chosen = tensors
+    planes = Planes("mxfp4", hidden.shape[1], *parts)
+    order, starts = ops.group_rows(chosen, num_experts)
+    return ops.grouped_plane_linear(hidden, planes, None, order, starts, num_shared=num_shared)

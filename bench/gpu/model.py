@@ -3,16 +3,14 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from bench.dense_shape import DenseShape
+from bench.gpu.random_weights import RandomWeights
 from bench.gpu.scale import Scale
-from kernels.awq_layout import CHUNK_INPUTS, CHUNK_WORDS
 from kernels.providers import Ops
 from worker.model.decoders.stack import StackDecoder
 from worker.model.runner import TorchRunner
 from worker.model.start import RunnerLimits, start_runner
-from worker.model.weights.formats.device_weights import AwqWeight
 from worker.model.weights.layers import (
     AttentionWeights,
     DecoderWeights,
@@ -20,39 +18,10 @@ from worker.model.weights.layers import (
     MlpWeights,
     NormWeights,
 )
-from worker.model.weights.weight import DenseWeight, Linear, Weight
+from worker.model.weights.weight import Linear, Weight
 
-AWQ_GROUP = 128
 NUM_LAYERS = 8
 """The number of layers in `linears`, whose weights exceed every cache."""
-_STD = 0.02
-
-
-class RandomWeights:
-    """Random matrices of a device and dtype."""
-
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._device = device
-        self._dtype = dtype
-
-    def dense(self, outputs: int, inputs: int) -> DenseWeight:
-        """[outputs, inputs]."""
-        matrix = torch.empty(outputs, inputs, dtype=self._dtype, device=self._device)
-        return DenseWeight(matrix.normal_(std=_STD))
-
-    def awq(self, outputs: int, inputs: int) -> AwqWeight:
-        """[outputs, inputs] in 4 bits."""
-        groups = (inputs // AWQ_GROUP, outputs)
-        words = (inputs // CHUNK_INPUTS, outputs, CHUNK_WORDS)
-        least = -(1 << 31)
-        return AwqWeight(
-            torch.randint(least, 1 << 31, words, dtype=torch.int32, device=self._device),
-            torch.rand(groups, device=self._device).mul_(_STD / 4).half(),
-            torch.randint(6, 10, groups, device=self._device).to(torch.uint8),
-        )
-
-    def norm(self, size: int) -> Tensor:
-        return torch.rand(size, device=self._device).add_(0.5).to(self._dtype)
 
 
 def decoder(

@@ -79,6 +79,23 @@ def grouped_projection(
     return out
 
 
+@triton.jit
+def tile_of_expert(starts_ptr, num_experts, BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The expert whose rows the program has, the first of these rows' places, and the end of all
+    places of the expert. A program beyond all tiles has ``num_experts`` for its expert."""
+    experts = tl.arange(0, BLOCK_E)
+    is_expert = experts < num_experts
+    begins = tl.load(starts_ptr + experts, mask=is_expert, other=0)
+    ends = tl.load(starts_ptr + experts + 1, mask=is_expert, other=0)
+    num_tiles = tl.cdiv(ends - begins, BLOCK_M)
+    tile = tl.program_id(1)
+    expert = tl.sum((tl.cumsum(num_tiles) <= tile).to(tl.int32))
+    first_tile = tl.sum(tl.where(experts < expert, num_tiles, 0))
+    known = tl.minimum(expert, num_experts - 1)
+    first = tl.load(starts_ptr + known) + (tile - first_tile) * BLOCK_M
+    return expert, first, tl.load(starts_ptr + known + 1)
+
+
 @triton.jit(do_not_specialize=["num_experts", "num_shared"])
 def grouped_projection_kernel(
     out_ptr,
@@ -99,18 +116,10 @@ def grouped_projection_kernel(
     BLOCK_K: tl.constexpr,
 ):
     """A tile of BLOCK_M rows of one expert by BLOCK_N outputs per program."""
-    experts = tl.arange(0, BLOCK_E)
-    is_expert = experts < num_experts
-    begins = tl.load(starts_ptr + experts, mask=is_expert, other=0)
-    ends = tl.load(starts_ptr + experts + 1, mask=is_expert, other=0)
-    num_tiles = tl.cdiv(ends - begins, BLOCK_M)
-    tile = tl.program_id(1)
-    expert = tl.sum((tl.cumsum(num_tiles) <= tile).to(tl.int32))
+    expert, first, end = tile_of_expert(starts_ptr, num_experts, BLOCK_E, BLOCK_M)
     if expert >= num_experts:
         return
-    first_tile = tl.sum(tl.where(experts < expert, num_tiles, 0))
-    end = tl.load(starts_ptr + expert + 1)
-    places = tl.load(starts_ptr + expert) + (tile - first_tile) * BLOCK_M + tl.arange(0, BLOCK_M)
+    places = first + tl.arange(0, BLOCK_M)
     is_row = places < end
     # Places beyond the last row repeat it instead of masking; their results are not stored.
     rows = tl.load(order_ptr + tl.minimum(places, end - 1))

@@ -2,9 +2,10 @@
 
 import importlib
 import pkgutil
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
+from triton.runtime.jit import serialize_specialization_data
 
 import kernels.triton
 from tests.kernels.triton.cubins import Cubin, compile_all
@@ -54,6 +55,18 @@ def test_every_kernel_is_compiled(name: str) -> None:
     module = importlib.import_module(name)
     compiled = {c.kernel.__name__ for c in getattr(module, "CONFIGURATIONS", ())}
     assert kernel_names(module) == compiled
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_compilation_of_every_kernel_can_be_observed(name: str) -> None:
+    """Triton writes a kernel's constants as JSON for an observer of compilations."""
+    module = importlib.import_module(name)
+    without = SimpleNamespace()
+    for one in getattr(module, "CONFIGURATIONS", ()):
+        plain = [value for value in one.constexprs.values() if not hasattr(value, "fn")]
+        constants = {(place,): value for place, value in enumerate(plain)}
+        written = serialize_specialization_data(name, {}, constants, {}, without, "", without)
+        assert name in written
 
 
 def kernel_names(module: ModuleType) -> set[str]:

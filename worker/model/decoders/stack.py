@@ -37,7 +37,7 @@ from worker.model.weights.layers import (
 )
 from worker.model.weights.recurrences.interface import Recurrent
 from worker.model.weights.stacked import StackedMlps
-from worker.model.weights.weight import Linear
+from worker.model.weights.weight import DenseWeight, Linear
 
 
 class SpecDecoder(Decoder):
@@ -149,10 +149,14 @@ class StackDecoder(SpecDecoder):
     ) -> None:
         """Raises `StartupError` if the rotary scaling is not supported."""
         super().__init__(spec, max_seq_len, cache_dtype)
-        self._weights = weights
         self._dtype = weights.dtype
         self._embedding = weights.embedding.dense(self._dtype)
-        self._lm_head = weights.lm_head.dense(self._dtype)
+        is_tied = weights.lm_head is weights.embedding
+        self._lm_head = self._embedding if is_tied else weights.lm_head.dense(self._dtype)
+        # Packed tables are not kept beside the floats.
+        self._weights = replace(
+            weights, embedding=DenseWeight(self._embedding), lm_head=DenseWeight(self._lm_head)
+        )
         self._ops = ops
         tables = PositionTables(max_seq_len, self.device)
         self._attentions = [
@@ -503,12 +507,9 @@ class StackDecoder(SpecDecoder):
             weighed = (hidden.unsqueeze(1) * shares.unsqueeze(2)).to(hidden.dtype)
             hidden, shares, num_shared = weighed.flatten(0, 1), torch.ones_like(shares), 1
         order, starts = ops.group_rows(chosen, spec.count)
-        gate_up, down = weights.gate_up, weights.down
-        inner = ops.grouped_projection(
-            hidden, gate_up.weight, gate_up.bias, order, starts, num_shared=num_shared
-        )
+        inner = weights.gate_up.product(hidden, order, starts, ops, num_shared=num_shared)
         inner = self._activated(spec.expert, inner)
-        outputs = ops.grouped_projection(inner, down.weight, down.bias, order, starts)
+        outputs = weights.down.product(inner, order, starts, ops)
         return ops.sum_experts(outputs, shares)
 
     def _add_norm(

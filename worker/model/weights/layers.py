@@ -141,8 +141,8 @@ class ExpertWeights:
     """[num_experts] float32."""
     latents: ExpertLatents | None = None
     stacked: StackedMlps | None = None
-    """``experts`` in the same memory, for a provider that computes them together. None if they are
-    packed."""
+    """``experts`` in the same memory, for a provider that computes them together. None if it has
+    no kernel for their format."""
     norms: ExpertNorms | None = None
 
 
@@ -714,7 +714,7 @@ class _LayerTensors(LayerTensors):
 
 
 def _together(weights: ExpertWeights) -> ExpertWeights:
-    """The experts in one tensor for each of their matrices, if they are not packed."""
+    """The experts in one for each of their matrices, if there is a kernel for all of them."""
     experts = weights.experts
     gate_up = stacked([one.gate_up for one in experts])
     down = stacked([one.down for one in experts])

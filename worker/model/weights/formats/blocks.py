@@ -15,8 +15,7 @@ from kernels.quantized import BLOCKS, QuantFormat, QuantizedWeight, dequantize, 
 from shared.errors import StartupError
 from worker.model.weights.formats.device_weights import (
     DEVICE_BLOCKS,
-    codes_of,
-    joined,
+    of_blocks,
     on_device,
 )
 from worker.model.weights.formats.interface import Format, Target
@@ -24,6 +23,8 @@ from worker.model.weights.sources import TensorSource
 from worker.model.weights.weight import DenseWeight, StackedWeight, Weight
 
 _TABLE_FORMAT: QuantFormat = "q8_0"
+_TABLES = ("token_embd.weight", "output.weight")
+"""The embedding and the output projection of a GGUF file, which are floats on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +94,16 @@ class Gguf(Format):
         return DenseWeight(torch.cat([part.dense(target.dtype) for part in parts]))
 
     def num_bytes(self, source: TensorSource, target: Target) -> int:
-        def bytes_per_weight(kind: str) -> float:
+        def bytes_per_weight(name: str) -> float:
+            kind = source.kind(name)
             if target.provider == "native" and kind in PACKED_BLOCKS:
                 return BLOCKS[kind].bytes_per_weight
-            if target.provider == "triton" and kind in DEVICE_BLOCKS:
+            if target.provider == "triton" and kind in DEVICE_BLOCKS and name not in _TABLES:
                 return DEVICE_BLOCKS[kind]
             return torch.float16.itemsize if _stays(kind, target) else target.dtype.itemsize
 
         return math.ceil(
-            sum(
-                math.prod(source.shape(name)) * bytes_per_weight(source.kind(name))
-                for name in source.names
-            )
+            sum(math.prod(source.shape(name)) * bytes_per_weight(name) for name in source.names)
         )
 
 
@@ -165,18 +164,17 @@ class Quantized(Format):
         source.check_shape(names, shape)
         parts = [_quantized(source, name, quant_format).blocks for name in names]
         packed = QuantizedWeight(quant_format, torch.cat(parts).to(target.device))
-        codes = codes_of(packed) if target.provider == "triton" else None
-        return (None if codes is None else on_device(codes)) or BlockWeight(packed)
+        matrix = of_blocks(packed) if target.provider == "triton" else None
+        return (None if matrix is None else on_device([matrix])) or BlockWeight(packed)
 
 
 def _on_device(source: TensorSource, names: list[str], target: Target) -> Weight | None:
-    """Matrices in blocks that a GPU multiplies, as a single one; None if there are others."""
+    """Matrices in blocks that a GPU multiplies; None if there are others."""
     if any(source.kind(name) not in DEVICE_BLOCKS for name in names):
         return None
     stored = (QuantizedWeight(source.kind(name), source.get(name)) for name in names)
-    parts = [codes_of(QuantizedWeight(one.format, one.blocks.to(target.device))) for one in stored]
-    codes = joined([part for part in parts if part is not None])
-    return None if codes is None else on_device(codes)
+    parts = [of_blocks(QuantizedWeight(one.format, one.blocks.to(target.device))) for one in stored]
+    return on_device([part for part in parts if part is not None])
 
 
 def _stored(source: TensorSource, name: str, target: Target) -> Weight:

@@ -16,7 +16,7 @@ from kernels.quantized import BLOCKS, INTEGERS, QuantizedWeight, pack_integers
 from shared.errors import StartupError
 from worker.model.weights.formats.blocks import BlockWeight
 from worker.model.weights.formats.dense import Dense
-from worker.model.weights.formats.device_weights import Codes, joined, on_device
+from worker.model.weights.formats.device_weights import DeviceMatrix, on_device
 from worker.model.weights.formats.interface import Format, Target
 from worker.model.weights.sources import TensorSource
 from worker.model.weights.weight import DenseWeight, StackedWeight, Weight
@@ -73,7 +73,7 @@ class CodedMatrices(Format):
         shapes tell; None if there are none."""
 
     @abstractmethod
-    def codes(self, source: TensorSource, stem: str, target: Target) -> Codes | None:
+    def codes(self, source: TensorSource, stem: str, target: Target) -> DeviceMatrix | None:
         """The codes of a matrix that a GPU may multiply as they are; None if there are none.
 
         Raises `StartupError` as `coded` does.
@@ -137,7 +137,7 @@ class CodedMatrices(Format):
         return None if kept is None else BLOCKS[kept].bytes_per_weight
 
     def _on_device(self, source: TensorSource, names: list[str], target: Target) -> Weight | None:
-        """Matrices that a GPU multiplies as they are, as a single one."""
+        """Matrices that a GPU multiplies as they are; None if there are others."""
         stems = [name.removesuffix("weight") for name in names]
         if target.provider != "triton" or not all(
             self.is_coded(source, stem) and self.device_bytes(source, stem) is not None
@@ -146,8 +146,7 @@ class CodedMatrices(Format):
             return None
         found = [self.codes(source, stem, target) for stem in stems]
         parts = [codes for codes in found if codes is not None]
-        codes = joined(parts) if len(parts) == len(stems) else None
-        return None if codes is None else on_device(codes)
+        return on_device(parts) if len(parts) == len(stems) else None
 
     def _part(self, source: TensorSource, name: str, target: Target) -> Weight:
         stem = name.removesuffix("weight")
@@ -184,7 +183,9 @@ class Coded(CodedMatrices):
     def device_bytes(self, source: TensorSource, stem: str) -> float | None:
         return None
 
-    def device_codes(self, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Codes | None:
+    def device_codes(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int]
+    ) -> DeviceMatrix | None:
         """The codes of a matrix whose tensors fit together; None if a GPU cannot multiply them."""
         return None
 
@@ -200,7 +201,7 @@ class Coded(CodedMatrices):
                 return name.removesuffix(suffix)
         return None
 
-    def codes(self, source: TensorSource, stem: str, target: Target) -> Codes | None:
+    def codes(self, source: TensorSource, stem: str, target: Target) -> DeviceMatrix | None:
         tensors, shape, _ = self._checked(source, stem, target)
         return self.device_codes(tensors, shape)
 

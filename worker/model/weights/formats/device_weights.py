@@ -2,17 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from itertools import groupby
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from kernels.awq_layout import CHUNK_INPUTS, can_be_packed, dequantize_awq, pack_awq
+from kernels.block_planes import PLANE_BLOCKS, block_planes
 from kernels.native.packed import Rows
+from kernels.planes import LAYOUTS, Planes, dequantize_planes, joined_planes
 from kernels.providers import Ops, Provider
 from kernels.quantized import QuantizedWeight
 from kernels.scaled_layout import dequantize_scaled, step_inputs
-from worker.model.weights.weight import Weight
+from worker.model.weights.weight import StackedWeight, Weight
 
 _BYTES = {4: 0.6, 8: 1.13}
 """The memory for a weight whose code has so many bits, with scales for groups of 32 inputs."""
@@ -33,6 +36,10 @@ class Codes(NamedTuple):
     """The outputs and inputs of a block."""
     zeros: Tensor | None = None
     """uint8 like the scales, for numbers below 16: 8 if there are none."""
+
+
+DeviceMatrix: TypeAlias = Codes | Planes
+"""A matrix that a GPU may multiply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +118,63 @@ class ScaledWeight:
         raise NotImplementedError
 
 
-def on_device(codes: Codes) -> Weight | None:
-    """The matrix in a layout that a GPU multiplies; None if there is none for its blocks."""
+@dataclass(frozen=True, slots=True)
+class PlaneWeight:
+    """A `Weight` in the layout of `kernels.reference.plane_linear`."""
+
+    providers: ClassVar[frozenset[Provider]] = frozenset({"triton"})
+    planes: Planes
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.planes.outputs, self.planes.inputs
+
+    @property
+    def num_bytes(self) -> int:
+        return self.planes.num_bytes
+
+    def linear(self, hidden: Tensor, bias: Tensor | None, ops: Ops) -> Tensor:
+        return ops.plane_linear(hidden, self.planes, bias)
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return self.selected(ids).dense(torch.float32)
+
+    def selected(self, ids: Tensor) -> "PlaneWeight":
+        return PlaneWeight(self.planes.rows(ids))
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return dequantize_planes(self.planes).to(dtype)
+
+    def native_rows(self) -> Sequence[Rows]:
+        raise NotImplementedError
+
+
+def on_device(parts: Sequence[DeviceMatrix]) -> Weight | None:
+    """The outputs of several matrices in a row, in layouts that a GPU multiplies; None if there is
+    none for the blocks of a matrix."""
+    weights = [_weight(list(run)) for _, run in groupby(parts, _kind)]
+    found = tuple(weight for weight in weights if weight is not None)
+    if len(found) < len(weights):
+        return None
+    return found[0] if len(found) == 1 else StackedWeight(found)
+
+
+def _kind(part: DeviceMatrix) -> tuple[object, ...]:
+    """What matrices have in common that become one."""
+    if isinstance(part, Planes):
+        return (part.format,)
+    return part.numbers.dtype, part.block[1], part.zeros is None
+
+
+def _weight(run: Sequence[DeviceMatrix]) -> Weight | None:
+    """Matrices of the same kind as a single matrix."""
+    planes = [part for part in run if isinstance(part, Planes)]
+    if planes:
+        return PlaneWeight(planes[0] if len(planes) == 1 else joined_planes(planes))
+    return _of_codes(_joined([part for part in run if isinstance(part, Codes)]))
+
+
+def _of_codes(codes: Codes) -> Weight | None:
     inputs, size = codes.numbers.shape[1], codes.block[1]
     if codes.numbers.dtype != torch.uint8:
         if step_inputs(inputs, size) is None:
@@ -129,9 +191,12 @@ def on_device(codes: Codes) -> Weight | None:
     return AwqWeight(pack_awq(codes.numbers.t().contiguous()), scales, zeros)
 
 
-def codes_of(packed: QuantizedWeight) -> Codes | None:
-    """The codes of a matrix in ggml's blocks; None if a weight is more than a code and a scale."""
+def of_blocks(packed: QuantizedWeight) -> DeviceMatrix | None:
+    """A matrix in ggml's blocks; None if a GPU multiplies no such blocks."""
     read = _OF_BLOCKS.get(packed.format)
+    _, inputs = packed.shape
+    if packed.format in PLANE_BLOCKS and not (read and can_be_packed(inputs, inputs // _BLOCK[1])):
+        return block_planes(packed)
     return None if read is None else read(packed.blocks)
 
 
@@ -150,7 +215,11 @@ def _scales(blocks: Tensor) -> Tensor:
 
 
 _OF_BLOCKS: Mapping[str, Callable[[Tensor], Codes]] = {"q8_0": _of_q8_0, "q4_0": _of_q4_0}
-DEVICE_BLOCKS: Mapping[str, float] = {"q8_0": _BYTES[8], "q4_0": _BYTES[4]}
+DEVICE_BLOCKS: Mapping[str, float] = {
+    **{name: LAYOUTS[name].bytes_per_weight for name in PLANE_BLOCKS},
+    "q8_0": _BYTES[8],
+    "q4_0": _BYTES[4],
+}
 """The formats of ggml's blocks that a GPU multiplies, and the bytes of a weight there."""
 
 
@@ -166,23 +235,15 @@ def bytes_on_device(shape: tuple[int, int], bits: int, columns: int) -> float | 
     return _BYTES[bits] if has_layout else None
 
 
-def joined(parts: Sequence[Codes]) -> Codes | None:
-    """The outputs of several matrices in a row, as a single matrix; None if their numbers or blocks
-    of inputs differ."""
-    first = parts[0]
-    if any(
-        (part.numbers.dtype, part.block[1], part.zeros is None)
-        != (first.numbers.dtype, first.block[1], first.zeros is None)
-        for part in parts
-    ):
-        return None
+def _joined(parts: Sequence[Codes]) -> Codes:
+    """The outputs of several matrices in a row, whose numbers and blocks of inputs are alike."""
     heights = {part.block[0] for part in parts}
     if len(heights) > 1 or any(len(part.numbers) % part.block[0] for part in parts[:-1]):
         parts = [_with_scales_for_each_output(part) for part in parts]
     numbers = torch.cat([part.numbers.view(torch.uint8) for part in parts])
     zeros = [part.zeros for part in parts if part.zeros is not None]
     return Codes(
-        numbers.view(first.numbers.dtype),
+        numbers.view(parts[0].numbers.dtype),
         torch.cat([part.scales for part in parts]),
         parts[0].block,
         torch.cat(zeros) if zeros else None,

@@ -15,7 +15,7 @@ from worker.model.weights.formats.coded import (
     method_of,
 )
 from worker.model.weights.formats.compressed import CompressedTensors
-from worker.model.weights.formats.device_weights import Codes
+from worker.model.weights.formats.device_weights import DeviceMatrix
 from worker.model.weights.formats.fp8 import Fp8
 from worker.model.weights.formats.interface import Target
 from worker.model.weights.formats.mxfp4 import Mxfp4
@@ -91,7 +91,7 @@ class Mixed(CodedMatrices):
     def block_format(self, source: TensorSource, stem: str) -> str | None:
         return self._required(stem).block_format(source, stem)
 
-    def codes(self, source: TensorSource, stem: str, target: Target) -> Codes | None:
+    def codes(self, source: TensorSource, stem: str, target: Target) -> DeviceMatrix | None:
         return self._required(stem).codes(source, stem, target)
 
     def device_bytes(self, source: TensorSource, stem: str) -> float | None:

@@ -8,13 +8,17 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from kernels.block_planes import block_planes
+from kernels.planes import Planes
 from kernels.providers import Provider
 from kernels.quantized import BLOCKS, QuantizedWeight
 from worker.model.weights.formats.coded import Coded, holds, layouts_of, method_of
+from worker.model.weights.formats.device_weights import DEVICE_BLOCKS
 from worker.model.weights.formats.float4 import check_pairs, scaled_floats
 from worker.model.weights.sources import TensorSource
 
-_GROUP, _BLOCK_BYTES = BLOCKS["mxfp4"]
+_BLOCKS = "mxfp4"
+_GROUP, _BLOCK_BYTES = BLOCKS[_BLOCKS]
 _MIDDLE = 127
 """The stored exponent of 1."""
 _LARGEST = 252
@@ -28,7 +32,7 @@ class Mxfp4(Coded):
 
     name: ClassVar[str] = "MXFP4"
     kinds: ClassVar[str] = "gpt-oss, and compressed-tensors' `mxfp4-pack-quantized`"
-    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native"})
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native", "triton"})
     bytes_per_weight: ClassVar[str] = "those of the file"
     suffixes: ClassVar[frozenset[str]] = frozenset(
         {"blocks", "scales", "weight_packed", "weight_scale"}
@@ -77,7 +81,13 @@ class Mxfp4(Coded):
         return decode
 
     def block_format(self, source: TensorSource, stem: str) -> str | None:
-        return "mxfp4"
+        return _BLOCKS
+
+    def device_bytes(self, source: TensorSource, stem: str) -> float | None:
+        return DEVICE_BLOCKS[_BLOCKS]
+
+    def device_codes(self, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Planes:
+        return block_planes(self.blocks(tensors, shape, _BLOCKS))
 
     def blocks(
         self, tensors: Mapping[str, Tensor], shape: tuple[int, int], block_format: str

@@ -4,8 +4,11 @@ matrix a 32-bit float."""
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor
 
+from kernels.planes import LAYOUTS, Planes, packed_planes
+from kernels.providers import Provider
 from worker.model.weights.formats.coded import (
     Coded,
     check_finite,
@@ -27,6 +30,8 @@ class Nvfp4(Coded):
 
     name: ClassVar[str] = "NVFP4"
     kinds: ClassVar[str] = "compressed-tensors and ModelOpt"
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"triton"})
+    bytes_per_weight: ClassVar[str] = "those of the data type, 0.56 on a GPU"
     suffixes: ClassVar[frozenset[str]] = frozenset(
         {
             *("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"),
@@ -54,10 +59,7 @@ class Nvfp4(Coded):
     def decoder(
         self, tensors: Mapping[str, Tensor], shape: tuple[int, int]
     ) -> Callable[[], Tensor]:
-        is_compressed = "weight_packed" in tensors
-        pairs = tensors["weight_packed" if is_compressed else "weight"]
-        scales = tensors["weight_scale"]
-        whole = tensors["weight_global_scale" if is_compressed else "weight_scale_2"]
+        is_compressed, pairs, scales, whole = _stored(tensors)
         check_pairs(pairs, scales, _GROUP)
         if whole.numel() != 1:
             raise ValueError(f"its global scale has the shape {tuple(whole.shape)}")
@@ -72,3 +74,28 @@ class Nvfp4(Coded):
             return scaled_floats(pairs, wide / factor if is_compressed else wide * factor)
 
         return decode
+
+    def device_bytes(self, source: TensorSource, stem: str) -> float | None:
+        has_layout = source.kind(f"{stem}weight_scale") == "F8_E4M3"
+        return LAYOUTS["nvfp4"].bytes_per_weight if has_layout else None
+
+    def device_codes(self, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Planes:
+        """The layout has doubled values."""
+        is_compressed, pairs, scales, whole = _stored(tensors)
+        codes = torch.stack((pairs & 15, pairs >> 4), dim=-1).flatten(1)
+        number = whole.float() * (2 if is_compressed else 0.5)
+        headers = number.view(1, 1, 1).expand(len(pairs), 1, 1)
+        layout = "nvfp4 quotients" if is_compressed else "nvfp4"
+        return packed_planes(layout, codes, scales.unsqueeze(-1), headers)
+
+
+def _stored(tensors: Mapping[str, Tensor]) -> tuple[bool, Tensor, Tensor, Tensor]:
+    """Whether the checkpoint is of compressed-tensors, and bytes of two codes, the scales of groups
+    and the number for the whole matrix."""
+    is_compressed = "weight_packed" in tensors
+    return (
+        is_compressed,
+        tensors["weight_packed" if is_compressed else "weight"],
+        tensors["weight_scale"],
+        tensors["weight_global_scale" if is_compressed else "weight_scale_2"],
+    )

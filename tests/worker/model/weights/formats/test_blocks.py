@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import gguf
 import numpy as np
@@ -14,10 +14,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kernels.native.packed import PACKED_BLOCKS
-from kernels.quantized import BLOCKS, QuantFormat, QuantizedWeight, quantize
+from kernels.providers import load_ops
+from kernels.quantized import BLOCKS, QuantFormat, QuantizedWeight, dequantize, quantize
 from shared.errors import StartupError
 from tests.kernels.blocks import random_blocks
 from worker.model.weights.formats.blocks import BlockWeight, Gguf, Quantized
+from worker.model.weights.formats.device_weights import DEVICE_BLOCKS
 from worker.model.weights.formats.interface import Target
 from worker.model.weights.sources import open_source
 from worker.model.weights.weight import Weight
@@ -142,7 +144,10 @@ def test_what_no_kernel_multiplies_is_expanded_and_counted_so(tmp_path: Path) ->
     assert not down.providers
     assert Gguf().num_bytes(source, TARGET) == others + 24 * INPUTS * 2
     on_gpu = Target(torch.bfloat16, CPU, "triton")
-    assert Gguf().num_bytes(source, on_gpu) == (sum(num_weights.values()) + 64 * INPUTS) * 2
+    assert not read(tmp_path, DOWN, target=on_gpu).providers
+    tables, down = 2 * 24 * INPUTS, 24 * INPUTS
+    packed = (others - tables * 144 / 256) * 148 / 144
+    assert Gguf().num_bytes(source, on_gpu) == packed + (tables + down) * 2
 
 
 def test_a_matrix_in_blocks_is_not_copied(tmp_path: Path) -> None:
@@ -206,12 +211,17 @@ def test_floats_are_quantized(tmp_path: Path, kind: Kind) -> None:
     assert_equal(table, quantize(held[EMBEDDING], "q8_0"))
 
 
-@pytest.mark.parametrize("stored_as", [Gguf(), Quantized("q8_0"), Quantized("q4_0")])
-@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0])
+@pytest.mark.parametrize(
+    ("kind", "stored_as"),
+    [
+        *((kind, Gguf()) for kind in DEVICE_BLOCKS),
+        *((kind, Quantized(to)) for kind in ("q8_0", "q4_0") for to in get_args(QuantFormat)),
+    ],
+)
 def test_blocks_that_a_gpu_multiplies_have_the_same_values_there(
-    tmp_path: Path, kind: Kind, stored_as: Gguf | Quantized
+    tmp_path: Path, kind: str, stored_as: Gguf | Quantized
 ) -> None:
-    write_model(tmp_path, {}, kind)
+    write_model(tmp_path, {}, Kind[kind.upper()])
     source = open_source(tmp_path)
 
     on_gpu, on_cpu = (
@@ -223,7 +233,30 @@ def test_blocks_that_a_gpu_multiplies_have_the_same_values_there(
     assert on_gpu.num_bytes < 1.2 * 64 * INPUTS
     assert torch.equal(on_gpu.dense(torch.float32), on_cpu.dense(torch.float32))
     num_weights = sum(math.prod(source.shape(name)) for name in source.names)
-    assert stored_as.num_bytes(source, replace(TARGET, provider="triton")) < 1.2 * num_weights
+    num_bytes = stored_as.num_bytes(source, replace(TARGET, provider="triton"))
+    floats = 2 * 24 * INPUTS if isinstance(stored_as, Gguf) else 0
+    assert num_bytes - 2 * floats < 1.2 * (num_weights - floats)
+
+
+def test_matrices_of_a_mixed_file_are_stacked_on_a_gpu(tmp_path: Path) -> None:
+    kinds = {"blk.0.attn_k": Kind.Q8_0, "blk.0.attn_v": Kind.Q6_K}
+    held = write_model(tmp_path, kinds, Kind.Q4_K)
+    weight = read(tmp_path, *QKV, target=Target(torch.float32, CPU, "triton"))
+    values, hidden = torch.cat([held[name] for name in QKV]), torch.randn(3, INPUTS)
+
+    assert weight.providers == {"triton"}
+    assert weight.num_bytes < 0.8 * values.numel()
+    assert torch.equal(weight.dense(torch.float32), values)
+    product = weight.linear(hidden, torch.ones(64), load_ops("reference"))
+    assert torch.allclose(product, hidden @ values.t() + 1, atol=1e-4)
+
+
+def test_floats_are_quantized_for_a_gpu(tmp_path: Path) -> None:
+    held = write_model(tmp_path, {}, Kind.F32)
+    target = replace(TARGET, provider="triton")
+    weight = Quantized("q4_1").read(open_source(tmp_path), [DOWN], (24, INPUTS), target)
+    assert weight.providers == {"triton"}
+    assert torch.equal(weight.dense(torch.float32), dequantize(quantize(held[DOWN], "q4_1")))
 
 
 def test_in_a_stack_of_floats_and_blocks_all_are_quantized(tmp_path: Path) -> None:

@@ -234,6 +234,8 @@ BITS_ON_GPU = {
     "W4A16 in blocks, with zero points": 4,
     **dict.fromkeys(("GPTQ in blocks, 8 bits", "W8A16 in blocks"), 8),
     **dict.fromkeys(("int8 for each output", "int8 in blocks"), 8),
+    **dict.fromkeys(("MXFP4", "MXFP4 of compressed-tensors"), 4),
+    **dict.fromkeys(("NVFP4", "NVFP4 of ModelOpt"), 4),
 }
 """The bits of the codes that a GPU multiplies."""
 

@@ -11,12 +11,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
+from kernels.providers import load_ops
 from shared.errors import StartupError
 from tests.support.models.batches import batch, share
 from tests.support.models.numerics import assert_close
 from tests.support.models.tiny import native_spec, reference_logits, write_tiny_model
 from worker.checkpoints.checkpoint import Checkpoint
 from worker.model.config import read_json_config
+from worker.model.decoders.stack import StackDecoder
 from worker.model.forward import Decoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import BlockShape, KVCache
@@ -24,6 +26,7 @@ from worker.model.loading import load_decoder, rehearse, weight_room
 from worker.model.weights.formats.interface import Target
 from worker.model.weights.formats.mxfp4 import Mxfp4
 from worker.model.weights.layers import ExpertWeights, WeightReader, read_weights
+from worker.model.weights.stacked import PlaneMatrices
 
 CPU = torch.device("cpu")
 PROMPT = [(7 * i) % 131 for i in range(20)]
@@ -111,6 +114,25 @@ def test_experts_stay_in_blocks_on_the_native_kernels(tmp_path: Path) -> None:
         assert torch.equal(weight.dense(torch.float32), values)
 
 
+def test_experts_stay_packed_on_a_gpu(tmp_path: Path) -> None:
+    """On the reference operations, which have the products of the GPU's kernels."""
+    model = write_models(tmp_path / "packed", tmp_path / "expanded")
+    spec = native_spec(read_json_config(tmp_path / "packed"))
+    target = Target(torch.float32, CPU, "triton")
+    reader = WeightReader(Checkpoint(tmp_path / "packed"), spec, Mxfp4(), target)
+
+    weights = read_weights(reader)
+
+    for layer in weights.layers:
+        assert isinstance(layer.feed_forward, ExpertWeights)
+        together = layer.feed_forward.stacked
+        assert together is not None
+        for product in (together.gate_up, together.down):
+            assert isinstance(product.matrices, PlaneMatrices)
+    decoder = StackDecoder(spec, weights, load_ops("reference"), max_seq_len=64)
+    assert_close(logits_of(decoder, PROMPT), reference_logits(model, PROMPT)[-1:], 1e-4)
+
+
 def test_the_memory_is_that_of_the_blocks_and_expanded_weights_are_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -125,11 +147,12 @@ def test_the_memory_is_that_of_the_blocks_and_expanded_weights_are_named(
     others = sum(parameter.numel() for parameter in model.parameters()) - num_experts
 
     on_cpu = weight_room(config, source, CPU).needed
+    on_gpu = Mxfp4().num_bytes(source, Target(torch.float32, CPU, "triton"))
     expanded = weight_room(config, source, CPU, kernels="reference").needed
     with caplog.at_level(logging.WARNING):
         load_decoder(packed, device=CPU, kernels="reference")
 
-    assert on_cpu == 4 * others + num_experts * 17 / 32
+    assert on_gpu == on_cpu == 4 * others + num_experts * 17 / 32
     assert expanded == 4 * (others + num_experts)
     (record,) = (one for one in caplog.records if "expanded" in one.message)
     assert vars(record)["bytes"] == 4 * num_experts
