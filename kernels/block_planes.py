@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.planes import LAYOUTS, Planes, joined_planes, packed_planes
 from kernels.quantized import BLOCKS, QuantizedWeight
 
-PLANE_BLOCKS = frozenset(LAYOUTS.keys() & BLOCKS.keys())
+PLANE_BLOCKS = tuple(name for name in LAYOUTS if name in BLOCKS)
 """The formats of ggml that have a layout of planes."""
 _CHUNK = 1 << 26
 """Weights converted at a time, so that intermediate results take little memory."""

@@ -15,6 +15,8 @@ _VARIABLES = ("MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA")
 _AVX2 = "avx2"
 INT8_INPUTS = "int8"
 """The part of the name of arithmetic that rounds the inputs of quantized weights to 8 bits."""
+PLANES = "planes"
+"""The part of the name of arithmetic that multiplies by weights in planes of bits on a GPU."""
 _FUSED = "fused"
 """The part of the name of the native decoder's arithmetic."""
 _FLOAT8_CACHE = "kv-float8"

@@ -1,13 +1,14 @@
 """Runs any `ModelSpec` on the operations: the reference on all devices, and Triton on GPUs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from kernels.attention_spec import AttentionSpec
+from kernels.planes import Planes
 from kernels.providers import Ops, Provider
 from kernels.reference.rope import rope
 from worker.model.cache_layout import CacheLayout, layout_of_spec
@@ -15,6 +16,7 @@ from worker.model.decoders.attention import attend
 from worker.model.decoders.positions import PositionTables
 from worker.model.forward import Decoder, ForwardInputs, Traits
 from worker.model.kv_cache import KVCache
+from worker.model.numerics import PLANES
 from worker.model.spec import (
     Attention,
     Experts,
@@ -157,6 +159,7 @@ class StackDecoder(SpecDecoder):
         self._weights = replace(
             weights, embedding=DenseWeight(self._embedding), lm_head=DenseWeight(self._lm_head)
         )
+        self._has_planes = _has_planes(self._weights)
         self._ops = ops
         tables = PositionTables(max_seq_len, self.device)
         self._attentions = [
@@ -177,7 +180,7 @@ class StackDecoder(SpecDecoder):
     @property
     def traits(self) -> Traits:
         return Traits(
-            numerics="native",
+            numerics=f"native {PLANES}" if self._has_planes else "native",
             can_record=self.has_own_kernels,
             # An embedder has no cache for states.
             hidden_size=None if self._spec.has_states else self._spec.hidden_size,
@@ -563,3 +566,15 @@ def _is_plain(norm: Norm, weights: NormWeights, dtype: torch.dtype) -> bool:
     """Whether the kernels know the norm."""
     has_dtype = weights.weight is not None and weights.weight.dtype == dtype
     return norm.kind == "rms" and has_dtype and weights.bias is None
+
+
+def _has_planes(part: object) -> bool:
+    """Whether a weight in ``part`` is multiplied in planes, and not as the floats that it was
+    expanded to in earlier releases."""
+    if isinstance(part, tuple | list):
+        return any(map(_has_planes, part))
+    if not is_dataclass(part):
+        return False
+    return isinstance(part, Planes) or any(
+        _has_planes(getattr(part, field.name)) for field in fields(part)
+    )

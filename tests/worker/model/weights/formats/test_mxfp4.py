@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from kernels.providers import load_ops
+from kernels.providers import Provider, load_ops
 from shared.errors import StartupError
 from tests.support.models.batches import batch, share
 from tests.support.models.numerics import assert_close
@@ -131,6 +131,22 @@ def test_experts_stay_packed_on_a_gpu(tmp_path: Path) -> None:
             assert isinstance(product.matrices, PlaneMatrices)
     decoder = StackDecoder(spec, weights, load_ops("reference"), max_seq_len=64)
     assert_close(logits_of(decoder, PROMPT), reference_logits(model, PROMPT)[-1:], 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("provider", "numerics"), [("triton", "native planes"), ("reference", "native")]
+)
+def test_products_in_planes_have_numerics_of_their_own(
+    tmp_path: Path, provider: Provider, numerics: str
+) -> None:
+    write_models(tmp_path / "packed", tmp_path / "expanded")
+    spec = native_spec(read_json_config(tmp_path / "packed"))
+    target = Target(torch.float32, CPU, provider)
+    weights = read_weights(WeightReader(Checkpoint(tmp_path / "packed"), spec, Mxfp4(), target))
+
+    decoder = StackDecoder(spec, weights, load_ops("reference"), max_seq_len=64)
+
+    assert decoder.traits.numerics == numerics
 
 
 def test_the_memory_is_that_of_the_blocks_and_expanded_weights_are_named(
