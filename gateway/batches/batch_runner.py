@@ -35,6 +35,8 @@ _RETRY_PAUSE_S = 0.5
 _SWEEP_INTERVAL_S = 60.0
 _MAX_EMBEDDINGS = 1
 """Embeddings wait for the only slot that `QuickLane` has for them."""
+_NUM_WINDOWS = 2
+"""Of each model: for lines that are computed, and for lines that repeat an answer."""
 _LINES_AT_ONCE = 1000
 _ANSWERS_AT_ONCE = 100
 _ANSWER_BYTES_AT_ONCE = 8 << 20
@@ -261,7 +263,7 @@ class _BatchRun:
         """Answer the lines that have no answer, for each model separately: a model without workers
         does not hold up the other models."""
         models = self.batch.models or ()
-        memory = BatchMemory(self._memory, len(models))
+        memory = BatchMemory(self._memory, _NUM_WINDOWS * len(models))
         with closing(LineOrder()) as order:
             await self._arrange(order)
             async with asyncio.TaskGroup() as tasks:
@@ -279,21 +281,24 @@ class _BatchRun:
     async def _answer_model(
         self, model: str, places: Iterator[LinePlace], memory: BatchMemory
     ) -> None:
-        window, twins = Window(partial(self._max_lines, model), memory), Twins()
+        computed, repeated = (Window(partial(self._max_lines, model), memory) for _ in range(2))
+        twins = Twins()
         async with asyncio.TaskGroup() as tasks:
             for place in places:
+                role = twins.role(place.twin_key)
+                # A line that waits for the answer to an equal line keeps no worker busy.
+                window = computed if role is None or role.is_first else repeated
                 leave = await window.enter(place.num_bytes)
                 if self._is_input_missing:
                     leave(None)
                     return
                 # A callback is called even if the task is cancelled before it has begun.
-                answering = self._answer_at(place, twins.role(place.twin_key))
-                tasks.create_task(answering).add_done_callback(leave)
+                tasks.create_task(self._answer_at(place, role)).add_done_callback(leave)
 
     async def _stop_lines(self) -> None:
         """End the jobs that the last gateway had published. Only the first lines without an answer
-        can have a job, for each model as many lines as fit into the largest window."""
-        num_begun = self._gateway.tuning.max_batch_window
+        can have a job, for each model as many lines as fit into the two largest windows."""
+        num_begun = 2 * self._gateway.tuning.max_batch_window
         with closing(LineOrder()) as order:
             await self._arrange(order)
             async with asyncio.TaskGroup() as tasks:

@@ -10,7 +10,7 @@ from gateway.batches.twins import Twins, twin_key
 from shared.bus.memory import MemoryBus
 from tests.support.gateway.batches import chat, ended, order, output, texts
 from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
-from tests.support.workers.scripted_worker import ScriptedWorker
+from tests.support.workers.scripted_worker import ScriptedWorker, wait_before_the_end
 
 GREEDY = {"temperature": 0}
 
@@ -64,6 +64,24 @@ async def test_a_batch_computes_equal_lines_once(
         assert line["response"]["body"]["id"] == line["response"]["request_id"]
     assert batch.usage is not None
     assert batch.usage.output_tokens == 2 * 7 + 1
+
+
+async def test_lines_that_wait_for_an_equal_line_leave_its_slots_to_others(
+    bus: MemoryBus, worker: ScriptedWorker
+) -> None:
+    may_end = wait_before_the_end(worker)
+    async with live_gateway(bus, max_batch_window=2) as gateway:
+        await hears_a_worker(gateway)
+        contents = ["a b", "a b", "a b", "c d"]
+        lines = [chat(str(number), content, **GREEDY) for number, content in enumerate(contents)]
+        ordered = await order(gateway, lines)
+
+        await worker.wait_until(lambda: len(worker.jobs) == 2)
+
+        may_end.set()
+        batch = await ended(gateway, ordered)
+    assert batch.request_counts is not None
+    assert batch.request_counts.completed == 4
 
 
 async def test_equal_lines_are_computed_singly_by_other_engines(
