@@ -144,9 +144,10 @@ class Auditor:
         """Audits, by model and outcome."""
 
     def consider(self, relay: LogRelay) -> None:
-        """Audit the answer of a relay that has ended, if it is drawn."""
+        """Audit the answer of a relay that has ended, if it is drawn. An answer that was only
+        repeated, for the same Idempotency-Key, was considered before."""
         job = relay.job
-        if job is None or relay.cursor.end is not LogEnd.FINISHED:
+        if job is None or relay.repeats_earlier or relay.cursor.end is not LogEnd.FINISHED:
             return
         for outcome in OUTCOMES:  # a counter that begins with its first event shows no increase
             self.outcomes.labels(job.model, outcome)

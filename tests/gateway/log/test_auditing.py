@@ -61,7 +61,7 @@ def with_a_changed_weight(checkpoint: Path, place: Path) -> Path:
     return directory
 
 
-async def ask(gateway: LiveGateway, number: int, model: str = "model") -> str:
+async def ask(gateway: LiveGateway, number: int, model: str = "model", **headers: str) -> str:
     body = {
         "model": model,
         "prompt": f"Question {number}",
@@ -69,7 +69,7 @@ async def ask(gateway: LiveGateway, number: int, model: str = "model") -> str:
         "seed": number,
         "ignore_eos": True,
     }
-    answer = await gateway.http.post("/v1/completions", json=body)
+    answer = await gateway.http.post("/v1/completions", json=body, headers=headers)
     assert answer.status_code == 200, answer.text
     request_id: str = answer.headers["x-request-id"]
     return request_id
@@ -116,6 +116,18 @@ async def test_a_worker_that_is_alone_is_not_audited(
             await ask(gateway, number, "echo")
 
         assert await audits(gateway, 3) == {"equal": 0, "different": 0, "skipped": 3}
+
+
+async def test_an_answer_that_is_repeated_for_its_key_is_not_audited_again(
+    broker: MemoryBroker, fleet: AsyncExitStack
+) -> None:
+    await fleet.enter_async_context(echo_worker(broker))
+    async with live_gateway(broker, audit_share=1.0) as gateway:
+        key = {"idempotency-key": "once"}
+        assert await ask(gateway, 1, "echo", **key) == await ask(gateway, 1, "echo", **key)
+        await ask(gateway, 2, "echo")
+
+        assert await audits(gateway, 2) == {"equal": 0, "different": 0, "skipped": 2}
 
 
 async def test_the_worker_with_a_changed_weight_the_request_and_the_token_are_named(
