@@ -13,7 +13,7 @@ from rich.table import Table
 
 from bench.figures import Measurement, Row, setting_of
 
-_WIDTH = 132
+_WIDTH = 168
 """The width of the table if the output is not a terminal."""
 
 _SAME = ("machine", "commit", "client")
@@ -24,7 +24,7 @@ Column = tuple[str, Callable[[Row], str]]
 
 def show(title: str, rows: Sequence[Row], columns: Sequence[Column]) -> None:
     """Print a line for each row, with a rule between settings."""
-    table = Table("prompt", "users", "system", "weights", title=title)
+    table = Table("in", "users", "system", "weights", title=title)
     for heading, _ in columns:
         table.add_column(heading, justify="right")
     ordered = sorted(rows, key=setting_of)
