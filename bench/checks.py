@@ -7,7 +7,7 @@ from pathlib import Path
 from bench.agreement import Agreement
 from bench.comparison import run_loop
 from bench.load import MODEL, Request, complete, random_requests
-from bench.quality import fixed_text, qualities
+from bench.quality import fixed_text, load, qualities, text_logits
 from bench.servers import running
 from bench.systems import System, warren_serve
 from cli.terminal import notices
@@ -58,6 +58,15 @@ def check_output(systems: Iterable[System], options: Sequence[str] | None) -> No
         text = fixed_text(directory)[:_TEXT_TOKENS]
         exact = {f"{name}+int16" for name in formats} & BOUNDS.keys()
         check_agreement(directory, text, sorted(formats - {"float32"} | exact))
+
+
+def check_finite(gguf: Path) -> None:
+    """Check that our worker computes finite logits with the random weights of a file. Raises
+    `WrongOutput`."""
+    [request] = random_requests(1, seed=0)
+    decoder = load(store.resolve(str(gguf)), "auto", "auto")
+    if not text_logits(decoder, request.prompt_ids).isfinite().all():
+        raise WrongOutput(f"logits of {gguf.name} are not finite")
 
 
 def check_agreement(directory: Path, token_ids: Sequence[int], formats: Sequence[str]) -> None:

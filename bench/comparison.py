@@ -18,6 +18,7 @@ from cli.terminal import notices
 _WARM_UP_TOKENS = 16
 _WARM_UP_SEED = 1 << 20
 _ATTEMPT_SEEDS = 1 << 21
+_LENGTH_SEEDS = 1 << 24
 
 _Result = TypeVar("_Result")
 
@@ -44,24 +45,25 @@ class Plan:
     users: Sequence[int]
     requests_per_user: int
     min_requests: int
-    prompt_len: int = 128
+    prompt_lens: Sequence[int] = (128,)
     max_tokens: int = 128
 
     @property
     def room(self) -> Room:
         # llama-server keeps one slot free.
-        return Room(max(self.users), self.prompt_len + self.max_tokens + 1)
+        return Room(max(self.users), max(self.prompt_lens) + self.max_tokens + 1)
 
     def settings(self, run: int) -> Iterator[Setting]:
         """The settings of a run. Each has its own prompts, so that no cache helps a later run."""
-        for num_users in self.users:
-            yield Setting(
-                num_users=num_users,
-                num_requests=max(self.min_requests, self.requests_per_user * num_users),
-                prompt_len=self.prompt_len,
-                max_tokens=self.max_tokens,
-                seed=1000 * run + num_users,
-            )
+        for index, prompt_len in enumerate(self.prompt_lens):
+            for num_users in self.users:
+                yield Setting(
+                    num_users=num_users,
+                    num_requests=max(self.min_requests, self.requests_per_user * num_users),
+                    prompt_len=prompt_len,
+                    max_tokens=self.max_tokens,
+                    seed=1000 * run + num_users + _LENGTH_SEEDS * index,
+                )
 
 
 def own_client(url: str, setting: Setting) -> Figures:
@@ -101,7 +103,10 @@ def _measure(
     for setting in plan.settings(run):
         _warm_up(server, setting)
         (figures, cpu_ms), other_cores = undisturbed(partial(_once, server, setting, client))
-        notices.print(f"  {setting.num_users} users: {figures.tokens_per_s:.1f} tok/s")
+        notices.print(
+            f"  {setting.num_users} users, prompts of {setting.prompt_len}: "
+            f"{figures.tokens_per_s:.1f} tok/s"
+        )
         yield Measurement(
             system=system.name,
             weights=system.weights,
@@ -113,6 +118,7 @@ def _measure(
             other_cores=other_cores,
             figures=figures,
             cpu_ms_per_token=cpu_ms,
+            prompt_len=setting.prompt_len,
         )
 
 

@@ -47,6 +47,7 @@ class Measurement:
     figures: Figures
     cpu_ms_per_token: dict[str, float] = dataclasses.field(default_factory=dict)
     """The CPU time of gateway and worker, without that of an engine of another project."""
+    prompt_len: int = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +67,17 @@ class Row:
     slowest_tokens_per_s: float
     fastest_tokens_per_s: float
     to_best_peer: float | None
-    """Tokens per second, relative to the fastest peer with as many users; None without a peer."""
+    """Tokens per second, relative to the fastest peer in the same setting; None without a peer."""
     to_same_weights: float | None
     """The same, but only among peers with the same weight format."""
     cpu_ms_per_token: dict[str, float] = dataclasses.field(default_factory=dict)
+    prompt_len: int = 128
+
+    @property
+    def prompt_tokens_per_s(self) -> float | None:
+        """The rate of a prompt that is computed alone; None with several users, whose prompts wait
+        for each other."""
+        return None if self.num_users > 1 else 1e3 * self.prompt_len / self.figures.ttft_p50_ms
 
 
 def ttft_s(stream: Stream) -> float:
@@ -113,11 +121,17 @@ def figures_of(load: Load) -> Figures:
 
 def rows_of(measurements: Sequence[Measurement]) -> list[Row]:
     """A row for each setting of a system, in the order of the first runs."""
-    settings: dict[tuple[str, str, int], list[Measurement]] = {}
+    settings: dict[tuple[str, str, int, int], list[Measurement]] = {}
     for one in measurements:
-        settings.setdefault((one.system, one.weights, one.num_users), []).append(one)
+        setting = (one.system, one.weights, one.prompt_len, one.num_users)
+        settings.setdefault(setting, []).append(one)
     rows = [_row(runs) for runs in settings.values()]
     return [_beside_peers(row, rows) for row in rows]
+
+
+def setting_of(row: Row) -> tuple[int, int]:
+    """The tokens of a prompt, and the number of users."""
+    return row.prompt_len, row.num_users
 
 
 def _row(runs: Sequence[Measurement]) -> Row:
@@ -142,11 +156,12 @@ def _row(runs: Sequence[Measurement]) -> Row:
             role: percentile([one.cpu_ms_per_token[role] for one in runs], 50)
             for role in runs[0].cpu_ms_per_token
         },
+        prompt_len=runs[0].prompt_len,
     )
 
 
 def _beside_peers(row: Row, rows: Sequence[Row]) -> Row:
-    peers = [other for other in rows if other.is_peer and other.num_users == row.num_users]
+    peers = [other for other in rows if other.is_peer and setting_of(other) == setting_of(row)]
     same = [peer for peer in peers if peer.weights == row.weights]
     return dataclasses.replace(
         row, to_best_peer=_ratio(row, peers), to_same_weights=_ratio(row, same)

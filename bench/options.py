@@ -10,7 +10,15 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from bench.interrupt import ends_on_sigterm
-from bench.systems import Room, System, peers, warren, warren_before, warren_serve
+from bench.systems import (
+    Room,
+    System,
+    gguf_weights,
+    peers,
+    warren,
+    warren_before,
+    warren_serve,
+)
 
 RESULTS = Path(__file__).parent / "results"
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
@@ -93,6 +101,22 @@ class Choice:
             for system in (peer, *([warren_before(peer, self.broker)] if has_engines else []))
         ]
         return selected([*own, *beside], self.only)
+
+    def systems_of_files(self, needed: Room, files: Sequence[Path]) -> list[System]:
+        """Our systems and the peers that serve GGUF files, each with every file. Raises
+        `typer.BadParameter`."""
+        options = self.worker_options or ()
+        own = [
+            system
+            for file in files
+            for weights in [gguf_weights(file)]
+            for system in (
+                warren(weights, self.broker, options, file),
+                warren_serve(weights, options, file),
+            )
+        ]
+        theirs = peers(self.llama_server, files, None, (), needed=needed)
+        return selected([*own, *theirs], self.only)
 
 
 def comparison(main: Callable[..., None]) -> Callable[..., None]:

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from bench.figures import Measurement, Row
+from bench.figures import Measurement, Row, setting_of
 
-_WIDTH = 132
+_WIDTH = 168
 """The width of the table if the output is not a terminal."""
 
 _SAME = ("machine", "commit", "client")
@@ -23,15 +23,16 @@ Column = tuple[str, Callable[[Row], str]]
 
 
 def show(title: str, rows: Sequence[Row], columns: Sequence[Column]) -> None:
-    """Print a line for each row, with a rule between numbers of users."""
-    table = Table("users", "system", "weights", title=title)
+    """Print a line for each row, with a rule between settings."""
+    table = Table("in", "users", "system", "weights", title=title)
     for heading, _ in columns:
         table.add_column(heading, justify="right")
-    ordered = sorted(rows, key=lambda row: row.num_users)
+    ordered = sorted(rows, key=setting_of)
     for row, following in zip(ordered, [*ordered[1:], None], strict=True):
         cells = [text(row) for _, text in columns]
-        is_last = following is not None and following.num_users != row.num_users
-        table.add_row(str(row.num_users), row.system, row.weights, *cells, end_section=is_last)
+        is_last = following is not None and setting_of(following) != setting_of(row)
+        setting = map(str, setting_of(row))
+        table.add_row(*setting, row.system, row.weights, *cells, end_section=is_last)
     console().print(table)
 
 
@@ -92,6 +93,10 @@ def rate(row: Row) -> str:
     if row.num_runs == 1:
         return median
     return f"{median} ({row.slowest_tokens_per_s:.0f}-{row.fastest_tokens_per_s:.0f})"
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
 
 
 def ratio(value: float | None) -> str:

@@ -13,6 +13,7 @@ from bench.broker import BrokerNode, broker_node
 from bench.load import MODEL
 from tests.support.deployment.processes import free_port
 from worker.checkpoints import store
+from worker.checkpoints.gguf_file import read_header
 
 Command = Sequence[str]
 
@@ -51,14 +52,17 @@ class System:
     """Whether a peer computes for our worker."""
 
 
-def warren(weights: str, broker_url: str | None, options: Sequence[str] = ()) -> System:
-    """Gateway and worker as two processes, over the broker at a URL or a node of their own."""
+def warren(
+    weights: str, broker_url: str | None, options: Sequence[str] = (), gguf: Path | None = None
+) -> System:
+    """Gateway and worker as two processes, over the broker at a URL or a node of their own. They
+    serve a GGUF file as it is, or `bench.load.MODEL`."""
 
     def commands(port: int, broker: str) -> list[Command]:
         common = (f"--broker={broker}", "--log-level=warning")
         return [
             [*_WARREN, "gateway", f"--port={port}", *common],
-            [*_WARREN, "worker", *_worker_options(weights), *common, *options],
+            [*_WARREN, "worker", *_worker_options(weights, gguf), *common, *options],
         ]
 
     broker = partial(broker_node, broker_url)
@@ -93,12 +97,12 @@ def warren_before(peer: System, broker_url: str | None) -> System:
     )
 
 
-def warren_serve(weights: str, options: Sequence[str] = ()) -> System:
-    """Gateway and worker in a single process, without a broker."""
+def warren_serve(weights: str, options: Sequence[str] = (), gguf: Path | None = None) -> System:
+    """The same in a single process, without a broker."""
 
     def commands(port: int, _: str) -> list[Command]:
         common = (f"--port={port}", "--log-level=warning")
-        return [[*_WARREN, "serve", *_worker_options(weights), *common, *options]]
+        return [[*_WARREN, "serve", *_worker_options(weights, gguf), *common, *options]]
 
     return System("warren serve", weights, commands, options)
 
@@ -129,9 +133,10 @@ def vllm(program: str, dtype: str, needed: Room) -> System:
 
 def gguf_weights(gguf: Path) -> str:
     """The weight format of a GGUF file, in the names of our formats."""
-    from gguf import GGUFReader, LlamaFileType
+    from gguf import LlamaFileType
 
-    declared = GGUFReader(gguf).fields["general.file_type"].contents()
+    declared = read_header(gguf).entries["general.file_type"]
+    assert isinstance(declared, int)
     name = LlamaFileType(declared).name.removeprefix("MOSTLY_").removeprefix("ALL_").lower()
     return {"bf16": "bfloat16", "f32": "float32", "f16": "float16"}.get(name, name)
 
@@ -157,6 +162,8 @@ _ROLES = ("gateway", "worker")
 _WARREN = (sys.executable, str(Path(__file__).parents[1] / "warren.py"))
 
 
-def _worker_options(weights: str) -> list[str]:
+def _worker_options(weights: str, gguf: Path | None) -> list[str]:
+    if gguf:
+        return [f"--model={gguf}", f"--served-name={MODEL}"]
     chosen = f"--dtype={weights}" if weights in _DTYPES else f"--weight-format={weights}"
     return [f"--model={MODEL}", chosen]

@@ -13,7 +13,7 @@ class Shape:
     """A model, and the number of its layers that are measured."""
 
     config: Mapping[str, Any]
-    """The parts of config.json that say what is computed."""
+    """The parts of config.json that say what is computed, with all layers."""
     num_layers: int
 
     def spec(self) -> ModelSpec:
@@ -29,6 +29,7 @@ SHAPES: Mapping[str, Shape] = {
         config={
             "model_type": "llama",
             "vocab_size": 128_256,
+            "num_hidden_layers": 16,
             "hidden_size": 2048,
             "intermediate_size": 8192,
             "num_attention_heads": 32,
@@ -39,11 +40,44 @@ SHAPES: Mapping[str, Shape] = {
             "tie_word_embeddings": True,
         },
     ),
+    "Qwen3-4B": Shape(
+        num_layers=12,
+        config={
+            "model_type": "qwen3",
+            "vocab_size": 151_936,
+            "num_hidden_layers": 36,
+            "hidden_size": 2560,
+            "intermediate_size": 9728,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 40_960,
+            "rope_theta": 1_000_000.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Llama-3.1-8B": Shape(
+        num_layers=8,
+        config={
+            "model_type": "llama",
+            "vocab_size": 128_256,
+            "num_hidden_layers": 32,
+            "hidden_size": 4096,
+            "intermediate_size": 14_336,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 131_072,
+            "rope_theta": 500_000.0,
+            "tie_word_embeddings": False,
+        },
+    ),
     "Qwen3.5-0.8B": Shape(
         num_layers=24,
         config={
             "model_type": "qwen3_5_text",
             "vocab_size": 248_320,
+            "num_hidden_layers": 24,
             "hidden_size": 1024,
             "intermediate_size": 3584,
             "num_attention_heads": 8,
@@ -66,6 +100,7 @@ SHAPES: Mapping[str, Shape] = {
         config={
             "model_type": "qwen3_moe",
             "vocab_size": 151_936,
+            "num_hidden_layers": 48,
             "hidden_size": 2048,
             "intermediate_size": 6144,
             "moe_intermediate_size": 768,
@@ -85,6 +120,7 @@ SHAPES: Mapping[str, Shape] = {
         config={
             "model_type": "gpt_oss",
             "vocab_size": 201_088,
+            "num_hidden_layers": 24,
             "hidden_size": 2880,
             "intermediate_size": 2880,
             "num_local_experts": 32,

@@ -11,9 +11,17 @@ from bench.comparison import Plan
 from bench.interference import Interference
 from bench.load import LoadError
 from bench.options import ours, selected
-from bench.systems import Room, gguf_weights, llama_server, warren_before
+from bench.systems import (
+    Room,
+    gguf_weights,
+    llama_server,
+    warren,
+    warren_before,
+    warren_serve,
+)
 from bench.vllm_client import figures_of_result
 
+FILE = Path("/models/random.gguf")
 RESULT = {
     "completed": 8,
     "output_throughput": 100.0,
@@ -32,6 +40,27 @@ def test_every_setting_of_every_run_has_prompts_of_its_own() -> None:
 
     assert [setting.num_requests for setting in settings] == [8, 32, 8, 32]
     assert len({setting.seed for setting in settings}) == 4
+
+
+def test_prompts_of_several_lengths_have_nothing_in_common() -> None:
+    plan = Plan(users=[1, 8], requests_per_user=1, min_requests=1, prompt_lens=[128, 2048])
+    settings = list(plan.settings(run=1))
+
+    assert [(one.prompt_len, one.num_users) for one in settings] == [
+        (128, 1),
+        (128, 8),
+        (2048, 1),
+        (2048, 8),
+    ]
+    assert len({one.seed for one in settings}) == 4
+    assert plan.room.max_len == 2048 + 128 + 1
+
+
+def test_a_file_is_served_as_it_is_under_the_name_that_clients_ask_for() -> None:
+    for system in (warren("q4_k_m", None, (), FILE), warren_serve("q4_k_m", (), FILE)):
+        *_, worker = system.commands(8000, "amqp://broker")
+        assert {f"--model={FILE}", "--served-name=smollm2"} <= set(worker)
+        assert not any(option.startswith(("--dtype", "--weight-format")) for option in worker)
 
 
 @pytest.mark.parametrize(

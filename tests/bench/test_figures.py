@@ -63,7 +63,7 @@ def test_a_percentile_has_its_share_of_the_values_below(
 
 
 def _measurement(
-    system: str, weights: str, rate: float, run: int = 1, users: int = 8
+    system: str, weights: str, rate: float, run: int = 1, users: int = 8, prompt_len: int = 128
 ) -> Measurement:
     times = {entry.name: 1.0 for entry in dataclasses.fields(Figures)}
     return Measurement(
@@ -76,6 +76,7 @@ def _measurement(
         memory_bytes=100 * run,
         other_cores=run / 10,
         figures=Figures(**{**times, "tokens_per_s": rate}),
+        prompt_len=prompt_len,
     )
 
 
@@ -97,12 +98,25 @@ def test_ratios_are_to_the_fastest_peer_with_as_many_users() -> None:
             _measurement("peer B", "bfloat16", 30),
             _measurement("peer A", "q4_1", 40),
             _measurement("peer A", "q4_1", 1000, users=1),
+            _measurement("peer A", "q4_1", 1000, prompt_len=16),
             _measurement("ours", "q8_0", 80),
         ]
     )
 
-    in_bfloat16, _, _, _, _, in_q8_0 = rows
+    in_bfloat16, *_, in_q8_0 = rows
     assert in_bfloat16.to_best_peer == pytest.approx(1.5)
     assert in_bfloat16.to_same_weights == pytest.approx(2.0)
     assert in_q8_0.to_best_peer == pytest.approx(2.0)
     assert in_q8_0.to_same_weights is None
+
+
+def test_only_a_prompt_that_is_computed_alone_has_a_rate() -> None:
+    alone, beside = rows_of(
+        [
+            _measurement("ours", "q8_0", 1, users=1, prompt_len=2048),
+            _measurement("ours", "q8_0", 1, users=8, prompt_len=2048),
+        ]
+    )
+
+    assert alone.prompt_tokens_per_s == pytest.approx(2048 / 1e-3)
+    assert beside.prompt_tokens_per_s is None
