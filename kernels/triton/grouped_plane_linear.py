@@ -111,19 +111,8 @@ def grouped_plane_linear_kernel(
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     rows = expert.to(tl.int64) * outputs + tl.minimum(columns, outputs - 1)
     hidden_rows = hidden_ptr + (tokens // num_shared).to(tl.int64) * inputs
-    total = plane_product(
-        hidden_rows,
-        low_ptr,
-        high_ptr,
-        scales_ptr,
-        headers_ptr,
-        rows,
-        inputs,
-        num_steps,
-        LAYOUT,
-        PRECISION,
-        STEPS,
-    )
+    planes = (low_ptr, high_ptr, scales_ptr, headers_ptr)
+    total = plane_product(hidden_rows, planes, rows, inputs, num_steps, LAYOUT, PRECISION, STEPS)
     if HAS_BIAS:
         total += tl.load(bias_ptr + rows).to(tl.float32)[None, :]
     out_places = tokens.to(tl.int64)[:, None] * outputs + columns[None, :]

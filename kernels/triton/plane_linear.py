@@ -124,19 +124,8 @@ def plane_linear_kernel(
     # Rows beyond the last row repeat it instead of masking; their results are not stored.
     rows = tl.minimum(outs, outputs - 1).to(tl.int64)
     hidden_rows = hidden_ptr + tl.minimum(tokens, num_tokens - 1).to(tl.int64) * inputs
-    total = plane_product(
-        hidden_rows,
-        low_ptr,
-        high_ptr,
-        scales_ptr,
-        headers_ptr,
-        rows,
-        inputs,
-        num_steps,
-        LAYOUT,
-        PRECISION,
-        STEPS,
-    )
+    planes = (low_ptr, high_ptr, scales_ptr, headers_ptr)
+    total = plane_product(hidden_rows, planes, rows, inputs, num_steps, LAYOUT, PRECISION, STEPS)
     if HAS_BIAS:
         total += tl.load(bias_ptr + rows).to(tl.float32)[None, :]
     places = tokens.to(tl.int64)[:, None] * outputs + outs[None, :]

@@ -215,10 +215,7 @@ def half_weights(
 @triton.jit
 def plane_product(
     hidden_rows,
-    low_ptr,
-    high_ptr,
-    scales_ptr,
-    headers_ptr,
+    planes,
     rows,
     inputs,
     num_steps,
@@ -227,7 +224,8 @@ def plane_product(
     STEPS: tl.constexpr,
 ):
     """The products of tokens, to whose first inputs ``hidden_rows`` [tokens] point, with the
-    outputs ``rows``: [tokens, rows] float32."""
+    outputs ``rows`` of the planes low, high, scales and headers: [tokens, rows] float32."""
+    low_ptr, high_ptr, scales_ptr, headers_ptr = planes
     dtype: tl.constexpr = hidden_rows.dtype.element_ty
     total = tl.zeros([hidden_rows.shape[0], rows.shape[0]], tl.float32)
     for first in tl.range(0, num_steps, STEPS):
