@@ -14,7 +14,7 @@ from triton import language as tl
 
 from kernels.planes import LAYOUTS, Planes, check_expert_planes
 from kernels.triton.configurations import POINTER_TYPES, Configuration, launch
-from kernels.triton.grouped_projection import tile_of_expert
+from kernels.triton.grouped_projection import most_tiles, tile_of_expert
 from kernels.triton.plane_weights import (
     LayoutConstant,
     PlaneTile,
@@ -56,8 +56,7 @@ def grouped_plane_linear(
     tile = _FEW if is_few else _MANY
     if hidden.dtype == torch.float32:
         tile = _FLOAT32_TILE
-    # An expert's last tile may be partly empty.
-    num_tiles = min(num_rows, num_experts) + num_rows // tile.tokens
+    num_tiles = most_tiles(num_rows, num_experts, tile.tokens)
     block_experts = int(triton.next_power_of_2(num_experts))
     launch(
         _configuration(planes.format, hidden.dtype, bias is not None, tile, block_experts),

@@ -36,6 +36,12 @@ _FEW_ROWS = 32
 """The most rows of an expert, on average, for which the smaller tile is used."""
 
 
+def most_tiles(num_rows: int, num_experts: int, tile_rows: int) -> int:
+    """The tiles of so many rows at most, however they are divided among the experts: an expert's
+    last tile may be partly empty."""
+    return min(num_rows, num_experts) + num_rows // tile_rows
+
+
 def grouped_projection(
     hidden: Tensor,
     weight: Tensor,
@@ -58,8 +64,7 @@ def grouped_projection(
         return out
     is_few = num_rows <= _FEW_ROWS * num_experts and not is_batch_invariant
     tile = _FEW if is_few else _MANY
-    # An expert's last tile may be partly empty.
-    num_tiles = min(num_rows, num_experts) + num_rows // tile.rows
+    num_tiles = most_tiles(num_rows, num_experts, tile.rows)
     launch(
         _configuration(
             hidden.dtype, bias is not None, tile, int(triton.next_power_of_2(num_experts))

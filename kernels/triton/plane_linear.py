@@ -21,7 +21,7 @@ from kernels.triton.plane_weights import (
     PlaneTile,
     half_inputs,
     half_weights,
-    load_plane,
+    load_planes,
     plane_pointers,
     plane_product,
     plane_types,
@@ -156,10 +156,7 @@ def plane_vector_kernel(
     sums = tl.zeros([BLOCK_OUTPUTS, 32 * STEPS], tl.float32)
     # Without a product of matrices, loads are only made in advance if the loop asks for it.
     for first in tl.range(0, num_steps, STEPS, num_stages=3):
-        low = load_plane(low_ptr, rows, first, num_steps, STEPS, LAYOUT.low_bytes)
-        high = low
-        if LAYOUT.high_bits:
-            high = load_plane(high_ptr, rows, first, num_steps, STEPS, LAYOUT.high_bytes)
+        low, high = load_planes(low_ptr, high_ptr, rows, first, num_steps, LAYOUT, STEPS)
         for half in tl.static_range(2):
             read = half_inputs(first, STEPS, half)
             hidden = tl.load(hidden_ptr + read, mask=read < inputs, other=0.0).to(tl.float32)
@@ -191,10 +188,7 @@ def plane_expand_kernel(
     outs = tl.program_id(0) * BLOCK_OUTPUTS + tl.arange(0, BLOCK_OUTPUTS)
     rows = tl.minimum(outs, outputs - 1).to(tl.int64)
     first = tl.program_id(1) * STEPS
-    low = load_plane(low_ptr, rows, first, num_steps, STEPS, LAYOUT.low_bytes)
-    high = low
-    if LAYOUT.high_bits:
-        high = load_plane(high_ptr, rows, first, num_steps, STEPS, LAYOUT.high_bytes)
+    low, high = load_planes(low_ptr, high_ptr, rows, first, num_steps, LAYOUT, STEPS)
     for half in tl.static_range(2):
         read = half_inputs(first, STEPS, half)
         weights = half_weights(

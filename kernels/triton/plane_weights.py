@@ -81,7 +81,7 @@ def half_inputs(first, STEPS: tl.constexpr, HALF: tl.constexpr):
 
 
 @triton.jit
-def load_plane(ptr, rows, first, num_steps, STEPS: tl.constexpr, BYTES: tl.constexpr):
+def _load_plane(ptr, rows, first, num_steps, STEPS: tl.constexpr, BYTES: tl.constexpr):
     """For each weight of half of the steps, the byte that it is in: [rows, 32 * STEPS]. Each byte
     is there as often as it has weights of the same half."""
     places = tl.arange(0, 32 * STEPS)
@@ -213,6 +213,18 @@ def half_weights(
 
 
 @triton.jit
+def load_planes(
+    low_ptr, high_ptr, rows, first, num_steps, LAYOUT: tl.constexpr, STEPS: tl.constexpr
+):
+    """The bytes of both planes; those of the first twice if the layout has no second."""
+    low = _load_plane(low_ptr, rows, first, num_steps, STEPS, LAYOUT.low_bytes)
+    high = low
+    if LAYOUT.high_bits:
+        high = _load_plane(high_ptr, rows, first, num_steps, STEPS, LAYOUT.high_bytes)
+    return low, high
+
+
+@triton.jit
 def plane_product(
     hidden_rows,
     planes,
@@ -229,10 +241,7 @@ def plane_product(
     dtype: tl.constexpr = hidden_rows.dtype.element_ty
     total = tl.zeros([hidden_rows.shape[0], rows.shape[0]], tl.float32)
     for first in tl.range(0, num_steps, STEPS):
-        low = load_plane(low_ptr, rows, first, num_steps, STEPS, LAYOUT.low_bytes)
-        high = low
-        if LAYOUT.high_bits:
-            high = load_plane(high_ptr, rows, first, num_steps, STEPS, LAYOUT.high_bytes)
+        low, high = load_planes(low_ptr, high_ptr, rows, first, num_steps, LAYOUT, STEPS)
         for half in tl.static_range(2):
             read = half_inputs(first, STEPS, half)
             hidden = tl.load(
