@@ -221,6 +221,18 @@ def test_metadata_that_does_not_describe_the_tensors_is_refused(
         described_by(header, path)
 
 
+def test_a_deepseek_whose_queries_grow_with_their_positions_is_refused(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, "deepseek_v3")
+    path = write_gguf(tmp_path, tmp_path / "tiny.gguf", "deepseek2")
+    header = read_header(path)
+    described_by(header, path)
+
+    header.entries["deepseek2.attention.temperature_scale"] = 0.1
+
+    with pytest.raises(StartupError, match=r"deepseek2\.attention\.temperature_scale"):
+        config_of([header])
+
+
 def described_by(header: GgufHeader, path: Path) -> None:
     directory = path.with_suffix("")
     directory.mkdir()

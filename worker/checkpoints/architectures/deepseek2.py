@@ -13,6 +13,11 @@ _GROWTH = 0.1
 def read(model: GgufModel) -> dict[str, Any]:
     if model.get("attention.kv_lora_rank") is None or not model.size("expert_count", 0):
         raise StartupError("the GGUF file's deepseek2 has no latent vectors or no experts")
+    if model.number("attention.temperature_scale", 0.0):
+        raise StartupError(
+            "the queries of the GGUF file's deepseek2 grow with their positions "
+            "(deepseek2.attention.temperature_scale), which neither DeepSeek V2 nor V3 has"
+        )
     config = {
         **model.decoder(),
         **model.routed_experts(),
