@@ -37,7 +37,9 @@ _NEVER_ASKED = (Basic.GetOk.index, Basic.GetEmpty.index)
 aiormq notices after a heartbeat, and until then the channel seems to be open."""
 _LIMIT = 1 << 16
 _BEAT = bytes((_HEARTBEAT, 0, 0, 0, 0, 0, 0, _END))
-_BEAT_INTERVAL_S = 1.0
+_BEAT_INTERVAL_S = 0.1
+"""What aiormq's time of the last frame may be too early by. A node that has sent a message may send
+its next heartbeat only an interval of heartbeats later, and aiormq waits hardly longer."""
 
 
 def frame_parts(kind: int, channel: int, payload: bytes) -> tuple[bytes, bytes, bytes]:

@@ -63,9 +63,10 @@ _REFUSALS = (AuthenticationError, ProbableAuthenticationError, InvalidFrameError
 # has that channel still, and ends the connection when the number comes up again. The size bounds
 # nothing: aiormq passes on to the transport's buffer, which grows.
 Connection.FRAME_BUFFER_SIZE = 0
-# A connection is given up when two heartbeats are missing, not six: RabbitMQ sends two of them in
-# each interval.
-Connection.HEARTBEAT_GRACE_MULTIPLIER = 1
+# A connection is given up after 7.5 s of silence, not 18. RabbitMQ sends a heartbeat after each
+# half of the interval in which it sent nothing else, so it may be silent for 5 s, and longer if it
+# is busy. The factor is multiplied with seconds, so it need not be an integer.
+Connection.HEARTBEAT_GRACE_MULTIPLIER = 1.25  # type: ignore[assignment]
 
 _exhaustions = PROCESS.counter(
     "warren_broker_channels_exhausted_total",

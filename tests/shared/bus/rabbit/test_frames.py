@@ -1,6 +1,7 @@
 """Frames of a broker, however its bytes arrive."""
 
 import asyncio
+import random
 import struct
 from collections.abc import Iterable
 
@@ -136,6 +137,28 @@ async def test_messages_keep_a_connection_alive_and_pieces_of_frames_do_not(
     _, passed = await read((data, data[:3], data[3:-end], data[-end:]))
 
     assert passed == BEAT * 3
+
+
+async def test_aiormq_knows_how_long_a_broker_that_sent_messages_has_been_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chance, stream = random.Random(5), FrameStream()
+    clock, heard_at = [asyncio.get_running_loop().time()], [asyncio.get_running_loop().time()]
+    stream.listen(1, Received())
+    monkeypatch.setattr(stream, "_loop_time", lambda: clock[0])
+
+    async def hear() -> None:
+        while await stream.readexactly(len(BEAT)):
+            heard_at.append(clock[0])
+
+    async with asyncio.TaskGroup() as group:
+        hearing = group.create_task(hear())
+        for _ in range(1000):
+            clock[0] += chance.random() ** 4
+            stream.feed_data(delivery(1, b"one"))
+            await asyncio.sleep(0)
+            assert clock[0] - heard_at[-1] <= 0.1
+        hearing.cancel()
 
 
 async def test_the_end_of_a_connection_ends_each_of_its_channels() -> None:
