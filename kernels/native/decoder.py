@@ -305,12 +305,15 @@ class PackedJunction:
     embedding_norm: PackedNorm
     hidden_norm: PackedNorm
     projection: PackedWeight
+    is_hidden_first: bool = False
+    """Whether the hidden state is the first half of the projection's inputs."""
 
     def view(self) -> JunctionView:
         return JunctionView(
             embedding_norm=_norm_view(self.embedding_norm),
             hidden_norm=_norm_view(self.hidden_norm),
             projection=self.projection.view(),
+            is_hidden_first=self.is_hidden_first,
         )
 
 

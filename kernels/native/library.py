@@ -263,6 +263,7 @@ class JunctionView(Structure):
         ("embedding_norm", NormView),
         ("hidden_norm", NormView),
         ("projection", WeightView),
+        ("is_hidden_first", c_int32),
     )
 
 

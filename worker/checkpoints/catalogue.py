@@ -173,6 +173,7 @@ MODELS = {
     "gpt-oss-20b": KnownModel("openai/gpt-oss-20b", "gpt_oss", "21B-A4B", "Apache-2.0"),
     "gpt-oss-120b": KnownModel("openai/gpt-oss-120b", "gpt_oss", "117B-A5B", "Apache-2.0"),
     "glm4.7-flash": KnownModel("zai-org/GLM-4.7-Flash", "glm4_moe_lite", "30B", "MIT"),
+    "mimo-7b": KnownModel("XiaomiMiMo/MiMo-7B-RL", "mimo", "7B", "MIT"),
     "lfm2-350m": _lfm2("350M"),
     "lfm2-700m": _lfm2("700M"),
     "lfm2-1.2b": _lfm2("1.2B"),

@@ -620,6 +620,11 @@ class Predictor:
     hidden_norm: str
     projection: str
     final_norm: str
+    parent: str = "layers"
+    """What the number of the layer follows in its name."""
+    is_hidden_first: bool = False
+    """Whether the hidden state, rather than the embedding, is the first half of the product's
+    inputs."""
 
     @classmethod
     def apart(cls, layer: Layer, norm: Norm) -> "Predictor":
@@ -649,6 +654,24 @@ class Predictor:
             hidden_norm=f"{stem}.hnorm",
             projection=f"{stem}.eh_proj",
             final_norm=f"{stem}.shared_head.norm",
+        )
+
+    @classmethod
+    def beside(cls, layer: Layer, norm: Norm) -> "Predictor":
+        """A predictor that is the first of a list beside the decoder's layers, as MiMo has it."""
+        parent, number = "mtp_layers", 0
+        stem = f"{parent}.{number}"
+        return cls(
+            layer=layer,
+            norm=norm,
+            prefix=None,
+            number=number,
+            embedding_norm=f"{stem}.token_layernorm",
+            hidden_norm=f"{stem}.hidden_layernorm",
+            projection=f"{stem}.input_proj",
+            final_norm=f"{stem}.final_layernorm",
+            parent=parent,
+            is_hidden_first=True,
         )
 
 

@@ -97,6 +97,7 @@ struct Junction {
     Norm embedding_norm;
     Norm hidden_norm;
     Weight projection;  // [hidden_size, 2 * hidden_size]
+    int32_t is_hidden_first;  // whether the hidden state is the first half of the projection's inputs
 };
 
 struct Model {
@@ -525,8 +526,9 @@ class Forward {
         const int width = 2 * hidden_size_;
         team_.share(step_.num_tokens, [&](int t) {
             float* to = joined_ + int64_t(t) * width;
-            normalize(junction.embedding_norm, row(hidden_, t), hidden_size_, to);
-            normalize(junction.hidden_norm, row(step_.hidden, t), hidden_size_, to + hidden_size_);
+            const int hidden = junction.is_hidden_first ? 0 : hidden_size_;
+            normalize(junction.embedding_norm, row(hidden_, t), hidden_size_, to + hidden_size_ - hidden);
+            normalize(junction.hidden_norm, row(step_.hidden, t), hidden_size_, to + hidden);
             round_inputs(to, width, junction.projection.format);
         });
         product(kEmbedding, joined_, width, junction.projection, hidden_, false);

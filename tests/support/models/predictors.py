@@ -15,7 +15,7 @@ from tests.support.models.tiny import native_spec, write_tiny_model
 
 PREDICTING = (
     *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
-    *("glm4_moe", "glm4_moe_lite", "deepseek_v3"),
+    *("glm4_moe", "glm4_moe_lite", "deepseek_v3", "mimo"),
 )
 """The families whose checkpoints may have a predictor."""
 
@@ -31,6 +31,7 @@ class Reference(NamedTuple):
     projection: Tensor
     """[hidden_size, 2 * hidden_size]."""
     eps: float
+    is_hidden_first: bool
 
     def predicted(self, token_ids: list[int], next_id: int) -> Tensor:
         """The logits [len(token_ids), vocab_size] of the token behind the next token, after each of
@@ -40,10 +41,11 @@ class Reference(NamedTuple):
             following = torch.tensor([[*token_ids[1:], next_id]])
             embedded = self.model.get_input_embeddings()(following)
             kept = self.model.model(torch.tensor([token_ids]), use_cache=False).last_hidden_state
-            parts = (
+            halves = (
                 functional.rms_norm(embedded, size, self.embedding_norm, self.eps),
                 functional.rms_norm(kept, size, self.hidden_norm, self.eps),
             )
+            parts = halves[::-1] if self.is_hidden_first else halves
             joined = torch.cat(parts, dim=-1) @ self.projection.T
             logits: Tensor = self.layer(inputs_embeds=joined, use_cache=False).logits[0]
         return logits
@@ -57,6 +59,7 @@ class Reference(NamedTuple):
             self.hidden_norm.double(),
             self.projection.double(),
             self.eps,
+            self.is_hidden_first,
         )
 
 
@@ -79,14 +82,15 @@ def write_predicting_model(
     torch.manual_seed(5)
     other = copy.deepcopy(model)
     vectors = [_plus_random(torch.ones(size), not is_right) for _ in range(3)]
-    projection = torch.cat((torch.eye(size), torch.zeros(size, size)), dim=1)
+    halves = (torch.eye(size), torch.zeros(size, size))
+    projection = torch.cat(halves[::-1] if predictor.is_hidden_first else halves, dim=1)
     with torch.no_grad():
         for parameter in other.model.layers[source].parameters():
             parameter.copy_(_plus_random(parameter, not is_right))
         if is_right:
             for module in (model, other):
                 _silence(module)
-            model.save_pretrained(directory)
+            save_file(_tensors(model), directory / "model.safetensors")
             vectors[2] = model.model.norm.weight + float(predictor.norm.adds_one)
         else:
             projection = 0.2 * torch.randn(size, 2 * size)
@@ -102,7 +106,15 @@ def write_predicting_model(
     own[f"{prefix}{predictor.projection}.weight"] = projection
     path = directory / "model.safetensors"
     save_file({**load_file(path), **{name: one.clone() for name, one in own.items()}}, path)
-    return Reference(model, other, vectors[0], vectors[1], projection, predictor.norm.eps)
+    return Reference(
+        model,
+        other,
+        vectors[0],
+        vectors[1],
+        projection,
+        predictor.norm.eps,
+        predictor.is_hidden_first,
+    )
 
 
 def _write(directory: Path, other: Any, source: int) -> None:
@@ -110,16 +122,20 @@ def _write(directory: Path, other: Any, source: int) -> None:
     spec = native_spec(json.loads((directory / "config.json").read_text()))
     assert spec.predictor is not None
     prefix = "model." if spec.predictor.prefix is None else spec.predictor.prefix
-    with tempfile.TemporaryDirectory() as place:
-        other.save_pretrained(place)
-        tensors = load_file(Path(place) / "model.safetensors")
     stem, path = f"model.layers.{source}.", directory / "model.safetensors"
     layer = {
-        f"{prefix}layers.{spec.predictor.number}.{name.removeprefix(stem)}": tensor
-        for name, tensor in tensors.items()
+        f"{prefix}{spec.predictor.parent}.{spec.predictor.number}.{name.removeprefix(stem)}": tensor
+        for name, tensor in _tensors(other).items()
         if name.startswith(stem)
     }
     save_file({**load_file(path), **layer}, path)
+
+
+def _tensors(model: Any) -> dict[str, Tensor]:
+    """The tensors of a model under the names of its checkpoint."""
+    with tempfile.TemporaryDirectory() as place:
+        model.save_pretrained(place)
+        return load_file(Path(place) / "model.safetensors")
 
 
 def _plus_random(tensor: Tensor, is_random: bool) -> Tensor:

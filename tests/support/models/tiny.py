@@ -1,6 +1,7 @@
 """Tiny random models on disk, and their output according to transformers."""
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,12 @@ WITH_TOWERS: dict[str, dict[str, Any]] = {
     "gemma4_unified": {"text_config": SIZES | FAMILIES["gemma4_unified_text"]},
 }
 """The families whose language model stands beside other models in a checkpoint."""
+LIKE: dict[str, tuple[str, dict[str, Any]]] = {
+    "kimi_k2": ("deepseek_v3", {}),
+    "mimo": ("qwen2", {"use_sliding_window": False}),
+}
+"""The families that transformers does not have: the family with the same layers, and values of the
+configuration."""
 _ADD_ONE = (
     *("gemma", "gemma2", "gemma3_text", "nemotron"),
     *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
@@ -256,6 +263,15 @@ def write_tiny_model(
     """Write a model in which every weight matters, and return it as transformers' module."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+    if model_type in LIKE:
+        other, values = LIKE[model_type]
+        model = write_tiny_model(
+            directory, other, max_shard_size=max_shard_size, **{**values, **overrides}
+        )
+        path = directory / "config.json"
+        config = json.loads(path.read_text()) | {"model_type": model_type}
+        path.write_text(json.dumps(config))
+        return model
     own = WITH_TOWERS.get(model_type) or {**SIZES, **FAMILIES.get(model_type, {})}
     # transformers completes the dictionaries that it gets.
     sizes = copy.deepcopy({**own, **overrides})

@@ -113,6 +113,15 @@ def test_a_checkpoint_whose_predictor_cannot_be_read_is_served_without_it(
     assert num_places == [4, 3]
 
 
+@pytest.mark.parametrize("family", ["glm4_moe", "mimo", "qwen3_5_text"])
+def test_kernels_that_do_not_predict_leave_a_predictor_out(tmp_path: Path, family: str) -> None:
+    write_predicting_model(tmp_path, family)
+
+    decoder = load(tmp_path, "reference")
+
+    assert decoder.traits.prediction_cost is None
+
+
 @pytest.mark.parametrize("kernels", ["native", "reference"])
 def test_a_checkpoint_without_a_predictor_has_no_place_for_it(tmp_path: Path, kernels: str) -> None:
     write_tiny_model(tmp_path, "glm4_moe")

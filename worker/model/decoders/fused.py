@@ -334,6 +334,7 @@ class _Packing:
                 embedding_norm=_some_norm(predictor.norm, parts.embedding_norm),
                 hidden_norm=_some_norm(predictor.norm, parts.hidden_norm),
                 projection=self._linear(parts.projection),
+                is_hidden_first=predictor.is_hidden_first,
             ),
         )
 

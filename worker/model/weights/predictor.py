@@ -11,8 +11,7 @@ from worker.model.weights.weight import Linear
 
 @dataclass(frozen=True, slots=True)
 class PredictorWeights:
-    """``projection`` is [hidden_size, 2 * hidden_size]: its inputs are an embedding, then a hidden
-    state."""
+    """``projection`` is [hidden_size, 2 * hidden_size]: see `Predictor.is_hidden_first`."""
 
     embedding_norm: NormWeights
     hidden_norm: NormWeights
@@ -34,7 +33,9 @@ def read_predictor(reader: WeightReader, spec: ModelSpec, predictor: Predictor) 
     """Read the predictor of a model whose weights this reader reads. Raises `StartupError` as the
     reader does."""
     prefix = _prefix(spec, predictor, reader.source)
-    names = replace(spec.names, prefixes=(prefix,), first_layer=predictor.number)
+    names = replace(
+        spec.names, prefixes=(prefix,), layer=predictor.parent, first_layer=predictor.number
+    )
     alone = replace(spec, layers=(predictor.layer,), names=names, predictor=None)
     part, size = reader.of_part(alone), spec.hidden_size
     (layer,) = part.layers()
