@@ -24,20 +24,48 @@ inline float exponent_scale(uint8_t exponent) {
     return scale;
 }
 
+constexpr uint64_t kOnes = 0x0101010101010101;  // in each byte
+
+// In each of 8 bytes: the bits of `mask`, from bit `shift` on.
+inline uint64_t bits_of(const uint8_t* from, int shift, uint64_t mask) {
+    uint64_t word;
+    std::memcpy(&word, from, sizeof word);
+    return word >> shift & mask * kOnes;
+}
+
+inline void add(uint64_t word, uint8_t* to) {
+    word |= bits_of(to, 0, 255);
+    std::memcpy(to, &word, sizeof word);
+}
+
 // Codes of 4 bits: `width` inputs in the low halves of as many bytes, the next ones in the high halves.
 inline void read_nibbles(const uint8_t* from, int width, int count, uint8_t* codes) {
     for (int k = 0; k < count; k += 2 * width, from += width)
-        for (int i = 0; i < width; i++) codes[k + i] = from[i] & 15, codes[k + width + i] = from[i] >> 4;
+        for (int i = 0; i < width; i += 8) {
+            const uint64_t low = bits_of(from + i, 0, 15), high = bits_of(from + i, 4, 15);
+            std::memcpy(codes + k + i, &low, sizeof low);
+            std::memcpy(codes + k + width + i, &high, sizeof high);
+        }
 }
 
-// Adds bit k / 32 of byte k % 32 to each code.
+// Adds bit k / 32 of byte k % 32 to each of 256 codes.
 inline void add_bits(const uint8_t* from, int shift, uint8_t* codes) {
-    for (int b = 0; b < 8; b++)
-        for (int i = 0; i < 32; i++) codes[b * 32 + i] = static_cast<uint8_t>(codes[b * 32 + i] | (from[i] >> b & 1) << shift);
+    for (int k = 0; k < 256; k += 8) add(bits_of(from + k % 32, k / 32, 1) << shift, codes + k);
 }
 
-// The bits 2 (k / 32 % 4) and 2 (k / 32 % 4) + 1 of byte k / 128 * 32 + k % 32.
-inline uint8_t two_bits(const uint8_t* from, int k) { return from[k / 128 * 32 + k % 32] >> k / 32 % 4 * 2 & 3; }
+// Adds the bits 2 (k / 32 % 4) and 2 (k / 32 % 4) + 1 of byte k / 128 * 32 + k % 32 to each of 256 codes.
+inline void add_pairs(const uint8_t* from, int shift, uint8_t* codes) {
+    for (int k = 0; k < 256; k += 8)
+        add(bits_of(from + k / 128 * 32 + k % 32, k / 32 % 4 * 2, 3) << shift, codes + k);
+}
+
+// Adds bit k of 32 bits to each of 32 codes.
+inline void add_row_of_bits(const uint8_t* from, int shift, uint8_t* codes) {
+    for (int k = 0; k < 32; k += 8) {
+        const uint64_t own = from[k / 8] * kOnes & 0x8040201008040201;  // in byte i bit i, or nothing
+        add(((own + 0x7f * kOnes) >> 7 & kOnes) << shift, codes + k);
+    }
+}
 
 // 8 scales and minima of 6 bits.
 inline void read_scales(const uint8_t* from, GgmlBlocks& to) {
@@ -65,13 +93,15 @@ inline void read_blocks(const uint8_t* from, GgmlBlocks& to) {
         to.scale = number(0), to.minimum = number(2);  // the latter only in Q5_1
         const uint8_t* high = from + (kFormat == kQ5_0 ? 2 : 4);
         read_nibbles(high + 4, 16, 32, to.codes);
-        for (int k = 0; k < 32; k++) to.codes[k] = static_cast<uint8_t>(to.codes[k] | (high[k / 8] >> k % 8 & 1) << 4);
+        add_row_of_bits(high, 4, to.codes);
     } else if constexpr (kFormat == kQ2K) {
         std::memcpy(to.scales, from, 16);
-        for (int k = 0; k < 256; k++) to.codes[k] = two_bits(from + 16, k);
+        std::memset(to.codes, 0, sizeof to.codes);
+        add_pairs(from + 16, 0, to.codes);
         to.scale = number(80), to.minimum = number(82);
     } else if constexpr (kFormat == kQ3K) {
-        for (int k = 0; k < 256; k++) to.codes[k] = two_bits(from + 32, k);
+        std::memset(to.codes, 0, sizeof to.codes);
+        add_pairs(from + 32, 0, to.codes);
         add_bits(from, 2, to.codes);
         const uint8_t* scales = from + 96;
         for (int i = 0; i < 16; i++) {
@@ -86,7 +116,7 @@ inline void read_blocks(const uint8_t* from, GgmlBlocks& to) {
         if constexpr (kFormat == kQ5K) add_bits(from + 16, 4, to.codes);
     } else if constexpr (kFormat == kQ6K) {
         read_nibbles(from, 64, 256, to.codes);
-        for (int k = 0; k < 256; k++) to.codes[k] = static_cast<uint8_t>(to.codes[k] | two_bits(from + 128, k) << 4);
+        add_pairs(from + 128, 4, to.codes);
         std::memcpy(to.scales, from + 192, 16);
         to.scale = number(208);
     } else if constexpr (kFormat == kIq4Xs) {

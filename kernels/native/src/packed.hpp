@@ -26,9 +26,10 @@ inline void round_inputs(float* row, int width, int32_t format) {
     for (; d < width; d++) row[d] = from_bf16(to_bf16(row[d]));
 }
 
-inline void set_bits(uint8_t* byte, int code, int shift) { *byte = static_cast<uint8_t>(*byte | code << shift); }
+// The bytes of a word, each `& mask`.
+inline uint32_t each_byte(uint32_t word, uint32_t mask) { return word & mask * 0x01010101u; }
 
-// Writes one output's blocks with a common header into cleared memory.
+// Writes one output's blocks with a common header. A quad is a word, and a plane's row takes bits of several quads.
 template <int32_t kFormat>
 inline void pack_blocks(const GgmlBlocks& from, int output, uint8_t* to) {
     constexpr Layout kForm = layout(kFormat);
@@ -41,24 +42,31 @@ inline void pack_blocks(const GgmlBlocks& from, int output, uint8_t* to) {
             to[g * kPanel + output] = from.scales[group];
             if (kForm.scales == kUnsigned) to[minima_at(kFormat) + g * kPanel + output] = from.minima[group];
         }
-        const uint8_t* codes = from.codes + b * kBlock;
-        uint8_t *plane4 = to + codes_at(kFormat) + output * 4, *plane2 = to + plane2_at(kFormat) + output * 4,
-                *plane1 = to + plane1_at(kFormat) + output * 4;
+        uint32_t quads[8];
+        std::memcpy(quads, from.codes + b * kBlock, kBlock);
+        const auto write = [&](int plane, int row, uint32_t word) {
+            std::memcpy(to + plane + row * kRow + output * 4, &word, 4);
+        };
         if (kForm.bits == 8) {
-            for (int q = 0; q < 8; q++) std::memcpy(plane4 + q * kRow, codes + 4 * q, 4);
+            for (int q = 0; q < 8; q++) write(codes_at(kFormat), q, quads[q]);
             continue;
         }
         constexpr int kAbove4 = kForm.bits & 4 ? 4 : 0, kAbove2 = kAbove4 + (kForm.bits & 2);
-        for (int step = 0; step < 4; step++)
-            for (int half = 0; half < 2; half++) {
-                const int quad = low_quad(kFormat, step) + half * quad_span(kFormat);
-                for (int s = 0; s < 4; s++) {
-                    const int code = codes[4 * quad + s];
-                    if (kForm.bits & 4) set_bits(plane4 + step * kRow + s, code & 15, 4 * half);
-                    if (kForm.bits & 2) set_bits(plane2 + quad % 2 * kRow + s, code >> kAbove4 & 3, quad / 2 * 2);
-                    if (kForm.bits & 1) set_bits(plane1 + s, code >> kAbove2 & 1, quad);
-                }
-            }
+        for (int step = 0; kForm.bits & 4 && step < 4; step++) {
+            const int quad = low_quad(kFormat, step);
+            const uint32_t high = each_byte(quads[quad + quad_span(kFormat)], 15);
+            write(codes_at(kFormat), step, each_byte(quads[quad], 15) | high << 4);
+        }
+        for (int row = 0; kForm.bits & 2 && row < 2; row++) {
+            uint32_t word = 0;
+            for (int i = 0; i < 4; i++) word |= each_byte(quads[2 * i + row] >> kAbove4, 3) << 2 * i;
+            write(plane2_at(kFormat), row, word);
+        }
+        if (kForm.bits & 1) {
+            uint32_t word = 0;
+            for (int q = 0; q < 8; q++) word |= each_byte(quads[q] >> kAbove2, 1) << q;
+            write(plane1_at(kFormat), 0, word);
+        }
     }
 }
 
@@ -115,26 +123,32 @@ inline void dequantize(const GgmlBlocks& blocks, float* to) {
     }
 }
 
+// Packs words of 4 bytes, `num_words` of each row. Rows are read in pieces of a cache line, and a piece of all rows is
+// written before the next one, so that no line of the panel is written in several passes.
+inline void pack_words(const uint8_t* rows, int num_rows, int num_words, uint8_t* panel) {
+    constexpr int kPiece = 16;
+    for (int first = 0; first < num_words; first += kPiece)
+        for (int row = 0; row < num_rows; row++) {
+            const uint8_t* from = rows + int64_t(row) * num_words * 4;
+            for (int k = first; k < std::min(first + kPiece, num_words); k++)
+                std::memcpy(panel + (int64_t(k) * kPanel + row) * 4, from + int64_t(k) * 4, 4);
+        }
+}
+
 // Packs up to 16 rows of a row-major matrix of floats or ggml's blocks; missing rows become zero.
 inline void pack_panel(int32_t format, const uint8_t* rows, int num_rows, int inputs, uint8_t* panel) {
-    std::memset(panel, 0, panel_bytes(format, inputs));
-    for (int row = 0; row < num_rows; row++) {
-        if (format == kFloat32) {
-            for (int k = 0; k < inputs; k++, rows += 4) std::memcpy(panel + (k * kPanel + row) * 4, rows, 4);
-        } else if (!is_quantized(format)) {
-            for (int k = 0; k < inputs; k += 2, rows += 4) std::memcpy(panel + (k / 2 * kPanel + row) * 4, rows, 4);
-        } else {
-            with_format(format, [&](auto kind) {
-                constexpr Layout form = layout(kind);
-                uint8_t* to = panel;
-                for (int k = 0; k < inputs; k += form.blocks * kBlock, rows += form.ggml_bytes, to += headed_bytes(kind)) {
-                    GgmlBlocks blocks;
-                    read_blocks<kind>(rows, blocks);
-                    pack_blocks<kind>(blocks, row, to);
-                }
-            });
-        }
-    }
+    if (num_rows < kPanel) std::memset(panel, 0, panel_bytes(format, inputs));
+    if (!is_quantized(format)) return pack_words(rows, num_rows, format == kFloat32 ? inputs : inputs / 2, panel);
+    with_format(format, [&](auto kind) {
+        constexpr Layout form = layout(kind);
+        const int count = inputs / (form.blocks * kBlock);
+        for (int index = 0; index < count; index++, panel += headed_bytes(kind))
+            for (int row = 0; row < num_rows; row++) {
+                GgmlBlocks blocks;
+                read_blocks<kind>(rows + (int64_t(row) * count + index) * form.ggml_bytes, blocks);
+                pack_blocks<kind>(blocks, row, panel);
+            }
+    });
 }
 
 // The weights of one output, such as a row of an embedding.
