@@ -5,6 +5,7 @@ generate. Both are imported when they are first used, with `SamplingParams` and 
 ``__all__``, so that the command line does not wait for them.
 """
 
+import gc
 import sys
 from importlib import import_module
 from importlib.util import find_spec
@@ -49,8 +50,11 @@ def main() -> None:
     from cli.standard_streams import prepare
 
     prepare()
+    # Objects of modules stay, and to look at them again and again would take a tenth of the time.
+    gc.disable()
     from cli.main import main as run
 
+    gc.enable()
     run()
 
 

@@ -346,6 +346,19 @@ class StepView(Structure):
     )
 
 
+class UnpackedView(Structure):
+    """`Unpacked` of src/packed.hpp."""
+
+    _fields_ = (
+        ("rows", c_void_p),
+        ("row_bytes", c_int64),
+        ("panels", c_void_p),
+        ("format", c_int32),
+        ("outputs", c_int32),
+        ("inputs", c_int32),
+    )
+
+
 STRUCTURES: tuple[type[Structure], ...] = (
     WeightView,
     RuleView,
@@ -368,6 +381,7 @@ STRUCTURES: tuple[type[Structure], ...] = (
     BatchView,
     HeadsView,
     StepView,
+    UnpackedView,
 )
 """All structures; each library is asked whether its own have the same sizes."""
 
@@ -391,10 +405,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "warren_team": (c_void_p, [c_int]),
     "warren_disband": (None, [c_void_p]),
     "warren_panel_bytes": (c_int64, [c_int32, c_int64]),
-    "warren_pack": (
-        None,
-        [c_void_p, c_int32, c_void_p, c_int64, c_int32, c_int32, c_void_p],
-    ),
+    "warren_pack": (None, [c_void_p, POINTER(UnpackedView), c_int32]),
     "warren_unpack_rows": (None, [POINTER(WeightView), c_void_p, c_int32, c_void_p]),
     "warren_linear": (None, [c_void_p, c_void_p, c_int32, POINTER(WeightView), c_int32, c_void_p]),
     "warren_attention": (

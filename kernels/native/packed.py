@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 
 from kernels.native.huge_pages import allocate
-from kernels.native.library import Library, WeightView, pointer
+from kernels.native.library import Library, UnpackedView, WeightView, pointer
 from kernels.quantized import BLOCKS, QuantizedWeight
 
 _PANEL = 16
+_MAX_WAITING = 1 << 30
+"""Bytes that are packed together. The progress of larger models is reported."""
+_MAX_COPIED = 64 << 20
+"""Bytes of these that are not mapped from a file, but in memory twice until they are packed."""
 FORMATS = {
     name: number
     for number, name in enumerate(
@@ -90,51 +94,89 @@ class PackedWeight:
         )
 
 
+class Packer:
+    """Packs matrices while others are read.
+
+    Most are packed together in one call, in which other threads have the interpreter's lock, and
+    all matrices without a pause.
+    """
+
+    def __init__(self, library: Library, num_threads: int = 1) -> None:
+        self._library = library
+        self._num_threads = num_threads
+        self._waiting: list[tuple[UnpackedView, Tensor, Tensor]] = []
+        """Each matrix, the tensor that it is in, and the tensor for its panels."""
+        self._num_bytes = 0
+        self._num_copied = 0
+
+    def pack(self, parts: Sequence[Rows], bias: Tensor | None = None) -> PackedWeight:
+        """A matrix whose outputs are the parts', in their order. Its panels may be empty until
+        `finish`.
+
+        Raises `ValueError` if the number of inputs is odd, for another type, and for parts that
+        cannot be stacked.
+        """
+        if not can_be_stacked(parts):
+            raise ValueError(f"outputs of {', '.join(rows.format for rows in parts)} in one matrix")
+        is_one = len({rows.format for rows in parts}) == 1
+        packed = None
+        for run in reversed([list(parts)] if is_one else [[rows] for rows in parts]):
+            outputs = sum(len(rows.data) for rows in run)
+            panels = self._panels(run, outputs)
+            outputs += packed.outputs if packed else 0
+            packed = PackedWeight(panels, None, run[0].format, outputs, run[0].inputs, packed)
+        assert packed is not None
+        return replace(packed, bias=None if bias is None else bias.float().contiguous())
+
+    def finish(self) -> None:
+        """Fill the panels of all matrices."""
+        waiting, self._waiting = self._waiting, []
+        self._num_bytes = self._num_copied = 0
+        matrices = (UnpackedView * len(waiting))(*(view for view, *_ in waiting))
+        team = self._library.team(self._num_threads)
+        self._library.functions.warren_pack(team, matrices, len(matrices))
+
+    def _panels(self, run: list[Rows], outputs: int) -> Tensor:
+        """The panels of parts in the same format, packed separately where each fills whole panels,
+        so that none is in memory twice."""
+        name, inputs = run[0].format, run[0].inputs
+        if name not in FORMATS:
+            raise ValueError(f"weights of {name} cannot be packed, only of {', '.join(FORMATS)}")
+        if inputs % 2:
+            raise ValueError(f"{inputs} inputs; their number must be even")
+        if any(len(rows.data) % _PANEL for rows in run[:-1]):
+            run = [replace(run[0], data=torch.cat([rows.data for rows in run]))]
+        panel_bytes = self._library.functions.warren_panel_bytes(FORMATS[name], inputs)
+        panels = allocate(-(-outputs // _PANEL) * panel_bytes)
+        first = 0
+        for rows in run:
+            self._add(rows, panels[first // _PANEL * panel_bytes :])
+            first += len(rows.data)
+        return panels
+
+    def _add(self, rows: Rows, panels: Tensor) -> None:
+        data = rows.data.contiguous()
+        view = UnpackedView(
+            pointer(data),
+            data.nbytes // max(1, len(data)),
+            pointer(panels),
+            FORMATS[rows.format],
+            len(data),
+            rows.inputs,
+        )
+        self._waiting.append((view, data, panels))
+        self._num_bytes += data.nbytes
+        is_of_file = data.untyped_storage().nbytes() > data.nbytes
+        self._num_copied += 0 if is_of_file else data.nbytes
+        if self._num_bytes > _MAX_WAITING or self._num_copied > _MAX_COPIED:
+            self.finish()
+
+
 def pack(
     library: Library, parts: Sequence[Rows], bias: Tensor | None = None, *, num_threads: int = 1
 ) -> PackedWeight:
-    """Pack a matrix whose outputs are the parts', in their order.
-
-    Raises `ValueError` if the number of inputs is odd, for another type, and for parts that cannot
-    be stacked.
-    """
-    if not can_be_stacked(parts):
-        raise ValueError(f"outputs of {', '.join(rows.format for rows in parts)} in one matrix")
-    runs = [list(parts)] if len({rows.format for rows in parts}) == 1 else [[p] for p in parts]
-    packed = None
-    for run in reversed(runs):
-        outputs = sum(len(rows.data) for rows in run)
-        panels = _panels(library, run, outputs, num_threads)
-        outputs += packed.outputs if packed else 0
-        packed = PackedWeight(panels, None, run[0].format, outputs, run[0].inputs, packed)
-    assert packed is not None
-    return replace(packed, bias=None if bias is None else bias.float().contiguous())
-
-
-def _panels(library: Library, run: list[Rows], outputs: int, num_threads: int) -> Tensor:
-    """The panels of parts in the same format, packed separately where each fills whole panels, so
-    that none is in memory twice."""
-    name, inputs = run[0].format, run[0].inputs
-    if name not in FORMATS:
-        raise ValueError(f"weights of {name} cannot be packed, only of {', '.join(FORMATS)}")
-    if inputs % 2:
-        raise ValueError(f"{inputs} inputs; their number must be even")
-    if any(len(rows.data) % _PANEL for rows in run[:-1]):
-        run = [replace(run[0], data=torch.cat([rows.data for rows in run]))]
-    call, number = library.functions, FORMATS[name]
-    panel_bytes = call.warren_panel_bytes(number, inputs)
-    panels = allocate(-(-outputs // _PANEL) * panel_bytes)
-    first = 0
-    for rows in run:
-        data = rows.data.contiguous()
-        call.warren_pack(
-            library.team(num_threads),
-            number,
-            pointer(data),
-            data.nbytes // max(1, len(data)),
-            len(data),
-            inputs,
-            pointer(panels[first // _PANEL * panel_bytes :]),
-        )
-        first += len(data)
-    return panels
+    """Pack a matrix at once: see `Packer.pack`."""
+    packer = Packer(library, num_threads)
+    packed = packer.pack(parts, bias)
+    packer.finish()
+    return packed

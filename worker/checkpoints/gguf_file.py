@@ -12,6 +12,7 @@ import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -32,6 +33,9 @@ _LAYOUTS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MAX_NUMBERS = 4096
 """Longer arrays describe tokens rather than layers, and are skipped."""
+_MAX_KEPT = 64
+"""Headers that are kept: a start asks for the same header several times, and a long vocabulary
+takes a while to pass over."""
 Entry: TypeAlias = str | float | tuple[float, ...]
 """A string, a number or a truth value, or several numbers."""
 
@@ -108,6 +112,12 @@ def gguf_files(directory: Path) -> list[Path]:
 def read_header(path: Path) -> GgufHeader:
     """Read the header. Raises `StartupError` unless this is a complete GGUF file of version 2 or
     3."""
+    state = path.stat()
+    return _read_header(path, state.st_size, state.st_mtime_ns)
+
+
+@lru_cache(_MAX_KEPT)
+def _read_header(path: Path, _size: int, _changed_at: int) -> GgufHeader:
     with path.open("rb") as file:
         try:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:

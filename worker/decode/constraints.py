@@ -202,8 +202,8 @@ class Constraints:
     def prepare(self) -> None:
         """Build what all grammars of a tokenizer share. It takes up to a second, in which no other
         thread runs: a worker calls this before it serves, because the first grammar would."""
-        vocabulary_of(self._tokenizer)
         quoted_tokens(self._tokenizer)
+        vocabulary_of(self._tokenizer)  # last: a thread that reads weights can proceed before it
 
     async def compile(self, constraint: Constraint, tenant: str = "") -> Grammar:
         """Compile a constraint in the tenant's turn, or return it from the cache.

@@ -1,7 +1,10 @@
 """The model that a worker serves: its name, tokenizer, parsers and engine."""
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shared.control_groups import usable_cpus
@@ -84,7 +87,8 @@ def load_for_worker(settings: WorkerSettings) -> ServedModel:
     `StartupError`."""
     if settings.engine == "own" and (settings.engine_url or settings.engine_command):
         raise StartupError("--engine-url and --engine-command need --engine")
-    model = load(settings) if settings.engine == "own" else _load_remote(settings)
+    is_own = settings.engine == "own"
+    model = load(settings, has_grammars=True) if is_own else _load_remote(settings)
     model.constraints.prepare()
     return model
 
@@ -123,8 +127,11 @@ def _load_remote(settings: WorkerSettings) -> ServedModel:
     )
 
 
-def load(settings: ModelSettings) -> ServedModel:
-    """Load model and tokenizer. Takes seconds; raises `StartupError`."""
+def load(settings: ModelSettings, *, has_grammars: bool = False) -> ServedModel:
+    """Load model and tokenizer, each in its own thread. Takes seconds; raises `StartupError`.
+
+    With ``has_grammars``, what all grammars share is built, too: see `Constraints.prepare`.
+    """
     # Imported here, in the loading thread, because importing torch alone takes a second.
     from worker.model.numerics import limit_cpu_isa, numerics_of
 
@@ -137,24 +144,35 @@ def load(settings: ModelSettings) -> ServedModel:
 
     directory = store.resolve(settings.model)
     num_threads = settings.compute_threads or usable_cpus()
-    runner = loading.load_runner(
-        directory,
-        RunnerLimits(
-            block_size=BLOCK_SIZE,
-            max_num_seqs=settings.max_num_seqs,
-            max_num_batched_tokens=settings.max_num_batched_tokens,
-            max_seq_len=settings.max_seq_len,
-            kv_cache_bytes=settings.kv_cache_bytes,
-            gpu_memory_share=settings.gpu_memory_share,
-        ),
-        dtype=settings.dtype,
-        weight_format=settings.weight_format,
-        kv_dtype=settings.kv_dtype,
-        kernels=embedder.kernels_for(directory, settings.kernels, settings.device),
-        is_batch_invariant=settings.batch_invariant,
-        device=settings.device,
-        compute_threads=num_threads,
-    )
+    read_text = partial(_read_text, settings, directory, has_grammars=has_grammars)
+    with ThreadPoolExecutor(1, "tokenizer") as beside:
+        reading = beside.submit(read_text)
+        runner = loading.load_runner(
+            directory,
+            RunnerLimits(
+                block_size=BLOCK_SIZE,
+                max_num_seqs=settings.max_num_seqs,
+                max_num_batched_tokens=settings.max_num_batched_tokens,
+                max_seq_len=settings.max_seq_len,
+                kv_cache_bytes=settings.kv_cache_bytes,
+                gpu_memory_share=settings.gpu_memory_share,
+            ),
+            dtype=settings.dtype,
+            weight_format=settings.weight_format,
+            kv_dtype=settings.kv_dtype,
+            kernels=embedder.kernels_for(directory, settings.kernels, settings.device),
+            is_batch_invariant=settings.batch_invariant,
+            device=settings.device,
+            compute_threads=num_threads,
+        )
+        try:
+            tokenizer, tool_parser = reading.result()
+            is_known = tokenizer.vocab_size == runner.vocab_size
+        except StartupError:  # perhaps because config.json says another size
+            is_known = False
+    if not is_known:
+        # The tokenizer checks the token ids of requests, which kernels use as indices.
+        tokenizer, tool_parser = read_text(runner.vocab_size)
     traits = runner.decoder.traits
     limits = SchedulerLimits(
         max_num_seqs=settings.max_num_seqs,
@@ -164,10 +182,6 @@ def load(settings: ModelSettings) -> ServedModel:
         tenant_weights=settings.tenant_weights,
         max_draft_tokens=_MAX_DRAFT_TOKENS if can_check_drafts(runner.decoder) else 0,
         prediction_cost=traits.prediction_cost,
-    )
-    # The tokenizer checks the token ids of requests, which kernels use as indices.
-    tokenizer, tool_parser = with_known_calls(
-        Tokenizer.load(directory, vocab_size=runner.vocab_size), settings.tool_parser
     )
     numerics = numerics_of(runner.decoder, is_batch_invariant=settings.batch_invariant)
     return ServedModel(
@@ -189,3 +203,15 @@ def load(settings: ModelSettings) -> ServedModel:
         ),
         facts={**runner.facts(), "numerics": numerics, "threads": num_threads},
     )
+
+
+def _read_text(
+    settings: ModelSettings, directory: Path, vocab_size: int | None = None, *, has_grammars: bool
+) -> tuple[Tokenizer, str | None]:
+    """The tokenizer and the format of tool calls. ``vocab_size`` is by default what config.json
+    says."""
+    loaded = Tokenizer.load(directory, vocab_size=vocab_size)
+    tokenizer, tool_parser = with_known_calls(loaded, settings.tool_parser)
+    if has_grammars:
+        Constraints(tokenizer).prepare()
+    return tokenizer, tool_parser

@@ -67,7 +67,8 @@ _SET_ASIDE_SHARE = 4
 _SWITCH_INTERVAL_S = 2e-4
 """Python's thread switch interval in seconds. The engine thread reacquires the GIL many times a
 step, and may wait this long each time while the event loop publishes; the default of 5 ms would be
-a third of a step."""
+a third of a step. The thread that loads the model waits as often for the thread that reads its
+tokenizer."""
 
 
 async def run_worker(
@@ -103,6 +104,7 @@ async def _run_worker(
     on_stall: Callable[[], object],
     tuning: WorkerTuning,
 ) -> None:
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     worker_id = uuid.uuid4().hex
     name = served_model.name_of(settings) if model is None else model.name
     await _check_machine(settings.interruption_notice)
@@ -114,7 +116,6 @@ async def _run_worker(
         compare(await hearing, model)
     finally:
         hearing.cancel()
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     if model.max_num_seqs is not None:
         slots = min(settings.max_num_seqs, model.max_num_seqs)
         settings = settings.model_copy(update={"max_num_seqs": slots})

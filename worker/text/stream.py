@@ -147,7 +147,7 @@ class _ByteLevelTable(dict[int, bytes]):
     def __missing__(self, token_id: int) -> bytes:
         piece = self._pieces[token_id]
         try:
-            self[token_id] = bytes(_BYTE_OF_CHAR[char] for char in piece)
+            self[token_id] = bytes(map(_BYTE_OF_CHAR.__getitem__, piece))
         except KeyError:  # an added token, which is not byte-encoded
             self[token_id] = piece.encode()
         return self[token_id]

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tokenizers
 from msgspec import Struct
 
@@ -219,6 +220,13 @@ class _EndFields(Struct):
         return frozenset(ids or ())
 
 
+class _DecoderField(Struct):
+    """The field of tokenizer.json that says how tokens become text. The vocabulary is passed
+    over."""
+
+    decoder: dict[str, Any] | None = None
+
+
 class _NamedTemplate(Struct):
     name: str
     template: str
@@ -233,16 +241,20 @@ class _TemplateFields(Struct):
 def _encoder(directory: Path) -> tuple[tokenizers.Tokenizer, Mapping[str, Any] | None]:
     """tokenizer.json, and its decoder as JSON."""
     path = directory / "tokenizer.json"
-    content = read_json_object(path)
-    if content is None:
+    text = read_text(path)
+    if text is None:
         raise StartupError(f"{directory.name} contains no tokenizer.json")
     try:
-        encoder = tokenizers.Tokenizer.from_str(read_text(path) or "")
+        decoder = msgspec.json.decode(text, type=_DecoderField).decoder
+    except msgspec.DecodeError:  # the slower reader names what is wrong
+        decoder = (read_json_object(path) or {}).get("decoder")
+    try:
+        encoder = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises bare exceptions
         raise StartupError(f"{directory.name}/tokenizer.json: {error}") from error
     encoder.no_truncation()
     encoder.no_padding()
-    return encoder, content.get("decoder")
+    return encoder, decoder
 
 
 def _end_fields(path: Path) -> _EndFields:

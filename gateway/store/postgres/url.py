@@ -10,13 +10,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-from asyncpg import (
-    CantChangeRuntimeParamError,
-    InvalidAuthorizationSpecificationError,
-    InvalidCatalogNameError,
-    UndefinedObjectError,
-)
-from asyncpg.exceptions import ClientConfigurationError
 from sqlalchemy.exc import DBAPIError
 
 from shared.errors import StartupError
@@ -101,6 +94,15 @@ def connect_args(url: str) -> dict[str, Any]:
 
 def fault_of_settings(error: BaseException | None) -> StartupError | None:
     """The error of a connection that the settings explain; None for any other error."""
+    # Imported here because it takes 60 ms, and most gateways have their database in a file.
+    from asyncpg import (
+        CantChangeRuntimeParamError,
+        InvalidAuthorizationSpecificationError,
+        InvalidCatalogNameError,
+        UndefinedObjectError,
+    )
+    from asyncpg.exceptions import ClientConfigurationError
+
     cause = error.orig.__cause__ if isinstance(error, DBAPIError) and error.orig else error
     match cause:
         case InvalidAuthorizationSpecificationError():

@@ -17,7 +17,7 @@ void warren_sizes(int32_t* sizes) {
     const size_t all[] = {sizeof(Weight), sizeof(Rule), sizeof(Norm), sizeof(Mlp), sizeof(ExpertNorms), sizeof(Experts),
                           sizeof(Convolution), sizeof(Delta), sizeof(KimiDelta), sizeof(StateSpace), sizeof(SelectiveScan),
                           sizeof(Latent), sizeof(LayerInput), sizeof(LayerInputs), sizeof(Layer), sizeof(Junction), sizeof(Model),
-                          sizeof(Cache), sizeof(Batch), sizeof(Heads), sizeof(Step)};
+                          sizeof(Cache), sizeof(Batch), sizeof(Heads), sizeof(Step), sizeof(Unpacked)};
     for (size_t size : all) *sizes++ = static_cast<int32_t>(size);
 }
 
@@ -30,14 +30,15 @@ void warren_disband(Team* team) { delete team; }
 
 int64_t warren_panel_bytes(int32_t format, int64_t inputs) { return panel_bytes(format, inputs); }
 
-void warren_pack(Team* team, int32_t format, const uint8_t* rows, int64_t row_bytes, int32_t outputs, int32_t inputs,
-                 uint8_t* panels) {
-    const auto pack = [&](int panel) {
-        const int first = panel * kPanel;
-        pack_panel(format, rows + first * row_bytes, std::min(kPanel, outputs - first), inputs,
-                   panels + panel * panel_bytes(format, inputs));
-    };
-    team->each((outputs + kPanel - 1) / kPanel, pack);
+void warren_pack(Team* team, const Unpacked* matrices, int32_t count) {
+    team->run([&] {
+        for (const Unpacked* one = matrices; one < matrices + count; one++)
+            team->share((one->outputs + kPanel - 1) / kPanel, [&](int panel) {
+                const int first = panel * kPanel;
+                pack_panel(one->format, one->rows + first * one->row_bytes, std::min(kPanel, one->outputs - first),
+                           one->inputs, one->panels + panel * panel_bytes(one->format, one->inputs));
+            });
+    });
 }
 
 void warren_unpack_rows(const Weight* weight, const int64_t* rows, int32_t count, float* to) {

@@ -17,6 +17,16 @@ struct Weight {
     const Weight* next = nullptr;  // the outputs after these, whose format is another quantized one
 };
 
+// A row-major matrix of floats or ggml's blocks, and the memory for its panels.
+struct Unpacked {
+    const uint8_t* rows;
+    int64_t row_bytes;
+    uint8_t* panels;
+    int32_t format;
+    int32_t outputs;
+    int32_t inputs;
+};
+
 // Rounds the inputs of a product to bfloat16 if its weights are. Every processor computes with such inputs, whether it
 // has instructions for them or not.
 inline void round_inputs(float* row, int width, int32_t format) {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.native.library import Library, pointer
-from kernels.native.packed import PACKED_BLOCKS, CodeBits, PackedWeight, Rows, pack
+from kernels.native.packed import PACKED_BLOCKS, CodeBits, PackedWeight, Packer, Rows, pack
 from kernels.quantized import BLOCKS, QuantizedWeight, dequantize, quantize
 from tests.kernels.blocks import SCALES, random_blocks
 from tests.support.models.numerics import assert_close
@@ -87,6 +87,29 @@ def tolerance(name: str, code_bits: CodeBits = 16) -> float:
 
 def rows(count: int, inputs: int) -> Tensor:
     return torch.randn(100, inputs, generator=torch.Generator().manual_seed(1))[:count].contiguous()
+
+
+def test_matrices_packed_together_are_those_packed_alone(native: Library) -> None:
+    stored = [matrix(name, outputs, inputs) for name, outputs, inputs in SIZES]
+    packer = Packer(native, num_threads=2)
+
+    together = [packer.pack([one]) for one in stored]
+    packer.finish()
+
+    for one, packed in zip(stored, together, strict=True):
+        assert torch.equal(packed.panels, pack(native, [one]).panels)
+
+
+def test_what_is_mapped_waits_and_many_copies_do_not(native: Library) -> None:
+    mapped = torch.ones(1 << 10, 2)[:512]
+    copied = torch.ones((64 << 10) + 1, 256)
+    packer = Packer(native)
+
+    panels = packer.pack([Rows.of_floats(mapped)]).panels
+    assert not panels.any()
+    packer.pack([Rows.of_floats(copied)])
+
+    assert panels.view(torch.float32).eq(1).all()
 
 
 @pytest.mark.parametrize(("name", "outputs", "inputs"), SIZES)

@@ -24,7 +24,7 @@ from kernels.native.decoder import (
 )
 from kernels.native.huge_pages import CommittedAhead
 from kernels.native.library import Library, library
-from kernels.native.packed import PACKED_BLOCKS, CodeBits, PackedWeight, pack
+from kernels.native.packed import PACKED_BLOCKS, CodeBits, PackedWeight, Packer
 from kernels.native.recurrences import MAX_KEY_DIM, MAX_STATE_DIM, MAX_TAPS
 from kernels.providers import Provider
 from shared.errors import StartupError
@@ -281,8 +281,7 @@ class _Packing:
     def __init__(
         self, native: Library, num_threads: int, tables: PositionTables, dtype: torch.dtype
     ) -> None:
-        self._library = native
-        self._num_threads = num_threads
+        self._packer = Packer(native, num_threads)
         self._tables = tables
         self._dtype = dtype
         self.has_blocks = False
@@ -300,6 +299,7 @@ class _Packing:
         ]
         norm = _some_norm(spec.final_norm, weights.norm())
         weights.check_complete()
+        self._packer.finish()
         return PackedModel(
             layers=layers,
             embedding=embedding,
@@ -326,7 +326,7 @@ class _Packing:
             extra = {"reason": str(reason)}
             logger.warning("the layer that predicts tokens is not used", extra=extra)
             return None
-        return replace(
+        predicting = replace(
             model,
             layers=[self._layer(spec, predictor.layer, parts.layer)],
             norm=_some_norm(predictor.norm, parts.norm),
@@ -337,6 +337,8 @@ class _Packing:
                 is_hidden_first=predictor.is_hidden_first,
             ),
         )
+        self._packer.finish()
+        return predicting
 
     def _layer_inputs(
         self, spec: LayerInputs | None, weights: LayerInputsWeights | None
@@ -470,7 +472,7 @@ class _Packing:
     def _pack(self, weight: Weight, bias: Tensor | None = None) -> PackedWeight:
         rows = weight.native_rows()
         self.has_blocks |= any(part.format in PACKED_BLOCKS for part in rows)
-        return pack(self._library, rows, bias, num_threads=self._num_threads)
+        return self._packer.pack(rows, bias)
 
 
 def _norm(spec: Norm | None, weights: NormWeights | None) -> PackedNorm | None:
