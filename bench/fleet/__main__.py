@@ -7,13 +7,15 @@ a machine can run more workers than it could with a model. All processes and the
 machine.
 
 - ``curve``: throughput with 1 to 32 workers; workers that join and leave under load
-- ``cluster``: the same with a few workers and a broker of three nodes
+- ``dense``: few to many streams of 20 tokens per second, with a broker of one node and of three
+- ``steady``: the same without ends, so that they have no requests
+- ``announcements``: the share of a core that the announcements of many workers take
 - ``streams``: many slow streams at once: memory, and the delay of their tokens
 - ``queues``: the broker's CPU for a request's queue, with many other queues, and for a job
 - ``neighbour``: the delay of other traffic at the broker, with and without a fleet
 
-Each part takes at most eleven minutes and replaces that of an earlier run in ``fleet.json``. From
-the first four follow the costs with which ``warren size`` computes.
+Each part takes at most nine minutes and replaces that of an earlier run in ``fleet.json``. From
+the first six follow the costs with which ``warren size`` computes.
 """
 
 import asyncio
@@ -26,12 +28,16 @@ import typer
 import uvloop
 
 from bench.fleet import tables
+from bench.fleet.announcements import measure_announcements
 from bench.fleet.curve import Plan, measure_curve
+from bench.fleet.dense import LAYOUTS, DensePlan, alone, measure_dense
 from bench.fleet.neighbour import measure_neighbour
 from bench.fleet.picture import draw
 from bench.fleet.queues import measure_queues
 from bench.fleet.results import Results, write_costs
 from bench.fleet.slow_streams import measure_streams
+from bench.fleet.steady import LAYOUTS as STEADY_LAYOUTS
+from bench.fleet.steady import measure_steady
 from bench.interrupt import ends_on_sigterm
 from bench.machine import describe
 from bench.options import IMAGES, RESULTS, Out
@@ -41,7 +47,9 @@ from cli.terminal import notices
 
 class Part(StrEnum):
     CURVE = "curve"
-    CLUSTER = "cluster"
+    DENSE = "dense"
+    STEADY = "steady"
+    ANNOUNCEMENTS = "announcements"
     STREAMS = "streams"
     QUEUES = "queues"
     NEIGHBOUR = "neighbour"
@@ -59,11 +67,17 @@ def main(
     ] = [1, 2, 4, 8, 16, 32],  # noqa: B006 (typer copies it)
     other_tokens: Annotated[
         list[int], typer.Option(min=1, help="Other lengths of answers. Repeatable.")
-    ] = [12, 96],  # noqa: B006
+    ] = [12],  # noqa: B006
     gateways: Annotated[int, _positive("Gateways of the curve.")] = 2,
-    cluster_workers: Annotated[int, _positive("Workers beside a broker of three nodes.")] = 4,
     seconds: Annotated[float, _positive("Seconds to measure each load.")] = 8.0,
     step_ms: Annotated[float, _positive("Of a worker in the curve.")] = 300.0,
+    dense_streams: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Streams of `dense`, rising, at a gateway and a worker alone."),
+    ] = None,
+    announcing: Annotated[
+        list[int], typer.Option(min=1, help="Other workers of `announcements`. Repeatable.")
+    ] = [1000],  # noqa: B006
     streams: Annotated[int, _positive("Slow streams at once.")] = 10_000,
     stream_gateways: Annotated[int, _positive("Gateways of these streams.")] = 4,
     stream_workers: Annotated[int, _positive("Workers of these streams.")] = 16,
@@ -90,61 +104,58 @@ def main(
         IMAGES / "scaling.svg"
     ),
 ) -> None:
-    def measure(part: Part) -> Coroutine[Any, Any, Any]:
-        match part:
-            case Part.CURVE:
-                plan = Plan(
-                    num_workers=sorted(workers),
-                    other_tokens=other_tokens,
-                    num_gateways=gateways,
-                    step_s=step_ms / 1e3,
-                    seconds=seconds,
-                )
-                return measure_curve(plan)
-            case Part.CLUSTER:
-                plan = Plan(
-                    num_workers=[cluster_workers],
-                    other_tokens=other_tokens,
-                    num_nodes=3,
-                    num_gateways=gateways,
-                    step_s=step_ms / 1e3,
-                    seconds=seconds,
-                )
-                return measure_curve(plan)
-            case Part.STREAMS:
-                return measure_streams(
-                    streams,
-                    num_gateways=stream_gateways,
-                    num_workers=stream_workers,
-                    token_every_s=token_every_s,
-                    seconds=hold_s,
-                    each_token=each_token,
-                )
-            case Part.QUEUES:
-                return measure_queues(sorted(nodes), sorted(queues), repeats)
-            case Part.NEIGHBOUR:
-                return measure_neighbour(other_messages, beside_users, beside_s)
-
+    curve = Plan(
+        num_workers=sorted(workers),
+        other_tokens=other_tokens,
+        num_gateways=gateways,
+        step_s=step_ms / 1e3,
+        seconds=seconds,
+    )
+    dense = DensePlan(layouts=alone(sorted(dense_streams)) if dense_streams else LAYOUTS)
+    measures: Mapping[Part, Callable[[], Coroutine[Any, Any, Any]]] = {
+        Part.CURVE: lambda: measure_curve(curve),
+        Part.DENSE: lambda: measure_dense(dense),
+        Part.STEADY: lambda: measure_steady(STEADY_LAYOUTS, seconds),
+        Part.ANNOUNCEMENTS: lambda: measure_announcements(sorted(announcing), seconds),
+        Part.STREAMS: lambda: measure_streams(
+            streams,
+            num_gateways=stream_gateways,
+            num_workers=stream_workers,
+            token_every_s=token_every_s,
+            seconds=hold_s,
+            each_token=each_token,
+        ),
+        Part.QUEUES: lambda: measure_queues(sorted(nodes), sorted(queues), repeats),
+        Part.NEIGHBOUR: lambda: measure_neighbour(other_messages, beside_users, beside_s),
+    }
     path = out / "fleet.json"
     for part in only or Part:
         notices.print(part)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            result = runner.run(measure(part))
+            result = runner.run(measures[part]())
         _SHOW[part](result)
         found = Results.read(path)
         found.add(part, describe([]), result)
         found.write(path)
         if part is Part.CURVE:
             draw(picture, result)
+    _fit(path, costs)
+
+
+def _fit(path: Path, costs: Path) -> None:
+    """Write the costs that follow from the parts in a file, if all that they need are there."""
     found = Results.read(path)
     if (fitted := found.costs()) is not None:
-        tables.show_errors(fitted, found.points)
+        tables.show_costs(fitted)
+        tables.show_errors(found.errors())
         write_costs(costs, fitted)
 
 
 _SHOW: Mapping[Part, Callable[[Any], None]] = {
-    Part.CURVE: lambda curve: tables.show_curve("The curve", curve),
-    Part.CLUSTER: lambda curve: tables.show_curve("With a broker of three nodes", curve),
+    Part.CURVE: tables.show_curve,
+    Part.DENSE: tables.show_dense,
+    Part.STEADY: tables.show_dense,
+    Part.ANNOUNCEMENTS: tables.show_announcements,
     Part.STREAMS: tables.show_streams,
     Part.QUEUES: tables.show_queues,
     Part.NEIGHBOUR: tables.show_neighbour,

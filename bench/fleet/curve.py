@@ -5,14 +5,15 @@ Users keep all slots of all workers in use. Workers join and leave under load.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import httpx
 
 from bench.fleet.deployment import Deployment, Meter, deployed
-from bench.fleet.users import Received, Users, users
+from bench.fleet.point import Point, point_of
+from bench.fleet.users import Users, users
 from cli.terminal import notices
 from tests.support.deployment.processes import NO_TLS
 
@@ -21,20 +22,6 @@ _POLL_S = 0.02
 _NUM_JOINS = 2
 """Joining is measured between the first numbers of workers, and leaving after them, while no core
 is full."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """A load, and the cores that it took."""
-
-    num_nodes: int
-    num_gateways: int
-    num_workers: int
-    answer_tokens: int
-    """0 without load."""
-    received: Received
-    cores: Mapping[str, float]
-    others: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +44,6 @@ class Plan:
     other_tokens: Sequence[int]
     """Lengths of answers that are measured beside `answer_tokens`, with a middle number of
     workers."""
-    num_nodes: int = 1
     num_gateways: int = 2
     answer_tokens: int = 48
     num_slots: int = 8
@@ -67,11 +53,8 @@ class Plan:
     """Seconds to measure each load."""
 
 
-NOTHING = Received(tokens_per_s=0.0, events_per_s=0.0, requests_per_s=0.0, ttft_p50_ms=0.0)
-
-
 async def measure_curve(plan: Plan) -> Curve:
-    with deployed(num_nodes=plan.num_nodes, num_gateways=plan.num_gateways) as deployment:
+    with deployed(num_nodes=1, num_gateways=plan.num_gateways) as deployment:
         return await _Measurement(plan, deployment).run()
 
 
@@ -108,44 +91,34 @@ class _Measurement:
         await asyncio.sleep(self._plan.seconds / 4)
         meter = Meter(self._deployment)
         await asyncio.sleep(self._plan.seconds / 2)
-        return self._point(0, NOTHING, meter)
+        return point_of(self._deployment, meter.read())
 
     async def _loaded(self, answer_tokens: int) -> Point:
         async with self._users(answer_tokens) as load:
+            await asyncio.sleep(self._answer_s(answer_tokens))  # until answers end
             meter = Meter(self._deployment)
             received = await load.measure(
                 max(self._plan.seconds, answer_tokens * self._plan.step_s)
             )
-            return self._point(answer_tokens, received, meter)
-
-    def _point(self, answer_tokens: int, received: Received, meter: Meter) -> Point:
-        used = meter.read()
-        num_workers = len(self._deployment.workers)
-        if answer_tokens:
-            load = f"{num_workers} workers, {answer_tokens} tokens"
-            notices.print(f"  {load}: {received.tokens_per_s:.0f} tok/s")
-        return Point(
-            num_nodes=self._plan.num_nodes,
-            num_gateways=self._plan.num_gateways,
-            num_workers=num_workers,
-            answer_tokens=answer_tokens,
-            received=received,
-            cores=used.cores,
-            others=used.others,
-        )
+            used = meter.read()
+        about = f"{len(self._deployment.workers)} workers, {answer_tokens} tokens"
+        notices.print(f"  {about}: {received.tokens_per_s:.0f} tok/s")
+        return point_of(self._deployment, used, answer_tokens, received)
 
     @asynccontextmanager
     async def _users(self, answer_tokens: int) -> AsyncIterator[Users]:
-        """A quarter more users than slots, once all slots are in use and answers end."""
+        """A quarter more users than slots, once all slots are in use."""
         async with users(self._deployment.urls, answer_tokens) as load:
             num_users = len(self._deployment.workers) * self._plan.num_slots * 5 // 4
-            answer_s = (answer_tokens + 2) * self._plan.step_s
+            answer_s = self._answer_s(answer_tokens)
             # Not all at once, so that the answers do not all end at once.
             for _ in range(num_users):
                 load.add(1)
                 await asyncio.sleep(answer_s / num_users)
-            await asyncio.sleep(answer_s)
             yield load
+
+    def _answer_s(self, answer_tokens: int) -> float:
+        return (answer_tokens + 2) * self._plan.step_s
 
     async def _join(self) -> float:
         """Add a worker while all others are full; returns the seconds to its first job."""

@@ -1,8 +1,9 @@
 """A broker, gateways and synthetic workers, and the CPU time and memory of each kind of process."""
 
+import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,6 +21,7 @@ _STARTED_AT_ONCE = 2
 _SETTLED_AFTER_S = 2.0
 """Without an end of a process, of which each stream has several."""
 _SETTLING_STEP_S = 0.25
+_VOLUNTARY = re.compile(r"^voluntary_ctxt_switches:\s+(\d+)$", re.MULTILINE)
 _GATEWAY = (
     *MANY_STREAMS,
     "--max-queue-wait-s=3600",
@@ -34,6 +36,8 @@ class Used:
     seconds: float
     cores: Mapping[str, float]
     """By role; that of the benchmark itself is ``client``."""
+    wakeups_per_s: Mapping[str, float]
+    """See `bench.fleet.point.Point`."""
     others: float
     """Cores that processes outside of the benchmark used."""
 
@@ -61,10 +65,17 @@ class Deployment:
             self.gateways.append(self._stack.enter_context(gateway))
 
     def add_workers(
-        self, num_workers: int, *, step_s: float, num_slots: int, is_clock: bool = False
+        self,
+        num_workers: int,
+        *,
+        step_s: float,
+        num_slots: int,
+        is_clock: bool = False,
+        is_paced: bool = False,
     ) -> None:
         """Start workers, a few at once, and wait until all are healthy and a gateway lists their
-        model."""
+        model. Workers with a clock, and workers that are ``is_paced``, pace events as real workers
+        do; for other workers each token is an event."""
         variables = {
             "WARREN_LOG_LEVEL": "warning",
             "WARREN_MAX_NUM_SEQS": str(num_slots),
@@ -72,9 +83,11 @@ class Deployment:
             "WARREN_STALL_TIMEOUT_S": "300",
             "WARREN_DRAIN_GRACE_S": "5",
         }
-        # Without the clock, the costs are those of events with one token each.
-        own = "--clock" if is_clock else '--tuning={"stream_events_per_s": 1e6}'
-        options = (f"--step-ms={1e3 * step_s}", own)
+        options = [f"--step-ms={1e3 * step_s}"]
+        if is_clock:
+            options.append("--clock")
+        elif not is_paced:
+            options.append('--tuning={"stream_events_per_s": 1e6}')
         while num_workers:
             group: list[WarrenProcess] = []
             for _ in range(min(num_workers, _STARTED_AT_ONCE)):
@@ -107,6 +120,13 @@ class Deployment:
         }
         return {role: sum(one.user + one.system for one in all_) for role, all_ in times.items()}
 
+    def num_wakeups(self) -> Mapping[str, int]:
+        """The wake-ups so far of the threads that run, by role."""
+        return {
+            role: sum(_num_wakeups(one.pid) for one in several)
+            for role, several in self._processes().items()
+        }
+
     def num_erlang_processes(self) -> int:
         """The processes that the nodes of the broker run. Those of the streams that have just ended
         may still be among them."""
@@ -137,13 +157,21 @@ class Meter:
         self._deployment = deployment
         self._others = OtherLoad()
         self._start = time.monotonic()
-        self._before = deployment.cpu_s()
+        self._cpu_s = deployment.cpu_s()
+        self._num_wakeups = deployment.num_wakeups()
 
     def read(self) -> Used:
         seconds = time.monotonic() - self._start
-        after = self._deployment.cpu_s()
-        cores = {role: (after[role] - self._before[role]) / seconds for role in after}
-        return Used(seconds=seconds, cores=cores, others=self._others.cores())
+        cpu_s, num_wakeups = self._deployment.cpu_s(), self._deployment.num_wakeups()
+        return Used(
+            seconds=seconds,
+            cores={role: (cpu_s[role] - self._cpu_s[role]) / seconds for role in cpu_s},
+            wakeups_per_s={
+                role: (num_wakeups[role] - self._num_wakeups[role]) / seconds
+                for role in num_wakeups
+            },
+            others=self._others.cores(),
+        )
 
 
 @contextmanager
@@ -159,6 +187,15 @@ def deployed(*, num_nodes: int, num_gateways: int) -> Iterator[Deployment]:
             deployment = Deployment(cluster.nodes, cluster.url, stack)
         deployment.add_gateways(num_gateways)
         yield deployment
+
+
+def _num_wakeups(pid: int) -> int:
+    """The voluntary context switches of a process."""
+    found = 0
+    for status in Path(f"/proc/{pid}/task").glob("*/status"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
+            found += sum(map(int, _VOLUNTARY.findall(status.read_text())))
+    return found
 
 
 def _end(worker: WarrenProcess) -> None:

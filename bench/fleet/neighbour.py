@@ -20,8 +20,8 @@ import uvloop
 from yarl import URL
 
 from bench.figures import percentile
-from bench.fleet.curve import NOTHING
 from bench.fleet.deployment import Deployment, Meter, deployed
+from bench.fleet.point import NOTHING
 from bench.fleet.users import Received, Users, users
 from cli.terminal import notices
 from shared.bus.base import Binding, Exchange, Message, Queue

@@ -9,11 +9,15 @@ from typing import Any
 import msgspec
 
 from bench import report
-from bench.fleet.curve import Curve, Point
-from bench.fleet.fit import costs_of
+from bench.fleet.announcements import Announcements
+from bench.fleet.curve import Curve
+from bench.fleet.dense import Dense
+from bench.fleet.fit import costs_of, left_out
 from bench.fleet.neighbour import Neighbour
+from bench.fleet.point import Point
 from bench.fleet.queues import Queues
 from bench.fleet.slow_streams import SlowStreams
+from bench.fleet.steady import Steady
 from cli.size.costs import Costs
 
 _FULL = 0.9
@@ -21,13 +25,16 @@ _FULL = 0.9
 
 PARTS: Mapping[str, type[Any]] = {
     "curve": Curve,
-    "cluster": Curve,
+    "dense": Dense,
+    "steady": Steady,
+    "announcements": Announcements,
     "streams": SlowStreams,
     "queues": Queues,
     "neighbour": Neighbour,
 }
-_COSTS = ("curve", "cluster", "streams", "queues")
+_COSTS = ("curve", "dense", "steady", "announcements", "streams", "queues")
 """The parts from which the costs follow."""
+_POINTS = ("curve", "dense", "steady")
 
 
 class Results:
@@ -57,17 +64,21 @@ class Results:
 
     @property
     def points(self) -> Sequence[Point]:
-        """All points of the curves that were measured."""
-        parts = [part for part in ("curve", "cluster") if self.has(part)]
-        return [point for part in parts for point in self.part(part).points]
+        """All loads from which the costs of requests and events follow."""
+        return [point for part in _POINTS for point in self.part(part).points]
 
     def costs(self) -> Costs | None:
         """The costs, if all parts were measured from which they follow."""
         if not all(map(self.has, _COSTS)):
             return None
-        about = self._content["curve"]["about"]
-        curve, cluster, streams, queues = map(self.part, _COSTS)
-        return costs_of(about, curve.points, cluster.points, queues, streams)
+        about = self._content["dense"]["about"]
+        announced = self.part("announcements").points
+        queues, streams = self.part("queues"), self.part("streams")
+        return costs_of(about, self.points, announced, queues, streams)
+
+    def errors(self) -> Sequence[float]:
+        """The relative errors of `left_out`."""
+        return left_out(self.points, self.part("announcements").points)
 
 
 def write_costs(path: Path, costs: Costs) -> None:

@@ -12,10 +12,10 @@ from bench.queue_client import Streams, opened
 from cli.terminal import notices
 
 _NUM_WARM_UP = 64
-_MAX_TOKENS = 4096
-_OPEN_TIMEOUT_S = 480
+MAX_TOKENS = 4096
+OPEN_TIMEOUT_S = 480
 _LATE_TIMEOUT_S = 60
-_BODY = {"model": MODEL, "prompt": [1000], "max_tokens": _MAX_TOKENS, "ignore_eos": True}
+PROMPT = {"model": MODEL, "prompt": [1000], "max_tokens": MAX_TOKENS, "ignore_eos": True}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +65,10 @@ async def measure_streams(
         clock = Clock(synthetic_tokenizer())
         warm_up = Streams(clock.read)
         num_warm_up = min(num_streams, _NUM_WARM_UP)
-        async with opened(warm_up, deployment.urls, num_warm_up, _BODY, timeout_s=_OPEN_TIMEOUT_S):
+        async with opened(warm_up, deployment.urls, num_warm_up, PROMPT, timeout_s=OPEN_TIMEOUT_S):
             await warm_up.measure(token_every_s)
         await asyncio.to_thread(deployment.wait_settled)
-        body = {**_BODY, "stream_options": {"each_token": each_token}}
+        body = {**PROMPT, "stream_options": {"each_token": each_token}}
         streams = Streams(clock.read)
         return await _hold(deployment, streams, body, num_streams, token_every_s, seconds)
 
@@ -84,7 +84,7 @@ async def _hold(
     memory = deployment.memory_bytes()
     num_erlang = await asyncio.to_thread(deployment.num_erlang_processes)
     start = time.monotonic()
-    async with opened(streams, deployment.urls, num_streams, body, timeout_s=_OPEN_TIMEOUT_S):
+    async with opened(streams, deployment.urls, num_streams, body, timeout_s=OPEN_TIMEOUT_S):
         opened_per_s = num_streams / (time.monotonic() - start)
         notices.print(f"  {num_streams} streams are open, {opened_per_s:.0f} a second")
         await asyncio.sleep(2 * token_every_s)

@@ -2,25 +2,28 @@
 
 from collections.abc import Sequence
 from operator import itemgetter
+from statistics import median
 
 import msgspec
 import psutil
 from rich.table import Table
 
 from bench import report
-from bench.fleet.curve import Curve, Point
-from bench.fleet.fit import error, fit
+from bench.fleet.announcements import Announcements
+from bench.fleet.curve import Curve
+from bench.fleet.dense import Dense
 from bench.fleet.neighbour import Neighbour
 from bench.fleet.queues import Queues
 from bench.fleet.results import first_full, of_linear
 from bench.fleet.slow_streams import SlowStreams
+from bench.fleet.steady import Steady
 from cli.size.costs import ROLES, Costs
 
 
-def show_curve(title: str, curve: Curve) -> None:
+def show_curve(curve: Curve) -> None:
     loaded = [point for point in curve.points if point.answer_tokens]
     first = loaded[0]
-    table = Table("workers", "tokens of an answer", title=title, title_justify="left")
+    table = Table("workers", "tokens of an answer", title="The curve", title_justify="left")
     headings = ("tok/s", "of linear", "req/s", "TTFT p50, ms", *ROLES, "client", "others")
     for heading in headings:
         table.add_column(heading, justify="right")
@@ -45,24 +48,61 @@ def show_curve(title: str, curve: Curve) -> None:
     if joined:
         report.console().print(f"workers that joined ran their first job after {joined} s")
     report.console().print(f"{curve.num_left} left under load; no request failed or changed")
-    _show_costs(curve)
 
 
-def _show_costs(curve: Curve) -> None:
-    table = Table("process", title="CPU seconds, fitted", title_justify="left")
-    for heading in ("1,000 s idle", "1,000 s a worker", "1,000 requests", "1,000 events"):
+def show_costs(costs: Costs) -> None:
+    table = Table("process", title="CPU milliseconds, fitted", title_justify="left")
+    for heading in ("idle", "a worker", "a request", "an event", "a wake-up", "wake-ups/s at most"):
         table.add_column(heading, justify="right")
-    is_one = len({point.num_workers for point in curve.points}) == 1
-    for role in ROLES:
-        cost = msgspec.structs.astuple(fit(curve.points, role, per_pair=0.0 if is_one else None))
-        table.add_row(role, *(f"{1e3 * part:.2f}" for part in cost))
+    for name in (*ROLES, "cluster"):
+        *parts, most = msgspec.structs.astuple(getattr(costs, name))
+        table.add_row(name, *(f"{1e3 * part:.3f}" for part in parts), f"{most:.0f}")
     report.console().print(table)
 
 
-def show_errors(costs: Costs, points: Sequence[Point]) -> None:
-    errors = [error(costs, point) for point in points if point.answer_tokens]
+def show_dense(result: Dense | Steady) -> None:
+    numbers = ("nodes", "gateways", "workers", "tokens of an answer")
+    table = Table(*numbers, title="Streams at reading speed", title_justify="left")
+    headings = ("tok/s", "events/s", "req/s", "TTFT p50, ms", *ROLES, "client", "others")
+    for heading in (*headings, *(f"wake-ups/s, {role}" for role in ROLES)):
+        table.add_column(heading, justify="right")
+    for point in result.points:
+        table.add_row(
+            str(point.num_nodes),
+            str(point.num_gateways),
+            str(point.num_workers),
+            str(point.answer_tokens),
+            f"{point.received.tokens_per_s:.0f}",
+            f"{point.received.events_per_s:.0f}",
+            f"{point.received.requests_per_s:.1f}",
+            f"{point.received.ttft_p50_ms:.0f}",
+            *(f"{point.cores[role]:.2f}" for role in (*ROLES, "client")),
+            f"{point.others:.1f}",
+            *(f"{point.wakeups_per_s[role]:.0f}" for role in ROLES),
+        )
+    report.console().print(table)
+
+
+def show_announcements(result: Announcements) -> None:
+    alone, *others = result.points
+    table = Table("other workers", title="CPU of announcements", title_justify="left")
+    for heading in ("gateway", "worker", "broker", "others"):
+        table.add_column(heading, justify="right")
+    for point in others:
+        table.add_row(
+            str(point.num_workers - 1),
+            *(f"{point.cores[role] - alone.cores[role]:.2%}" for role in ("gateway", "worker")),
+            f"{point.cores['broker'] - alone.cores['broker']:.1%}",
+            f"{point.others:.1f}",
+        )
+    report.console().print(table)
+
+
+def show_errors(errors: Sequence[float]) -> None:
+    sizes = sorted(map(abs, errors))
     report.console().print(
-        f"the fitted costs predict all loads within {max(map(abs, errors)):.0%} of their CPU time"
+        f"costs that are fitted without a load predict its CPU time within {sizes[-1]:.0%}, half "
+        f"of the {len(sizes)} loads within {median(sizes):.0%}"
     )
 
 

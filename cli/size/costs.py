@@ -9,6 +9,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
+from shared.topology import MAX_PEERS
+
 Role: TypeAlias = Literal["worker", "broker", "gateway"]
 ROLES: tuple[Role, ...] = get_args(Role)
 PATH = Path(__file__).with_name("costs.json")
@@ -19,18 +21,29 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
     num_processes: float
     num_pairs: float = 0.0
-    """Pairs of a worker and a process of this kind that receives its announcements, which all
-    workers and all gateways do. The broker delivers the announcements of all pairs."""
+    """Pairs of a worker and a process of this kind that receives its announcements: all gateways,
+    and other workers, as many as a worker listens to. The broker delivers the announcements of all
+    pairs."""
     requests_per_s: float = 0.0
     events_per_s: float = 0.0
     """Events with tokens. The other events of an answer are part of the cost of its request."""
 
+    def wakeups_per_s(self, most: float) -> float:
+        """How often the processes wake up for events, if each can do so ``most`` times a second.
+
+        A process that has woken up is busy for some time, during which other events gather. So the
+        mean time between two wake-ups is that between two events plus that of the work.
+        """
+        limit = most * self.num_processes
+        return self.events_per_s * limit / (self.events_per_s + limit) if limit else 0.0
+
 
 def num_pairs(role: Role, num_workers: float, num_gateways: float) -> float:
     """See `Demand.num_pairs`."""
+    peers = min(num_workers, MAX_PEERS)
     listeners = {
-        "worker": num_workers,
-        "broker": num_workers + num_gateways,
+        "worker": peers,
+        "broker": peers + num_gateways,
         "gateway": num_gateways,
     }
     return num_workers * listeners[role]
@@ -45,6 +58,11 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """For each second and pair of a worker and a process that receives its announcements."""
     per_request: float
     per_event: float
+    """For each event, however many arrive together."""
+    per_wakeup: float
+    """For waking up, and for what a process does once for all events that have arrived."""
+    most_wakeups_per_s: float
+    """The rate of a process that never waits for events."""
 
     def cores(self, demand: Demand) -> float:
         """The cores that the work keeps busy."""
@@ -53,6 +71,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
             + self.per_pair * demand.num_pairs
             + self.per_request * demand.requests_per_s
             + self.per_event * demand.events_per_s
+            + self.per_wakeup * demand.wakeups_per_s(self.most_wakeups_per_s)
         )
 
 

@@ -1,15 +1,16 @@
 """Computes the deployment that a load takes, and how close it is to each limit.
 
-The model is linear in requests, events and processes. A deployment has one broker, a single node or
+The CPU time is that of `cli.size.costs`. A deployment has one broker, a single node or
 a cluster of up to `MAX_NODES`; a load that exceeds a cluster is divided among several deployments,
 which share nothing.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cli.size.costs import Cost, Costs, Demand, Role, num_pairs
+from cli.size.costs import Costs, Demand, Role, num_pairs
 from worker.process.tuning import WORKER_TUNING
 
 UTILIZATION = 0.7
@@ -19,7 +20,7 @@ MEMORY_SHARE = 0.6
 MAX_NODES = 7
 ERLANG_PROCESSES = 1_048_576
 """The limit of a node, unless it is started with another ``+P``."""
-ANNOUNCEMENT_SHARE = 0.1
+ANNOUNCEMENT_SHARE = 0.02
 """The part of a gateway's core that is reserved for the announcements of workers."""
 CHANNELS_PER_CONNECTION = 1500
 """The channels of a gateway's connection to the broker. Each stream has its own channel, and
@@ -116,16 +117,14 @@ def size(load: Load, machines: Machines, costs: Costs) -> Size:
     fleet = _Fleet(load, machines, costs, num_gateways, num_workers)
     num_deployments, num_nodes = fleet.brokers()
     gateway_streams = load.num_streams / num_gateways
-    to_gateways = num_deployments * fleet.num_pairs("gateway", num_deployments)
-    to_workers = num_deployments * fleet.num_pairs("worker", num_deployments)
     return Size(
         num_deployments=num_deployments,
         num_nodes=num_deployments * num_nodes,
         num_gateways=num_gateways,
         num_workers=num_workers,
         broker_cores=num_deployments * fleet.broker_cores(num_deployments, num_nodes),
-        gateway_cores=_cores(costs.gateway, load, num_gateways, to_gateways) / machines.core_speed,
-        worker_cores=_cores(costs.worker, load, num_workers, to_workers) / machines.core_speed,
+        gateway_cores=fleet.cores("gateway", num_deployments),
+        worker_cores=fleet.cores("worker", num_deployments),
         node_bytes=fleet.node_bytes(num_deployments, num_nodes),
         gateway_bytes=costs.process_bytes["gateway"]
         + gateway_streams * costs.stream_bytes["gateway"],
@@ -138,22 +137,25 @@ def size(load: Load, machines: Machines, costs: Costs) -> Size:
 
 
 def _gateways(load: Load, machines: Machines, costs: Costs) -> int:
-    idle = costs.gateway.per_process / machines.core_speed
-    share = UTILIZATION - ANNOUNCEMENT_SHARE - idle
-    busy = _cores(costs.gateway, load, num_processes=0) / machines.core_speed
-    by_streams = load.num_streams / machines.gateway_streams
-    return max(_MIN_GATEWAYS, math.ceil(busy / share), math.ceil(by_streams))
+    """The fewest gateways of which none is loaded beyond its share."""
+    cost = costs.gateway
+    share = (UTILIZATION - ANNOUNCEMENT_SHARE) * machines.core_speed
 
-
-def _cores(cost: Cost, load: Load, num_processes: float, num_pairs: float = 0.0) -> float:
-    return cost.cores(
-        Demand(
-            num_processes=num_processes,
-            num_pairs=num_pairs,
+    def fits(num_gateways: int) -> bool:
+        demand = Demand(
+            num_processes=num_gateways,
             requests_per_s=load.requests_per_s,
             events_per_s=load.events_per_s,
         )
-    )
+        return cost.cores(demand) <= share * num_gateways
+
+    by_streams = math.ceil(load.num_streams / machines.gateway_streams)
+    few = max(_MIN_GATEWAYS, by_streams)
+    # At most, each event wakes a gateway up.
+    alone = cost.per_request * load.requests_per_s
+    alone += (cost.per_event + cost.per_wakeup) * load.events_per_s
+    many = max(few, math.ceil(alone / (share - cost.per_process)))
+    return bisect_left(range(many), True, lo=few, key=fits)
 
 
 @dataclass(frozen=True)
@@ -218,37 +220,37 @@ class _Fleet:
                 used=streams * costs.stream_erlang_processes / num_nodes / ERLANG_PROCESSES,
                 remedy="more nodes; RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS='+P 5000000'",
             ),
-            *(
-                Limit(
-                    name=f"announcements of workers to each {listener}",
-                    used=announcing * cost.per_pair / machines.core_speed / ANNOUNCEMENT_SHARE,
-                    remedy="larger workers; more deployments",
-                )
-                for listener, cost in (("gateway", costs.gateway), ("other", costs.worker))
+            Limit(
+                name="announcements of workers to each gateway",
+                used=announcing * costs.gateway.per_pair / machines.core_speed / ANNOUNCEMENT_SHARE,
+                remedy="larger workers; more deployments",
             ),
         ]
 
-    def num_pairs(self, role: Role, num_deployments: int) -> float:
-        """The pairs of a deployment: see `Demand.num_pairs`."""
-        return num_pairs(
-            role, self.num_workers / num_deployments, self.num_gateways / num_deployments
+    def demand(self, role: Role, num_deployments: int, num_nodes: int = 1) -> Demand:
+        """What the processes of a role in a deployment have to do."""
+        num_workers = self.num_workers / num_deployments
+        num_gateways = self.num_gateways / num_deployments
+        numbers = {"worker": num_workers, "broker": num_nodes, "gateway": num_gateways}
+        return Demand(
+            num_processes=numbers[role],
+            num_pairs=num_pairs(role, num_workers, num_gateways),
+            requests_per_s=self.load.requests_per_s / num_deployments,
+            events_per_s=self.load.events_per_s / num_deployments,
         )
+
+    def cores(self, role: Role, num_deployments: int) -> float:
+        """The cores that the workers or the gateways of all deployments need."""
+        cores = self.costs.cost(role).cores(self.demand(role, num_deployments))
+        return num_deployments * cores / self.machines.core_speed
 
     def broker_cores(self, num_deployments: int, num_nodes: int) -> float:
         """The cores that the broker of a deployment needs, on all its nodes together."""
-        costs = self.costs
-        requests_per_s = self.load.requests_per_s / num_deployments
         present = self.load.num_streams / num_deployments
-        nearest = costs.cost("broker", num_nodes)
-        work = Demand(
-            num_processes=num_nodes,
-            num_pairs=self.num_pairs("broker", num_deployments),
-            requests_per_s=requests_per_s,
-            events_per_s=self.load.events_per_s / num_deployments,
-        )
+        work = self.demand("broker", num_deployments, num_nodes)
         further = max(0, num_nodes - 3) * self._per_further_node
-        extra = requests_per_s * (further + present * costs.per_present_queue)
-        return (nearest.cores(work) + extra) / self.machines.core_speed
+        extra = work.requests_per_s * (further + present * self.costs.per_present_queue)
+        return (self.costs.cost("broker", num_nodes).cores(work) + extra) / self.machines.core_speed
 
     def node_bytes(self, num_deployments: int, num_nodes: int) -> float:
         streams = self.load.num_streams / num_deployments / num_nodes

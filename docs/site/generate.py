@@ -21,7 +21,15 @@ from docs.site.models import (
     known_models,
 )
 from docs.site.python import reference
-from docs.site.scaling import cost_table, curve_table, size_table
+from docs.site.scaling import (
+    announcement_table,
+    cost_table,
+    curve_table,
+    error_sentence,
+    price,
+    size_table,
+    wakeup_table,
+)
 from docs.site.stages import stage_table
 from shared.settings import CommonSettings, GatewaySettings, WorkerSettings, variable
 
@@ -31,15 +39,18 @@ COMPOSE = ROOT / "docker-compose.yml"
 
 
 _BLOCKS: Mapping[str, Callable[[], str]] = {
+    "announcements": announcement_table,
     "clients": client_table,
     "compatibility": tables,
     "capabilities": capabilities,
     "costs": cost_table,
+    "errors": error_sentence,
     "curve": curve_table,
     "engines": engine_table,
     "messages": message_tables,
     "metrics": metric_tables,
     "models": known_models,
+    "price": price,
     "python": reference,
     "sizes": size_table,
     "families": families,
@@ -48,6 +59,7 @@ _BLOCKS: Mapping[str, Callable[[], str]] = {
     "blocks": blocks,
     "settings": table,
     "stages": stage_table,
+    "wakeups": wakeup_table,
 }
 """What stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``."""
 _BLOCK = re.compile(r"(<!-- (?P<name>\w+) -->\n).*?(<!-- /(?P=name) -->)", re.DOTALL)

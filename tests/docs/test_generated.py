@@ -14,6 +14,7 @@ from docs.site.endpoints import ENDPOINTS
 from docs.site.generate import PAGES, rendered
 from docs.site.messages import message_tables
 from docs.site.models import families, formats
+from docs.site.scaling import price
 from gateway.api.bodies.counting import MessageTokensRequest, ResponseTokensRequest
 from gateway.api.bodies.parsing import parse
 from gateway.api.bodies.quick import QuickDraft
@@ -30,6 +31,13 @@ def test_a_page_is_what_would_be_generated(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
 
     assert text == rendered(text), "run python -m docs.site.generate"
+
+
+def test_the_readme_states_the_price_of_a_stream() -> None:
+    stated = re.search(r"costs ([\d.]+ % of a core)", price())
+
+    assert stated is not None
+    assert stated[1] in (PAGES.parent / "README.md").read_text(encoding="utf-8")
 
 
 def test_every_parameter_of_every_operation_is_in_its_table() -> None:

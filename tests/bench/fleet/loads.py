@@ -1,47 +1,92 @@
 """Loads whose costs are known."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from bench.fleet.curve import NOTHING, Point
 from bench.fleet.fit import demand_of
+from bench.fleet.point import NOTHING, Point
 from bench.fleet.queues import JobPoint, QueuePoint, Queues
 from bench.fleet.slow_streams import SlowStreams
 from bench.fleet.users import Received
 from cli.size.costs import ROLES, Cost, Role
 
-TRUE: dict[Role, Cost] = {
-    "worker": Cost(per_process=0.004, per_pair=0.0002, per_request=0.002, per_event=0.0004),
-    "broker": Cost(per_process=0.02, per_pair=0.0003, per_request=0.004, per_event=0.0005),
-    "gateway": Cost(per_process=0.01, per_pair=0.0005, per_request=0.003, per_event=0.0003),
+TRUE: Mapping[Role, Cost] = {
+    "worker": Cost(
+        per_process=0.004,
+        per_pair=0.0002,
+        per_request=0.002,
+        per_event=0.0001,
+        per_wakeup=0.0005,
+        most_wakeups_per_s=100,
+    ),
+    "broker": Cost(
+        per_process=0.02,
+        per_pair=0.0003,
+        per_request=0.004,
+        per_event=0.0003,
+        per_wakeup=0.0002,
+        most_wakeups_per_s=400,
+    ),
+    "gateway": Cost(
+        per_process=0.01,
+        per_pair=0.0005,
+        per_request=0.003,
+        per_event=0.0001,
+        per_wakeup=0.0003,
+        most_wakeups_per_s=800,
+    ),
 }
 
+_BLANK = Point(
+    num_nodes=1,
+    num_gateways=2,
+    num_workers=1,
+    answer_tokens=0,
+    received=NOTHING,
+    cores={},
+    wakeups_per_s=dict.fromkeys(ROLES, 0.0),
+    others=0.0,
+)
 
-def points(costs: dict[Role, Cost], num_nodes: int = 1) -> Sequence[Point]:
-    """Loads that take exactly the cores that follow from the costs."""
-    found = []
-    for num_workers in (1, 4, 16):
-        for answer_tokens in (0, 16, 64):
-            received = NOTHING
-            if answer_tokens:
-                rate = 50.0 * num_workers
-                received = Received(
-                    tokens_per_s=rate,
-                    events_per_s=rate,
-                    requests_per_s=rate / answer_tokens,
-                    ttft_p50_ms=200.0,
-                )
-            blank = Point(
+
+def points(costs: Mapping[Role, Cost], num_nodes: int = 1) -> Sequence[Point]:
+    """Loads that take exactly the cores that follow from the costs. The larger ones have a few
+    events a second for each worker, and many."""
+    return [
+        _with_cores(
+            replace(
+                _BLANK,
                 num_nodes=num_nodes,
-                num_gateways=2,
                 num_workers=num_workers,
                 answer_tokens=answer_tokens,
-                received=received,
-                cores={},
-                others=0.0,
-            )
-            cores = {role: costs[role].cores(demand_of(blank, role)) for role in ROLES}
-            found.append(Point(**{**vars(blank), "cores": cores}))
-    return found
+                received=_received(rate * num_workers, answer_tokens) if rate else NOTHING,
+            ),
+            costs,
+        )
+        for num_workers in (1, 4, 16)
+        for rate, answer_tokens in ((0, 0), (10, 16), (30, 100), (90, 30), (250, 200))
+    ]
+
+
+def announced(costs: Mapping[Role, Cost]) -> Sequence[Point]:
+    """A gateway that hears of a single worker, and of many."""
+    return [
+        _with_cores(replace(_BLANK, num_gateways=1, num_workers=number), costs)
+        for number in (1, 1000)
+    ]
+
+
+def _received(events_per_s: float, answer_tokens: int) -> Received:
+    return Received(
+        tokens_per_s=events_per_s,
+        events_per_s=events_per_s,
+        requests_per_s=events_per_s / answer_tokens,
+        ttft_p50_ms=200.0,
+    )
+
+
+def _with_cores(point: Point, costs: Mapping[Role, Cost]) -> Point:
+    return replace(point, cores={role: costs[role].cores(demand_of(point, role)) for role in ROLES})
 
 
 STREAMS = SlowStreams(

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.fleet.announcements import Announcements
 from bench.fleet.curve import Curve
+from bench.fleet.dense import Dense
 from bench.fleet.results import Results, first_full, of_curve, of_linear
-from tests.bench.fleet.loads import STREAMS, TRUE, points, queues
+from bench.fleet.steady import Steady
+from tests.bench.fleet.loads import STREAMS, TRUE, announced, points, queues
 
 FILE = Path(__file__).parents[3] / "bench" / "results" / "fleet.json"
 COMMITTED = Results.read(FILE)
@@ -17,7 +20,9 @@ ABOUT = {"date": "2026-11-25T00:40:00+00:00", "machine": {"cores": 2, "cpu": "a 
 def results() -> Results:
     found = Results({})
     found.add("curve", ABOUT, Curve(points=points(TRUE), joined_s=[0.1], num_left=1))
-    found.add("cluster", ABOUT, Curve(points=points(TRUE, 3), joined_s=[], num_left=1))
+    found.add("dense", ABOUT, Dense(points=[*points(TRUE), *points(TRUE, 3)]))
+    found.add("steady", ABOUT, Steady(points=points(TRUE)))
+    found.add("announcements", ABOUT, Announcements(points=announced(TRUE)))
     found.add("streams", ABOUT, STREAMS)
     return found
 
@@ -55,8 +60,8 @@ def test_costs_need_all_parts() -> None:
 
 
 def test_throughput_is_compared_with_that_of_the_first_point() -> None:
-    _, first, _, _, other, *_ = points(TRUE)
-    slower = replace(other, received=replace(other.received, tokens_per_s=100.0))
+    first, other = points(TRUE)[1], points(TRUE)[6]
+    slower = replace(other, received=replace(other.received, tokens_per_s=20.0))
 
     assert of_linear(other, first) == pytest.approx(1)
     assert of_linear(slower, first) == pytest.approx(0.5)
@@ -69,12 +74,13 @@ def test_the_curve_has_one_load_for_each_number_of_workers() -> None:
 
 
 def test_the_machine_is_full_from_the_load_that_uses_nine_tenths_of_its_cores() -> None:
-    curve = Curve(points=points(TRUE), joined_s=[], num_left=0)
+    largest = [point for point in points(TRUE) if point.answer_tokens == 200]
+    curve = Curve(points=largest, joined_s=[], num_left=0)
     most = sum(of_curve(curve)[-1].cores.values())
 
-    full = first_full(curve, num_cores=1)
+    full = first_full(curve, num_cores=3)
 
-    assert most > 0.9
+    assert most > 0.9 * 3
     assert full is not None
     assert full.num_workers == 16
-    assert first_full(curve, num_cores=4) is None
+    assert first_full(curve, num_cores=8) is None

@@ -5,19 +5,27 @@ from dataclasses import fields, replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from cli.size import model
 from cli.size.costs import Cost, Costs, Demand, Measured
 from cli.size.model import MAX_NODES, Load, Machines, Size, paced_tokens_per_event, size
 from worker.decode import bridge
 
-COST = Cost(per_process=0.01, per_pair=0.0002, per_request=0.003, per_event=0.0003)
+COST = Cost(
+    per_process=0.01,
+    per_pair=1e-5,
+    per_request=0.003,
+    per_event=0.0002,
+    per_wakeup=0.0002,
+    most_wakeups_per_s=300,
+)
 COSTS = Costs(
     about={},
     worker=COST,
     gateway=COST,
     broker=COST,
-    cluster=Cost(per_process=0.01, per_pair=0.0002, per_request=0.007, per_event=0.0004),
+    cluster=structs.replace(COST, per_request=0.007, per_event=0.0003),
     per_present_queue=1e-8,
     per_job=0.0005,
     stream_bytes={"worker": 8e3, "broker": 4e4, "gateway": 7e4},
@@ -136,7 +144,37 @@ def test_the_cores_are_those_of_the_costs() -> None:
 
     work = Demand(num_processes=2, num_pairs=4, requests_per_s=1, events_per_s=200)
     assert found.gateway_cores == pytest.approx(COST.cores(work))
-    assert COST.cores(work) == pytest.approx(0.02 + 0.0008 + 0.003 + 0.06)
+    # 150 wake-ups, because a third of 600 is as long as 200.
+    assert COST.cores(work) == pytest.approx(0.02 + 0.00004 + 0.003 + 0.04 + 0.03)
+
+
+@given(load=loads, of=machines)
+def test_no_gateway_is_loaded_beyond_its_share_and_there_is_no_gateway_more(
+    load: Load, of: Machines
+) -> None:
+    found = size(load, of, COSTS)
+
+    share = (model.UTILIZATION - model.ANNOUNCEMENT_SHARE) * of.core_speed
+
+    def is_enough(num_gateways: int) -> bool:
+        work = Demand(
+            num_processes=num_gateways,
+            requests_per_s=load.requests_per_s,
+            events_per_s=load.events_per_s,
+        )
+        is_fast = COST.cores(work) <= num_gateways * share
+        return is_fast and num_gateways >= max(2, load.num_streams / of.gateway_streams)
+
+    assert is_enough(found.num_gateways)
+    assert not is_enough(found.num_gateways - 1)
+
+
+def test_events_that_arrive_together_cost_less() -> None:
+    def cores(events_per_s: float) -> float:
+        return COST.cores(Demand(num_processes=1, events_per_s=events_per_s)) - COST.per_process
+
+    assert cores(10) == pytest.approx(10 * (COST.per_event + COST.per_wakeup), rel=0.02)
+    assert cores(1e6) == pytest.approx(1e6 * COST.per_event, rel=0.02)
 
 
 @pytest.mark.parametrize(
