@@ -32,7 +32,8 @@ _EXAMPLES = 8
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with served(webhook_networks="127.0.0.0/8") as url:
+    # Operators end the work of keys and tenants, of which there are none: nobody has to hear of it.
+    with served(webhook_networks="127.0.0.0/8", settled_s=0.0) as url:
         yield url
 
 
@@ -240,7 +241,6 @@ def assert_example_is_answered(path: str, url: str) -> None:
     jsonschema.validate(response.json(), schema)
 
 
-@pytest.mark.timeout(900)  # two of the operations wait for 40 s
 def test_whatever_is_sent_is_answered_as_documented(url: str, subtests: pytest.Subtests) -> None:
     """With schemathesis: no server error, no undocumented status, type, header or shape."""
     described = schemathesis.openapi.from_dict(document()).get_all_operations()
