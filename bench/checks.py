@@ -7,15 +7,22 @@ from pathlib import Path
 from bench.agreement import Agreement
 from bench.comparison import run_loop
 from bench.load import MODEL, Request, complete, random_requests
-from bench.quality import fixed_text, load, qualities, text_logits
+from bench.quality import fixed_text, qualities
 from bench.servers import running
 from bench.systems import System, warren_serve
 from cli.terminal import notices
+from shared.messages import SamplingParams
 from worker.checkpoints import store
+from worker.engine.engine import Engine
+from worker.engine.interface import SequenceId, StepOutput, Submit
+from worker.engine.scheduler import SchedulerLimits
+from worker.model.loading import load_runner
+from worker.model.start import RunnerLimits
 
 _NUM_PROMPTS = 4
 _MAX_TOKENS = 48
 _TEXT_TOKENS = 256
+_FINITE_TOKENS = 8
 
 
 class WrongOutput(Exception):
@@ -61,11 +68,25 @@ def check_output(systems: Iterable[System], options: Sequence[str] | None) -> No
 
 
 def check_finite(gguf: Path) -> None:
-    """Check that our worker computes finite logits with the random weights of a file. Raises
+    """Check that our engine computes finite logits with the random weights of a file. Raises
     `WrongOutput`."""
-    [request] = random_requests(1, seed=0)
-    decoder = load(store.resolve(str(gguf)), "auto", "auto")
-    if not text_logits(decoder, request.prompt_ids).isfinite().all():
+    [request] = random_requests(1, seed=0, max_tokens=_FINITE_TOKENS)
+    prompt_len = len(request.prompt_ids)
+    limits = RunnerLimits(
+        max_num_seqs=1,
+        max_num_batched_tokens=prompt_len,
+        max_seq_len=prompt_len + request.max_tokens,
+    )
+    runner = load_runner(store.resolve(str(gguf)), limits, device="cpu")
+    engine = Engine(runner, SchedulerLimits(1, prompt_len))
+    greedy = SamplingParams(temperature=0.0, ignore_eos=True)
+    sequence = SequenceId("finite", 0)
+    submit = Submit(sequence, request.prompt_ids, greedy, 0, request.max_tokens)
+    outputs = list(engine.step([submit]))
+    while engine.has_work:
+        outputs += engine.step()
+    engine.close()
+    if not all(isinstance(output, StepOutput) for output in outputs):
         raise WrongOutput(f"logits of {gguf.name} are not finite")
 
 

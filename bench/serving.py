@@ -22,12 +22,15 @@ from bench.machine import describe
 from bench.options import Choice, comparison
 from bench.plots import Panel, draw_rows
 from bench.shapes.catalogue import SHAPES
-from bench.shapes.model_file import FAMILIES, MIXES, model_file
+from bench.shapes.model_file import MIXES, model_file
+from bench.shapes.tensors import ARCHITECTURES
 from bench.vllm_client import vllm_client
 from worker.checkpoints import store
 
 _WRITABLE = {
-    name.lower(): shape for name, shape in SHAPES.items() if shape.config["model_type"] in FAMILIES
+    name.lower(): shape
+    for name, shape in SHAPES.items()
+    if shape.config["model_type"] in ARCHITECTURES
 }
 
 COLUMNS: list[report.Column] = [

@@ -7,10 +7,10 @@ tokenizer is that of SmolLM2, with more tokens up to the vocabulary of the shape
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import gguf
 import numpy as np
@@ -18,20 +18,13 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import LlamaFileType, TokenType
 from numpy.typing import NDArray
 
+from bench.shapes.tensors import ARCHITECTURES, Matrix, Role, Vector, tensors_of
 from worker.checkpoints.cache import build_once, cache_directory
 
 _VERSION = 1
 """Changes whenever other files are written for the same shape."""
 _STD = 0.02
 _RMS_EPS = 1e-5
-_NORMS_OF_HEADS: Mapping[str, Sequence[str]] = {
-    "llama": (),
-    "qwen3": ("attn_q_norm", "attn_k_norm"),
-}
-"""The norms of queries and keys in each layer, by the family, which is also llama.cpp's name of the
-architecture."""
-FAMILIES = _NORMS_OF_HEADS.keys()
-"""The families whose shapes can be written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +38,14 @@ class Mix:
     """The head's format, and that of an embedding that is also the head."""
     improved: Kind
     """The format of the values' projection and of ``ffn_down`` in about half of the layers."""
+
+    def of(self, role: Role) -> Kind:
+        kinds: Mapping[Role, Kind] = {
+            "most": self.most,
+            "head": self.head,
+            "improved": self.improved,
+        }
+        return kinds[role]
 
 
 MIXES: Mapping[str, Mix] = {
@@ -72,8 +73,9 @@ _SCALES: Mapping[Kind, Mapping[int, float]] = {
 The divisors are the standard deviations of weights with a scale of 1; the second number of a block
 moves the mean of its weights to 0."""
 
-_Matrix: TypeAlias = tuple[str, int, int, Kind]
-"""The name of a matrix, its rows, its columns and its format."""
+_ROPE_SECTIONS = (11, 11, 10, 0)
+"""How Qwen 3.5 divides the rotated pairs of a head among the axes of an image. A token of a text
+has the same position on all axes."""
 
 
 def model_file(name: str, config: Mapping[str, Any], weights: str, tokenizer: Path) -> Path:
@@ -99,25 +101,32 @@ def write_model(path: Path, config: Mapping[str, Any], weights: str, tokenizer: 
     configuration that cannot be written."""
     _check(config, weights)
     mix = MIXES[weights]
-    writer = gguf.GGUFWriter(path, config["model_type"])
+    architecture = ARCHITECTURES[config["model_type"]]
+    writer = gguf.GGUFWriter(path, architecture.name)
     _add_sizes(writer, config)
+    if architecture.has_recurrence:
+        _add_recurrence(writer, config)
     writer.add_file_type(mix.file_type)
     _add_tokenizer(writer, tokenizer, config["vocab_size"])
-    vectors, matrices = list(_vectors(config)), list(_matrices(config, mix))
-    for name, size in vectors:
-        writer.add_tensor_info(name, (size,), np.dtype(np.float32), 4 * size)
-    for name, rows, columns, kind in matrices:
-        shape = gguf.quant_shape_to_byte_shape((rows, columns), kind)
-        num_bytes = shape[0] * shape[1]
-        writer.add_tensor_info(name, shape, np.dtype(np.uint8), num_bytes, raw_dtype=kind)
+    tensors = list(tensors_of(config))
+    vectors = [tensor for tensor in tensors if isinstance(tensor, Vector)]
+    matrices = [tensor for tensor in tensors if isinstance(tensor, Matrix)]
+    for vector in vectors:
+        num_bytes = 4 * math.prod(vector.shape)
+        writer.add_tensor_info(vector.name, vector.shape, np.dtype(np.float32), num_bytes)
+    for one in matrices:
+        kind = mix.of(one.role)
+        shape = gguf.quant_shape_to_byte_shape((one.rows, one.columns), kind)
+        num_bytes = math.prod(shape)
+        writer.add_tensor_info(one.name, shape, np.dtype(np.uint8), num_bytes, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for _, size in vectors:
-        writer.write_tensor_data(np.ones(size, np.float32))
+    for vector in vectors:
+        writer.write_tensor_data(np.full(vector.shape, vector.value, np.float32))
     random = np.random.default_rng(0)
-    for _, rows, columns, kind in matrices:
-        writer.write_tensor_data(random_matrix(random, rows, columns, kind))
+    for one in matrices:
+        writer.write_tensor_data(random_matrix(random, one.rows, one.columns, mix.of(one.role)))
     writer.close()
 
 
@@ -140,16 +149,25 @@ def random_matrix(
 def _check(config: Mapping[str, Any], weights: str) -> None:
     if weights not in MIXES:
         raise ValueError(f"{weights} is none of the weights {', '.join(MIXES)}")
-    family = config["model_type"]
-    if family not in FAMILIES:
+    family, mix = config["model_type"], MIXES[weights]
+    if family not in ARCHITECTURES:
         raise ValueError(
-            f"no file can be written for the family {family}, only for {', '.join(FAMILIES)}"
+            f"no file can be written for the family {family}, only for {', '.join(ARCHITECTURES)}"
         )
-    for name, rows, columns, kind in _matrices(config, MIXES[weights]):
+    if ARCHITECTURES[family].has_recurrence and mix.improved is not mix.most:
+        raise ValueError(
+            f"no file of {weights} can be written for the family {family}, whose mix of formats is "
+            "not known"
+        )
+    for one in tensors_of(config):
+        if isinstance(one, Vector):
+            continue
+        kind = mix.of(one.role)
         num_weights = gguf.GGML_QUANT_SIZES[kind][0]
-        if columns % num_weights:
+        if one.columns % num_weights:
             raise ValueError(
-                f"{name}, {rows} x {columns}, has no whole blocks of {num_weights} {kind.name}"
+                f"{one.name}, {one.rows} x {one.columns}, has no whole blocks of {num_weights} "
+                f"{kind.name}"
             )
 
 
@@ -162,10 +180,22 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
-    writer.add_rope_dimension_count(config["head_dim"])
+    share = config.get("partial_rotary_factor", 1.0)
+    writer.add_rope_dimension_count(int(config["head_dim"] * share))
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(_RMS_EPS)
     writer.add_vocab_size(config["vocab_size"])
+
+
+def _add_recurrence(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
+    num_heads = config["linear_num_value_heads"]
+    writer.add_ssm_conv_kernel(config["linear_conv_kernel_dim"])
+    writer.add_ssm_state_size(config["linear_key_head_dim"])
+    writer.add_ssm_group_count(config["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(num_heads)
+    writer.add_ssm_inner_size(num_heads * config["linear_value_head_dim"])
+    writer.add_full_attention_interval(config["full_attention_interval"])
+    writer.add_rope_dimension_sections(_ROPE_SECTIONS)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, directory: Path, vocab_size: int) -> None:
@@ -191,44 +221,3 @@ def _add_tokenizer(writer: gguf.GGUFWriter, directory: Path, vocab_size: int) ->
     writer.add_eos_token_id(config["eos_token_id"])
     writer.add_add_bos_token(False)
     writer.add_add_space_prefix(False)
-
-
-def _vectors(config: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """The names and sizes of the norms."""
-    yield "output_norm.weight", config["hidden_size"]
-    for layer in range(config["num_hidden_layers"]):
-        for norm in ("attn_norm", "ffn_norm"):
-            yield f"blk.{layer}.{norm}.weight", config["hidden_size"]
-        for norm in _NORMS_OF_HEADS[config["model_type"]]:
-            yield f"blk.{layer}.{norm}.weight", config["head_dim"]
-
-
-def _matrices(config: Mapping[str, Any], mix: Mix) -> Iterator[_Matrix]:
-    vocab, hidden, inner = (
-        config[size] for size in ("vocab_size", "hidden_size", "intermediate_size")
-    )
-    queries = config["num_attention_heads"] * config["head_dim"]
-    keys = config["num_key_value_heads"] * config["head_dim"]
-    is_tied = config["tie_word_embeddings"]
-    yield "token_embd.weight", vocab, hidden, mix.head if is_tied else mix.most
-    if not is_tied:
-        yield "output.weight", vocab, hidden, mix.head
-    for layer in range(config["num_hidden_layers"]):
-        improved = mix.improved if _is_improved(layer, config["num_hidden_layers"]) else mix.most
-        for module, rows, columns, kind in (
-            ("attn_q", queries, hidden, mix.most),
-            ("attn_k", keys, hidden, mix.most),
-            ("attn_v", keys, hidden, improved),
-            ("attn_output", hidden, queries, mix.most),
-            ("ffn_gate", inner, hidden, mix.most),
-            ("ffn_up", inner, hidden, mix.most),
-            ("ffn_down", hidden, inner, improved),
-        ):
-            yield f"blk.{layer}.{module}.weight", rows, columns, kind
-
-
-def _is_improved(layer: int, num_layers: int) -> bool:
-    """llama.cpp's ``use_more_bits``: the first and the last eighth of the layers, and every third
-    layer between."""
-    first, last = num_layers // 8, 7 * num_layers // 8
-    return layer < first or layer >= last or (layer - first) % 3 == 2

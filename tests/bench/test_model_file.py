@@ -34,6 +34,17 @@ TINY: dict[str, Any] = {
     "rope_theta": 10_000.0,
     "tie_word_embeddings": True,
 }
+HYBRID: dict[str, Any] = TINY | {
+    "model_type": "qwen3_5_text",
+    "num_hidden_layers": 2,
+    "full_attention_interval": 2,
+    "partial_rotary_factor": 0.25,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4,
+}
 TOKENIZER = {
     "model": {"vocab": {"b": 1, "a": 0, "ab": 2}, "merges": [["a", "b"]]},
     "added_tokens": [{"id": 0, "content": "a"}],
@@ -130,6 +141,11 @@ def test_equal_arguments_give_equal_files(tmp_path: Path, tokenizer: Path) -> No
     [
         ({}, "Q3_K", "Q3_K is none of the weights Q4_K_M, Q4_1, Q8_0, BF16"),
         ({"model_type": "gpt_oss"}, "Q8_0", "family gpt_oss, only for llama, qwen3"),
+        (
+            {"model_type": "qwen3_5_text"},
+            "Q4_K_M",
+            "qwen3_5_text, whose mix of formats is not known",
+        ),
         ({"hidden_size": 320}, "Q4_K_M", "token_embd.weight, 12 x 320, has no whole blocks of 256"),
         ({"vocab_size": 2}, "Q8_0", "2 tokens are fewer than the 3 of the tokenizer"),
     ],
@@ -149,12 +165,20 @@ def test_an_unknown_shape_or_format_is_refused(smollm2: Path, shape: str, error:
         files_of(shape, ["Q3_K"], layers=1)
 
 
-@pytest.mark.parametrize("name", ["Llama-3.2-1B", "Qwen3-4B", "Llama-3.1-8B"])
+@pytest.mark.parametrize("name", ["Llama-3.2-1B", "Qwen3-4B", "Llama-3.1-8B", "Qwen3.5-0.8B"])
 def test_published_shapes_have_whole_blocks(name: str) -> None:
     config = SHAPES[name].config
 
     assert config["hidden_size"] % 256 == config["intermediate_size"] % 256 == 0
     assert config["num_hidden_layers"] >= SHAPES[name].num_layers
+
+
+def test_a_shape_with_recurrent_layers_is_read(cache: Path, smollm2: Path) -> None:
+    file = model_file("tiny", HYBRID | {"vocab_size": 49_160}, "Q8_0", smollm2)
+
+    check_finite(file)
+
+    assert read_header(file).tensors["blk.0.attn_qkv.weight"].shape == (512, 256)
 
 
 def test_a_shape_is_served_and_measured(cache: Path, smollm2: Path) -> None:
