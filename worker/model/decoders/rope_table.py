@@ -13,6 +13,10 @@ from worker.model.spec import Rope
 
 Parameters: TypeAlias = Mapping[str, Any]
 
+_CHUNK = 512
+"""Positions computed at a time, in memory that the processor's cache holds: the system would clear
+new memory for the intermediate results of a long context, which takes longer than the angles."""
+
 
 def rope_table(rope: Rope | None, head_dim: int, num_positions: int) -> Tensor:
     """Cosines, then sines, of each position's angles: [num_positions, head_dim] float32.
@@ -21,10 +25,10 @@ def rope_table(rope: Rope | None, head_dim: int, num_positions: int) -> Tensor:
     the order of the elements. Raises `StartupError` for an unsupported scaling or a missing
     parameter.
     """
-    positions = torch.arange(num_positions, dtype=torch.float32)
+    table = torch.empty(num_positions, head_dim)
     if rope is None:
-        half = torch.ones(num_positions, head_dim // 2)
-        return torch.cat((half, torch.zeros_like(half)), dim=-1)
+        table[:, : head_dim // 2], table[:, head_dim // 2 :] = 1, 0
+        return table
     parameters, rope_type = rope.parameters, rope.parameters["rope_type"]
     if rope_type not in _SCALINGS:
         raise StartupError(f"rope scaling {rope_type!r} is not supported")
@@ -34,20 +38,29 @@ def rope_table(rope: Rope | None, head_dim: int, num_positions: int) -> Tensor:
     powers = (parameters["rope_theta"] ** exponents).float()
     try:
         frequencies, amplitude = _SCALINGS[rope_type](1 / powers, parameters)
-        angles = torch.outer(positions, frequencies)
-        amplitudes = torch.full((num_positions, 1), amplitude)
+        far_from, far_frequencies, far_amplitude = num_positions, frequencies, amplitude
         if rope_type == "longrope":
-            is_far = positions >= parameters["original_max_position_embeddings"]
-            angles[is_far] = torch.outer(
-                positions[is_far], _far_frequencies(1 / powers, parameters)
-            )
-            amplitudes[is_far] = _longrope_amplitude(parameters, "long_mscale")
+            far_from = parameters["original_max_position_embeddings"]
+            far_frequencies = _far_frequencies(1 / powers, parameters)
+            far_amplitude = _longrope_amplitude(parameters, "long_mscale")
     except KeyError as error:
         raise StartupError(f"rope scaling {rope_type!r} needs {error} in config.json") from None
-    exact = functional.pad(angles.double(), (0, (head_dim - rope.dim) // 2))
-    cosines, sines = amplitudes * exact.cos().float(), amplitudes * exact.sin().float()
-    cosines[:, rope.dim // 2 :] = 1  # an amplitude belongs to the rotated elements alone
-    return torch.cat((cosines, sines), dim=-1)
+    _fill(table[:far_from], 0, frequencies, amplitude)
+    _fill(table[far_from:], far_from, far_frequencies, far_amplitude)
+    return table
+
+
+def _fill(table: Tensor, first: int, frequencies: Tensor, amplitude: float) -> None:
+    """Write the cosines and sines of the positions from ``first`` on, [positions, head_dim]."""
+    half, num_angles = table.shape[1] // 2, len(frequencies)
+    for start in range(0, len(table), _CHUNK):
+        rows = table[start : start + _CHUNK]
+        positions = torch.arange(first + start, first + start + len(rows), dtype=torch.float32)
+        angles = torch.outer(positions, frequencies)
+        exact = functional.pad(angles.double(), (0, half - num_angles))
+        torch.mul(exact.cos().float(), amplitude, out=rows[:, :half])
+        torch.mul(exact.sin().float(), amplitude, out=rows[:, half:])
+    table[:, num_angles:half] = 1  # an amplitude belongs to the rotated elements alone
 
 
 def _default(frequencies: Tensor, rope: Parameters) -> tuple[Tensor, float]:
