@@ -509,7 +509,8 @@ async def test_a_deletion_without_an_answer_is_given_up_while_others_are_answere
     monkeypatch.setattr(shielded_calls, "_QUIET_S", 0.05)
     lost = Fault(lambda _, frame: frame.name == "Queue.DeleteOk", lambda _, __: None)
     queue = new_queue()
-    async with AmqpProxy(broker.url, Nth(lost, 0)) as proxy, bus_of(proxy) as bus:
+    # The end of the bus waits for the answer, too.
+    async with AmqpProxy(broker.url, Nth(lost, 0)) as proxy, bus_of(proxy, TIMEOUT_S) as bus:
         await bus.wait_connected()
         await bus.declare(queue)
 
