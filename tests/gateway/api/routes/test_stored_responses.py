@@ -7,7 +7,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import openai
 import pytest
 from openai.types.responses import Response
@@ -280,12 +279,12 @@ async def think_and_call(job: ScriptedJob) -> None:
     await job.finish('<tool_call>{"name": "f", "arguments": {}}</tool_call>')
 
 
+@pytest.mark.parametrize(
+    "parsers", [{"tool_parser": "hermes", "reasoning_parser": "deepseek_r1"}], ids=["parsers"]
+)
 async def test_a_call_is_answered_in_the_next_response(
     gateway: LiveGateway, worker: ScriptedWorker
 ) -> None:
-    worker.announcement = msgspec.structs.replace(
-        worker.announcement, tool_parser="hermes", reasoning_parser="deepseek_r1"
-    )
     worker.script = think_and_call
     await hears_a_worker(gateway)
     first = await say(gateway, "one", tools=[TOOL])
@@ -302,12 +301,12 @@ async def test_a_call_is_answered_in_the_next_response(
     assert assistant.reasoning_content == "Which one?"
 
 
+@pytest.mark.parametrize(
+    "parsers", [{"tool_parser": "hermes", "reasoning_parser": "qwen3"}], ids=["parsers"]
+)
 async def test_references_stand_for_the_output_of_stored_responses(
     stored: LiveGateway, worker: ScriptedWorker
 ) -> None:
-    worker.announcement = msgspec.structs.replace(
-        worker.announcement, tool_parser="hermes", reasoning_parser="qwen3"
-    )
     await hears_a_worker(stored)
     greeting = await say(stored, "Hello.")
     default, worker.script = worker.script, think_and_call
