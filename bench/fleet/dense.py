@@ -24,6 +24,11 @@ class Layout:
     num_streams: Sequence[int]
     """At once, rising."""
 
+    @property
+    def num_slots(self) -> int:
+        """The slots of a worker. Jobs are not spread evenly over the workers."""
+        return 8 + 2 * max(self.num_streams) // self.num_workers
+
 
 LAYOUTS = (
     Layout(num_nodes=1, num_gateways=1, num_workers=1, num_streams=(10, 60, 120, 200, 280)),
@@ -62,13 +67,11 @@ async def measure_dense(plan: DensePlan) -> Dense:
     points: list[Point] = []
     for layout in plan.layouts:
         with deployed(num_nodes=layout.num_nodes, num_gateways=layout.num_gateways) as deployment:
-            # Jobs are not spread evenly over the workers.
-            num_slots = 8 + 2 * max(layout.num_streams) // layout.num_workers
             await asyncio.to_thread(
                 deployment.add_workers,
                 layout.num_workers,
                 step_s=plan.step_s,
-                num_slots=num_slots,
+                num_slots=layout.num_slots,
                 is_paced=True,
             )
             points += await measure_loads(plan, deployment, layout.num_streams)

@@ -43,7 +43,7 @@ async def measure_steady(layouts: Sequence[Layout], seconds: float) -> Steady:
                 deployment.add_workers,
                 layout.num_workers,
                 step_s=_STEP_S,
-                num_slots=8 + 2 * max(layout.num_streams) // layout.num_workers,
+                num_slots=layout.num_slots,
                 is_clock=True,
             )
             points += [

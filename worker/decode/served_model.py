@@ -87,8 +87,9 @@ def load_for_worker(settings: WorkerSettings) -> ServedModel:
     `StartupError`."""
     if settings.engine == "own" and (settings.engine_url or settings.engine_command):
         raise StartupError("--engine-url and --engine-command need --engine")
-    is_own = settings.engine == "own"
-    model = load(settings, has_grammars=True) if is_own else _load_remote(settings)
+    if settings.engine == "own":
+        return load(settings, has_grammars=True)
+    model = _load_remote(settings)
     model.constraints.prepare()
     return model
 
