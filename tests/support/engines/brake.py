@@ -1,11 +1,16 @@
 """An engine that stands still when a test wants it to, so that no answer ends before its time."""
 
+import asyncio
 import dataclasses
 import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from worker.decode.served_model import ServedModel
 from worker.engine.driver import EngineThread
 from worker.engine.interface import Command, EngineListener
+
+T = TypeVar("T")
 
 
 class Brake:
@@ -21,6 +26,15 @@ class Brake:
 
     def allow(self, num_steps: int) -> None:
         self._steps.release(num_steps)
+
+    async def allow_until(self, outcome: Coroutine[Any, Any, T]) -> T:
+        """Allow one step after another until ``outcome`` is there, which it returns. A fixed number
+        of steps may go to a sequence that the engine has yet to hear is cancelled."""
+        task = asyncio.ensure_future(outcome)
+        while not task.done():
+            self.allow(1)
+            await asyncio.wait([task], timeout=0.01)
+        return task.result()
 
     def release(self) -> None:
         """Let the engine run freely from now on."""

@@ -8,7 +8,7 @@ from tests.support.engines.brake import Brake
 from tests.support.workers.jobs import LateBus, new_job, publish, read, reading, wait_running
 from tests.support.workers.synthetic import echo_worker
 
-SAMPLING = SamplingParams(max_tokens=20, ignore_eos=True)
+SAMPLING = SamplingParams(max_tokens=1000, ignore_eos=True)
 
 
 async def test_a_job_that_was_begun_again_is_not_cancelled_for_the_log_of_its_last_run() -> None:
@@ -26,8 +26,7 @@ async def test_a_job_that_was_begun_again_is_not_cancelled_for_the_log_of_its_la
         await late.is_missed.wait()  # by the supervisor: the worker has nothing to write
         async with reading(bus, job) as consumer:
             await publish(bus, replace(job, publication=1))
-            brake.allow(10)
-            log = await read(bus, job, consumer, num_tokens=1)
+            log = await brake.allow_until(read(bus, job, consumer, num_tokens=1))
             late.may_answer.set()
             await wait_running(bus)  # it is still there when the supervisor has its answer
             brake.release()
