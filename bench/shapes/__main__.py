@@ -25,11 +25,11 @@ from bench.ceilings import measured_peak
 from bench.machine import describe
 from bench.options import RESULTS, Out
 from bench.report import console, write_json
-from bench.shapes.catalogue import SHAPES
-from bench.shapes.memory import memory_of, with_attention_alone
+from bench.shapes.catalogue import SHAPES, with_attention_alone
 from bench.shapes.random_model import RandomReader
 from bench.shapes.steps import TimedDecoder, Times
 from bench.shapes.work import decode_bytes, prompt_multiplications
+from worker.model.start import sequence_memory
 
 FORMATS = ("bfloat16", "q8_0")
 _CONTEXT = 128
@@ -140,9 +140,9 @@ def _show_memory() -> None:
     for heading in ("keys and values", "states", "total"):
         table.add_column(heading, justify="right")
     for name, model in models.items():
-        memory = memory_of(model, _MEMORY_SEQUENCES, _MEMORY_TOKENS)
-        sizes = (memory.tokens, memory.states, memory.total)
-        table.add_row(name, *(f"{size / 1e6:,.0f}" for size in sizes))
+        each = sequence_memory(model, _MEMORY_TOKENS, torch.bfloat16)
+        sizes = (each.tokens, each.states, each.total)
+        table.add_row(name, *(f"{_MEMORY_SEQUENCES * size / 1e6:,.0f}" for size in sizes))
     console().print(table)
 
 

@@ -135,3 +135,10 @@ SHAPES: Mapping[str, Shape] = {
         },
     ),
 }
+
+
+def with_attention_alone(spec: ModelSpec) -> ModelSpec:
+    """The same model with its attention in place of recurrences."""
+    attention = spec.attentions[0]
+    layers = (replace(layer, attention=attention, recurrence=None) for layer in spec.layers)
+    return replace(spec, layers=tuple(layers))

@@ -8,6 +8,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from cli.size.cache import StreamCache, stream_cache
 from cli.size.costs import Costs
 from cli.size.costs import load as load_costs
 from cli.size.model import UTILIZATION, Load, Machines, Size, paced_tokens_per_event
@@ -15,6 +16,7 @@ from cli.size.model import size as computed
 from cli.tables import Cell, Column, FittedTable, print_tables
 from cli.terminal import number_of, print_json
 from shared.errors import StartupError
+from shared.host_memory import readable_size
 
 _GIB = 1 << 30
 _MIB = 1 << 20
@@ -24,6 +26,11 @@ _NEEDS = (
     Column("cores, all", is_number=True),
     Column("memory of each", is_number=True, rank=1),
     Column("remark", rank=2),
+)
+_CACHE = (
+    Column("of a stream"),
+    Column("memory", is_number=True),
+    Column("remark", rank=1),
 )
 _LIMITS = (
     Column("limit of one deployment"),
@@ -60,6 +67,17 @@ def size(
     worker_streams: Annotated[
         float, typer.Option(min=1, help="Streams of one worker: its WARREN_MAX_NUM_SEQS.")
     ] = 64,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Compute the cache that its streams take: a name, directory or GGUF."),
+    ] = None,
+    context_tokens: Annotated[
+        int, typer.Option(min=1, help="Prompt and answer of a stream, with --model.")
+    ] = 4096,
+    cache_memory: Annotated[
+        float | None,
+        typer.Option(min=0, help="GiB of a worker's cache, with --model: limits its streams."),
+    ] = None,
     gateway_streams: Annotated[
         float, typer.Option(min=1, help="Streams of one gateway: its WARREN_MAX_REQUESTS.")
     ] = 1024,
@@ -97,6 +115,13 @@ def size(
         if tokens_per_event is None
         else tokens_per_event,
     )
+    cache = None
+    if model is not None:
+        cache_bytes = None if cache_memory is None else cache_memory * _GIB
+        cache = stream_cache(model, context_tokens, cache_bytes)
+        worker_streams = min(worker_streams, cache.num_streams or worker_streams)
+    elif cache_memory is not None:
+        raise StartupError("--cache-memory needs --model")
     machines = Machines(
         worker_tokens_per_s=worker_tokens_per_s,
         worker_streams=worker_streams,
@@ -113,9 +138,10 @@ def size(
             "estimated": costs.estimated,
             "extrapolated": list(extrapolated(load, found, costs)),
         }
-        print_json({"load": load, **asdict(found), **about})
+        of_cache = {} if cache is None else {"cache": asdict(cache)}
+        print_json({"load": load, **asdict(found), **of_cache, **about})
     else:
-        print_tables(render(load, found, costs))
+        print_tables(render(load, found, costs, cache))
 
 
 def extrapolated(load: Load, found: Size, costs: Costs) -> Iterator[str]:
@@ -132,7 +158,7 @@ def extrapolated(load: Load, found: Size, costs: Costs) -> Iterator[str]:
             yield f"{name} beyond {largest:,.0f}"
 
 
-def render(load: Load, found: Size, costs: Costs) -> RenderableType:
+def render(load: Load, found: Size, costs: Costs, cache: StreamCache | None) -> RenderableType:
     head = Text.assemble(
         ("Load ", "bold"),
         f"{load.num_streams:,.0f} streams, {load.requests_per_s:,.1f} requests/s, "
@@ -144,10 +170,14 @@ def render(load: Load, found: Size, costs: Costs) -> RenderableType:
         f"{machine['cpu']}; processes are loaded up to {UTILIZATION:.0%}."
     )
     beyond = ", ".join(extrapolated(load, found, costs))
+    of_cache = (
+        () if cache is None else (FittedTable("Cache of a worker", _CACHE, list(_cache(cache))),)
+    )
     return Group(
         head,
         Text(),
         FittedTable("What it takes", _NEEDS, list(_needs(found, costs))),
+        *of_cache,
         FittedTable("Limits, the next one first", _LIMITS, list(_limits(load, found))),
         Text(f"{source} {costs.estimated}".rstrip(), style="dim"),
         Text(
@@ -182,6 +212,17 @@ def _needs(found: Size, costs: Costs) -> Iterator[tuple[Cell, ...]]:
         f"{costs.process_bytes['worker'] / _MIB:,.0f} MiB",
         "one is spare; without the model's own CPU and memory",
     )
+
+
+def _cache(cache: StreamCache) -> Iterator[tuple[Cell, ...]]:
+    yield (
+        "keys and values",
+        readable_size(cache.token_bytes),
+        f"of {cache.num_tokens:,} tokens",
+    )
+    yield "states", readable_size(cache.state_bytes), "the same for a stream of any length"
+    number = "" if cache.num_streams is None else f"{cache.num_streams:,} streams fit"
+    yield "together", readable_size(cache.stream_bytes), number
 
 
 def _limits(load: Load, found: Size) -> Iterator[tuple[Cell, ...]]:

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from bench.shapes.catalogue import SHAPES
-from bench.shapes.memory import memory_of, with_attention_alone
 from bench.shapes.random_model import RandomReader
 from bench.shapes.steps import TimedDecoder
 from bench.shapes.work import active_share, decode_bytes, prompt_multiplications
@@ -80,19 +79,6 @@ def test_a_prompt_is_multiplied_with_each_weight_once_for_each_token() -> None:
     found = prompt_multiplications(spec, reader, 3)
 
     assert found == 3 * (reader.others.num_weights + 4 * 2 * 32 * 32) + 64 * 64
-
-
-def test_states_take_less_memory_than_the_tokens_of_a_long_context() -> None:
-    spec = SHAPES["Qwen3.5-0.8B"].spec()
-
-    short, long = memory_of(spec, 32, 4000), memory_of(spec, 32, 8000)
-    dense = memory_of(with_attention_alone(spec), 32, 8000)
-
-    assert short.states == long.states
-    assert long.tokens == 2 * short.tokens
-    assert dense.tokens == 24 / 6 * long.tokens
-    assert dense.states == 0
-    assert long.total < dense.total
 
 
 def test_random_weights_are_finite() -> None:

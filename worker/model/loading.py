@@ -30,7 +30,14 @@ from worker.model.forward import Decoder
 from worker.model.provision import can_be_native, code_bits_of, foreign_ops, provider_on
 from worker.model.runner import TorchRunner, use_device
 from worker.model.spec import ModelSpec
-from worker.model.start import DEFAULT_LIMITS, RunnerLimits, can_record, start_runner
+from worker.model.start import (
+    DEFAULT_LIMITS,
+    RunnerLimits,
+    SequenceMemory,
+    can_record,
+    sequence_memory,
+    start_runner,
+)
 from worker.model.warm_up import first_steps
 from worker.model.weights.formats.coded import method_of
 from worker.model.weights.formats.dense import Dense
@@ -151,10 +158,7 @@ def load_decoder(
         config, source, device, dtype=dtype, weight_format=weight_format, kernels=kernels
     )
     with room_for_weights(room, device):
-        if (spec := spec_of(config)) is not None:
-            spec = with_stored_predictor(as_stored(spec, source), source)
-            if kernels == "reference" or provider_on(device, kernels) != "reference":
-                spec = replace(spec, predictor=None)
+        if (spec := _spec(config, source, device, kernels)) is not None:
             limits.check(spec, cache_dtype or served, provider_on(device, kernels))
             return _native_decoder(
                 spec,
@@ -183,6 +187,42 @@ def load_decoder(
             ops=lambda shape: choose(cache_dtype or shape.dtype, head_dim=shape.head_dim),
             cache_dtype=cache_dtype,
         )
+
+
+def sequence_memory_of(
+    directory: Path, num_tokens: int, *, kv_dtype: str = "auto", device: str = "auto"
+) -> SequenceMemory:
+    """The memory in the cache of a sequence of ``num_tokens``, without its weights being read.
+
+    Raises `StartupError` if the model supports a shorter context, or has no decoder of our own.
+    """
+    chosen, config = device_named(device), read_json_config(directory)
+    source = open_source(directory, has_data=False)
+    spec = _spec(config, source, chosen, "auto")
+    if spec is None:
+        raise StartupError(
+            f"{directory.name} runs through transformers, whose caches are only known to a worker: "
+            "it logs kv_cache_sequences at its start"
+        )
+    served, _ = _formats(config, source, chosen, "auto", None)
+    return sequence_memory(
+        spec,
+        RunnerLimits(max_seq_len=num_tokens).longest(spec.max_seq_len),
+        _cache_dtype(kv_dtype, chosen) or served,
+        provider_on(chosen, "auto"),
+    )
+
+
+def _spec(
+    config: dict[str, Any], source: TensorSource, device: torch.device, kernels: str
+) -> ModelSpec | None:
+    """What our own decoders run; None: they do not know the model."""
+    if (spec := spec_of(config)) is None:
+        return None
+    spec = with_stored_predictor(as_stored(spec, source), source)
+    if kernels == "reference" or provider_on(device, kernels) != "reference":
+        spec = replace(spec, predictor=None)
+    return spec
 
 
 def rehearse(directory: Path, weight_format: str = "auto") -> str:

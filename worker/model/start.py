@@ -89,6 +89,37 @@ class RunnerLimits:
 DEFAULT_LIMITS = RunnerLimits()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceMemory:
+    """The memory of a sequence in the cache: bytes, in whole blocks."""
+
+    tokens: int
+    """Keys and values."""
+    states: int
+    """The recurrent states that a step reads and writes, without the snapshots of prefixes, which
+    are evicted."""
+
+    @property
+    def total(self) -> int:
+        return self.tokens + self.states
+
+
+def sequence_memory(
+    spec: ModelSpec, num_tokens: int, dtype: torch.dtype, provider: Provider = "native"
+) -> SequenceMemory:
+    """The memory of a sequence of ``num_tokens`` in a cache of this type, if that is the longest
+    context."""
+    limits = DEFAULT_LIMITS
+    layout = layout_of_spec(spec, num_tokens, provider, limits.block_size, dtype)
+    block = _block_shape(spec, layout, limits.block_size, dtype)
+    num_states = 0 if layout.state is None else 2 * layout.state.num_blocks
+    num_blocks = limits.divide(1, layout).num_blocks_for(num_tokens)
+    return SequenceMemory(
+        tokens=(num_blocks - num_states) * block.num_bytes,
+        states=num_states * block.num_bytes,
+    )
+
+
 def start_runner(
     decoder: Decoder, ops: Ops, limits: RunnerLimits, *, has_graphs: bool
 ) -> TorchRunner:

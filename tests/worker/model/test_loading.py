@@ -22,6 +22,7 @@ from worker.model.loading import (
     memory_remedy,
     refuse_foreign_kernels,
     room_for_weights,
+    sequence_memory_of,
 )
 from worker.model.start import RunnerLimits
 
@@ -51,6 +52,30 @@ def test_a_runner_is_as_large_as_it_was_asked_to_be(model: Path) -> None:
     assert (runner.block_size, runner.num_blocks) == (8, 3 * 7)
     assert (runner.vocab_size, runner.max_seq_len) == (VOCAB_SIZE, 50)
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "deepseek_v3", "qwen3_5_text", "mamba2"])
+def test_the_memory_of_a_sequence_is_known_before_a_runner_starts(
+    family: str, tmp_path: Path
+) -> None:
+    write_tiny_model(tmp_path, family)
+    length = 128
+    memory = sequence_memory_of(tmp_path, length, device="cpu")
+    limits = RunnerLimits(max_seq_len=length, kv_cache_bytes=3 * memory.total)
+
+    runner = load_runner(tmp_path, limits, device="cpu", compute_threads=1)
+
+    runner.close()
+    assert runner.facts()["kv_cache_sequences"] == 3
+
+
+def test_states_take_the_same_memory_at_any_length(tmp_path: Path) -> None:
+    write_tiny_model(tmp_path, "qwen3_5_text")
+
+    short, long = (sequence_memory_of(tmp_path, length) for length in (64, 128))
+
+    assert short.states == long.states > 0
+    assert long.tokens == 2 * short.tokens > 0
 
 
 def test_a_sequence_is_no_longer_than_the_cache_unless_that_was_asked_for(model: Path) -> None:
