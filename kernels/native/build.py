@@ -81,7 +81,7 @@ def limit_variants(best: str) -> None:
 def best_variant() -> str:
     """The first allowed variant that this processor supports. Raises `LibraryUnavailable`."""
     own = variants_here()
-    flags = _cpu_flags()
+    flags = cpu_flags()
     for name in own:
         if name in _allowed and VARIANTS[name].flags <= flags:
             return name
@@ -199,7 +199,8 @@ def user_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "warren" / "native"
 
 
-def _cpu_flags() -> frozenset[str]:
+def cpu_flags() -> frozenset[str]:
+    """What /proc/cpuinfo lists of the processor's instructions."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

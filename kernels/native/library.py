@@ -1,6 +1,7 @@
 """The C interface of the compiled library: structures, functions and thread teams."""
 
 import ctypes
+import logging
 import threading
 import time
 import weakref
@@ -12,7 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.native.build import BUILT, LibraryUnavailable, best_variant, build
+from kernels.native.build import BUILT, LibraryUnavailable, best_variant, build, cpu_flags
+
+logger = logging.getLogger(__name__)
+
+TILE_FLAGS = frozenset({"amx_tile", "amx_int8"})
+"""What /proc/cpuinfo lists for a processor with tile registers."""
+_Q8_0, _BLOCK, _PANEL = 3, 32, 16
+"""Of src/layouts.hpp."""
 
 
 class WeightView(Structure):
@@ -402,6 +410,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "warren_lanes": (c_int, []),
     "warren_has_bf16_dot": (c_int, []),
     "warren_use_bf16_dot": (None, [c_int]),
+    "warren_use_tiles": (c_int, [c_int]),
     "warren_team": (c_void_p, [c_int]),
     "warren_disband": (None, [c_void_p]),
     "warren_panel_bytes": (c_int64, [c_int32, c_int64]),
@@ -466,6 +475,12 @@ class Library:
         """Use that instruction or not; the bits are the same. Not during any other call."""
         self.functions.warren_use_bf16_dot(is_used)
 
+    def use_tiles(self, *, is_used: bool) -> bool:
+        """Use the processor's tile registers or not, and return whether they are used: the system
+        may refuse them. The bits are the same. Not during any other call, and only if the processor
+        has the `TILE_FLAGS`."""
+        return bool(self.functions.warren_use_tiles(is_used))
+
     def team(self, num_threads: int | None = None) -> int:
         """A team of threads for one operation at a time; shared by all callers with the same
         number, by default `num_threads`."""
@@ -491,6 +506,7 @@ def library() -> Library:
     except OSError as error:
         raise LibraryUnavailable(f"the library cannot be loaded: {error}") from error
     choose_products(native)
+    choose_tiles(native)
     return native
 
 
@@ -540,6 +556,40 @@ def choose_products(native: Library) -> bool:
     is_faster = min(used for used, _ in tries) < min(unused for _, unused in tries)
     native.use_bf16_dot(is_used=is_faster)
     return is_faster
+
+
+def choose_tiles(native: Library) -> bool:
+    """Use the tile registers if the processor has them, and the system grants them; returns whether
+    they are used. Takes milliseconds.
+
+    Tests emulate the registers, so here they first have to compute the bits of other instructions.
+    """
+    if not cpu_flags() >= TILE_FLAGS or not native.use_tiles(is_used=True):
+        return False
+    in_tiles = _q8_0_product(native)
+    native.use_tiles(is_used=False)
+    is_equal = torch.equal(in_tiles, _q8_0_product(native))
+    if not is_equal:
+        logger.warning("tile registers not used", extra={"reason": "their products differ"})
+    return is_equal and native.use_tiles(is_used=True)
+
+
+def _q8_0_product(native: Library) -> Tensor:
+    """A product of more rows, panels and blocks than are processed at a time."""
+    num_rows, num_panels, num_blocks = 20, 4, 10
+    random = torch.Generator().manual_seed(1)
+    scales = torch.rand(num_panels, num_blocks, _PANEL, generator=random).half().view(torch.uint8)
+    size = (num_panels, num_blocks, _BLOCK * _PANEL)
+    codes = torch.randint(0, 256, size, dtype=torch.uint8, generator=random)
+    panels = torch.cat([scales, codes], dim=2)
+    outputs, inputs = num_panels * _PANEL, num_blocks * _BLOCK
+    hidden = torch.randn(num_rows, inputs, generator=random)
+    out = torch.empty(num_rows, outputs)
+    weight = WeightView(pointer(panels), None, _Q8_0, outputs, inputs, num_panels, None)
+    native.functions.warren_linear(
+        native.team(1), pointer(hidden), num_rows, ctypes.byref(weight), 8, pointer(out)
+    )
+    return out
 
 
 def pointer(tensor: Tensor | None) -> int | None:

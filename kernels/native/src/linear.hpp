@@ -170,6 +170,9 @@ inline void packed_panels(const Operands& o, const Task& task) {
     while (panel < task.end) next(std::integral_constant<int, 1>{});
 }
 
+template <class Integers>
+constexpr bool kMayUseTiles = kHasTiles && Integers::kBytes == 1;
+
 // All rows of a task with one group of panels, expanded piece by piece. The sums are in memory between two pieces. The
 // function is static, because libraries of a process would share the variables of an inline template.
 template <class Integers, int32_t kFormat, int kPanels>
@@ -186,6 +189,12 @@ static void expanded_panels(const Operands& o, const Task& task, const uint8_t* 
         const int blocks = std::min(kExpandedBlocks, num_blocks - first);
         expanded.expand(packed, kPanels, first, blocks, num_blocks);
         int row = 0;
+        if constexpr (kMayUseTiles<Integers>)
+            for (int left = uses_tiles ? (count + kRegisterRows - 1) / kRegisterRows : 0; left > 0; left--) {
+                const int rows = (count - row) / left;
+                register_tile<kPanels>(x(row), rows, expanded, first, blocks, &all[row * kRowFloats]);
+                row += rows;
+            }
         const auto tile = [&](auto rows) {
             Sums<rows, kPanels> sums;
             std::memcpy(&sums, &all[row * kRowFloats], sizeof sums);
@@ -207,8 +216,10 @@ static void expanded_panels(const Operands& o, const Task& task, const uint8_t* 
 template <class Integers, int32_t kFormat>
 inline void multiply_quantized(const Operands& o, const Task& task) {
     constexpr int kMostRows = kMaxPackedRows<Integers, kFormat>;
-    if (task.last - task.first <= kMostRows) return packed_panels<Integers, kFormat>(o, task);
-    if constexpr (kMostRows < std::numeric_limits<int>::max()) {
+    const int count = task.last - task.first;
+    const bool is_tiled = kMayUseTiles<Integers> && uses_tiles && count >= kRegisterRows;
+    if (count <= kMostRows && !is_tiled) return packed_panels<Integers, kFormat>(o, task);
+    if constexpr (kMostRows < std::numeric_limits<int>::max() || kMayUseTiles<Integers>) {
         constexpr int kPanels = kQuantizedPanels;
         const int64_t bytes = panel_bytes(kFormat, o.weight.inputs);
         int panel = task.panel;

@@ -25,6 +25,9 @@ int warren_lanes() { return kLanes; }
 int warren_has_bf16_dot() { return kHasBf16Dot; }
 void warren_use_bf16_dot(int is_used) { uses_bf16_dot = kHasBf16Dot && is_used; }
 
+// Returns whether they are used from now on.
+int warren_use_tiles(int is_used) { return uses_tiles = kHasTiles && is_used && request_tiles(); }
+
 Team* warren_team(int size) { return new Team(size); }
 void warren_disband(Team* team) { delete team; }
 

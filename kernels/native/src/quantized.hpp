@@ -5,7 +5,10 @@
 // its groups in their order in both cases, and integer sums are exact, so that the bits are the same.
 #pragma once
 
+#include <type_traits>
+
 #include "codes.hpp"
+#include "tile_registers.hpp"
 #include "tiles.hpp"
 
 namespace warren {
@@ -314,6 +317,53 @@ inline void quantized_tile(const Encoded& x, const Panels& panels, int first, in
                 }
         }
     }
+}
+
+// As `quantized_tile`, in tile registers, for up to 16 rows of inputs of 8 bits. The rows' sums of floats are `all`
+// [num_rows][kPanels][kPanel].
+template <int kPanels, class Panels>
+static void register_tile(const Encoded& x, int num_rows, const Panels& panels, int first, int num_blocks, float* all) {
+    constexpr int kGroups = Panels::kGroups, kQuads = 8 / kGroups;
+    alignas(64) int32_t counts[kExpandedBlocks * kGroups][kRegisterRows][kPanel];
+    TileShapes shapes;
+    for (int set = 0; set < 2; set++) {  // so that a product need not wait for the one before it
+        shapes.set(set, num_rows, 4 * kPanel);
+        shapes.set(2 + set, num_rows, 4 * kQuads);
+        shapes.set(4 + set, kQuads, kRow);
+    }
+    begin_tiles(shapes);
+    const int num_parts = num_blocks * kGroups, row_blocks = x.inputs / kBlock;
+    for (int p = 0; p < kPanels; p++) {
+        const auto count = [&](auto set, int part) {
+            clear_tile<set>();
+            load_tile<2 + set>(x.codes + first * kBlock + part * 4 * kQuads, x.inputs);
+            load_tile<4 + set>(panels.codes[p][part / kGroups][part % kGroups * kQuads], kRow);
+            multiply_tiles<set, 2 + set, 4 + set>();
+            store_tile<set>(counts[part], sizeof counts[part][0]);
+        };
+        int part = 0;
+        for (; part + 2 <= num_parts; part += 2)
+            count(std::integral_constant<int, 0>{}, part), count(std::integral_constant<int, 1>{}, part + 1);
+        if (part < num_parts) count(std::integral_constant<int, 0>{}, part);
+        for (int r = 0; r < num_rows; r++)
+            for (int v = 0; v < kVectors; v++) {
+                float* sums = all + (r * kPanels + p) * kPanel + v * kLanes;
+                Floats sum = load(sums);
+                for (part = 0; part < num_parts; part++) {
+                    const int b = part / kGroups, g = part % kGroups;
+                    Floats scale, least;
+                    panels.read_scales(p, b, g, v * kLanes, scale, least);
+                    const Ints all_counts = load<Ints>(counts[part][r] + v * kLanes) +
+                                            x.template less<kGroups>(r, first + b, g, panels.offset());
+                    const Floats products = __builtin_convertvector(all_counts, Floats);
+                    sum = multiply_add(products * x.scales[int64_t(r) * row_blocks + first + b], scale, sum);
+                    if constexpr (Panels::kHasLeast)
+                        sum = multiply_add(broadcast(x.template total<kGroups>(r, first + b, g)), least, sum);
+                }
+                store(sums, sum);
+            }
+    }
+    end_tiles();
 }
 
 }  // namespace warren

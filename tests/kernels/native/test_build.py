@@ -35,10 +35,10 @@ def test_another_processor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_arm_has_a_variant_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    monkeypatch.setattr(module, "_cpu_flags", lambda: frozenset({"asimd", "asimddp", "fphp"}))
+    monkeypatch.setattr(module, "cpu_flags", lambda: frozenset({"asimd", "asimddp", "fphp"}))
     assert best_variant() == "neon"
 
-    monkeypatch.setattr(module, "_cpu_flags", lambda: frozenset({"asimd"}))
+    monkeypatch.setattr(module, "cpu_flags", lambda: frozenset({"asimd"}))
 
     with pytest.raises(LibraryUnavailable, match="the processor has no asimddp, fphp"):
         best_variant()
@@ -193,7 +193,7 @@ def test_variants_above_the_limit_are_not_used(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "_allowed", list(module.VARIANTS))
     monkeypatch.setattr(
         module,
-        "_cpu_flags",
+        "cpu_flags",
         lambda: frozenset().union(*(one.flags for one in module.VARIANTS.values())),
     )
 

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from kernels.attention_spec import AttentionSpec
+from kernels.native import library as module
 from kernels.native.draw_rows import drawn_from
 from kernels.native.filter_floors import floors_of
-from kernels.native.library import Library, choose_products
+from kernels.native.library import TILE_FLAGS, Library, choose_products, choose_tiles
 from kernels.native.most_likely import found_by
 from kernels.native.packed import CodeBits, Rows, pack
 from kernels.native.paged_attention import attend
@@ -146,3 +147,43 @@ def test_the_choice_between_instructions_does_not_show_in_a_product() -> None:
 
 def test_a_processor_without_the_instruction_does_not_use_it() -> None:
     assert not choose_products(variants()["avx2"])
+
+
+EMULATED = "avx512 in halves, bfloat16 products"
+
+
+def with_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the processor have the registers."""
+    monkeypatch.setattr(module, "cpu_flags", lambda: TILE_FLAGS | {"avx512f"})
+
+
+def test_tile_registers_are_used_once_they_have_computed_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with_tiles(monkeypatch)
+
+    assert choose_tiles(variants()[EMULATED])
+    assert not choose_tiles(variants()["avx2"])
+
+
+def test_tile_registers_that_compute_other_bits_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_tiles(monkeypatch)
+    library = variants()[EMULATED]
+    products = iter([torch.zeros(1), torch.ones(1)])
+    monkeypatch.setattr(module, "_q8_0_product", lambda _: next(products))
+
+    is_used = choose_tiles(library)
+
+    assert not is_used
+    assert "tile registers not used" in caplog.text
+    library.use_tiles(is_used=True)  # as before, for other tests
+
+
+def test_a_processor_without_tile_registers_is_not_asked_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "cpu_flags", lambda: frozenset({"avx512f", "amx_tile"}))
+
+    assert not choose_tiles(variants()[EMULATED])

@@ -6,10 +6,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from kernels.native.build import best_variant, build
-from kernels.native.library import Library
+from kernels.native.library import Library, choose_tiles
 
-_WIDE = ("-DWARREN_LANES=16", "-O1", "-Wno-psabi", "-DWARREN_BF16_DOT")
-"""The code for AVX-512, executed in halves on a processor that has only AVX2."""
+_WIDE = ("-DWARREN_LANES=16", "-O1", "-Wno-psabi", "-DWARREN_BF16_DOT", "-DWARREN_TILES")
+"""The code for AVX-512, bfloat16 products and tile registers, executed in halves on a processor
+that has only AVX2."""
 
 
 @cache
@@ -23,9 +24,11 @@ def variants() -> dict[str, Library]:
 
 
 def _add(libraries: dict[str, Library], name: str, path: Path) -> None:
-    """Add a library with products of bfloat16, and without them. A copy of the file is loaded a
-    second time, with settings of its own."""
+    """Add a library with products of bfloat16 and tile registers, and without them. A copy of the
+    file is loaded a second time, with settings of its own."""
     libraries[f"{name}, bfloat16 products"] = Library(path)
+    choose_tiles(libraries[f"{name}, bfloat16 products"])  # which a library that emulates them uses
     with TemporaryDirectory() as directory:
         libraries[name] = Library(Path(shutil.copy(path, directory)))
     libraries[name].use_bf16_dot(is_used=False)
+    libraries[name].use_tiles(is_used=False)
