@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.shapes.catalogue import SHAPES
 from bench.shapes.random_model import RandomReader
 from bench.shapes.steps import TimedDecoder
 from bench.shapes.work import active_share, decode_bytes, prompt_multiplications
