@@ -165,7 +165,7 @@ def deployment(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iter
         while complete(gateway.url).status_code != 200:
             time.sleep(0.2)
         running.wait_ready()
-        # A counter increases for Prometheus only after a scrape of it, of whichever worker survives.
+        # Prometheus sees no increase of a counter that it has not read before the kill.
         scraped = f'count(up{{job="worker"}} == 1) >= {len(workers)}'
         assert running.without_data(["warren_worker_jobs_total", scraped]) == []
         assert complete(gateway.url, temperature=9).status_code == 400

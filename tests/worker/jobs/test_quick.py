@@ -224,8 +224,7 @@ async def test_quick_jobs_wait_while_a_suspect_runs_and_not_while_it_waits() -> 
         (send,) = long_log.reader.cancel()
         await bus.publish(topology.worker_binding(send.address), Message(encode(send.command)))
         await read(bus, long, long_consumer, long_log)  # to its end
-        brake.allow(10)
-        log = await read(bus, suspect, consumer, num_tokens=1)
+        log = await brake.allow_until(read(bus, suspect, consumer, num_tokens=1))
         beside_running = asyncio.create_task(ask(bus, job))
         await asyncio.sleep(0)  # the job is published
         brake.release()
