@@ -13,6 +13,7 @@ from shared.settings import PREFIX
 from shared.telemetry import floods
 from tests.support.deployment.broker import broker, own_broker, own_cluster, pytest_runtest_setup
 from tests.support.deployment.chromium import chromium
+from tests.support.deployment.forking.client import ForkServer
 from tests.support.deployment.postgres import postgres
 from tests.support.spans import spans
 
@@ -63,6 +64,12 @@ _LONGEST = (
 )
 """What takes longest goes first, so that all test processes end at about the same time: the modules
 of the gateway, which go last, are many and short."""
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start the fork server of all test processes, before xdist starts these."""
+    if not hasattr(session.config, "workerinput"):
+        session.config.add_cleanup(ForkServer().close)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,8 +6,6 @@ import secrets
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +13,8 @@ from pathlib import Path
 from typing import Self
 
 import httpx
+
+from tests.support.deployment.forking.client import Process, start, started
 
 ROOT = Path(__file__).parents[3]
 START_TIMEOUT_S = 240
@@ -56,11 +56,13 @@ class WarrenProcess:
         """``root`` may be the sources of another version."""
         self.url = f"http://127.0.0.1:{port}"
         self.start_timeout_s: float = START_TIMEOUT_S
+        self.may_be_copy = True
+        """Whether tests may run a copy of a process that has imported the modules."""
         self._args = args
         self.log_path = log
         self._variables = variables or {}
         self._root = root
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     def __enter__(self) -> Self:
         self.start()
@@ -89,13 +91,9 @@ class WarrenProcess:
 
     def start(self) -> None:
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, *self._args],
-                cwd=self._root,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "WARREN_LOG_FORMAT": "json", **self._variables},
-            )
+            variables = {**os.environ, "WARREN_LOG_FORMAT": "json", **self._variables}
+            begin = start if self.may_be_copy else started
+            self._process = begin(self._args, cwd=self._root, env=variables, log=log)
 
     def wait_healthy(self) -> None:
         deadline = time.monotonic() + self.start_timeout_s

@@ -1,6 +1,7 @@
 """Whole deployments: all processes, the broker and the model are real.
 
-They take gigabytes, and end with the tests of this package.
+The commands ``worker``, ``gateway`` and ``serve`` are started as users start them. They take
+gigabytes, and end with the tests of this package.
 """
 
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ def workers(broker: Broker, smollm2: Path, logs: Path) -> Iterator[list[WarrenPr
         options = (*FP32, "--disconnect-grace-s=60")
         started = [processes.worker(url, logs / f"worker{k}", *options) for k in range(2)]
         for worker in started:
+            worker.may_be_copy = False
             worker.start_timeout_s = LOADS_WITHIN_S
             worker.start()
             stack.callback(worker.terminate)
@@ -43,7 +45,9 @@ def workers(broker: Broker, smollm2: Path, logs: Path) -> Iterator[list[WarrenPr
 
 @pytest.fixture(scope="package")
 def gateway(broker: Broker, workers: list[WarrenProcess], logs: Path) -> Iterator[WarrenProcess]:
-    with processes.gateway(broker.url_of("gateway"), logs / "gateway") as process:
+    process = processes.gateway(broker.url_of("gateway"), logs / "gateway")
+    process.may_be_copy = False
+    with process:
         yield process
 
 
@@ -51,6 +55,7 @@ def gateway(broker: Broker, workers: list[WarrenProcess], logs: Path) -> Iterato
 def embedded(smollm2: Path, logs: Path) -> Iterator[WarrenProcess]:
     """``warren serve``: gateway and worker in a single process."""
     process = processes.serve(logs / "serve", *FP32)
+    process.may_be_copy = False
     process.start_timeout_s = LOADS_WITHIN_S
     with process:
         yield process
