@@ -28,9 +28,9 @@ IMPORTED = (
 )
 """The processes import what is missing here, which takes them longer."""
 MAX_MESSAGE_BYTES = 1 << 18
-FREE = ("WARREN_", "PYTEST_", "COLUMNS", "LINES")
-"""Beginnings of the names of variables that may have any value. The C library's readline sets the
-last two in test processes. Other variables may matter to a
+FREE = ("WARREN_", "PYTEST_", "COLUMNS", "LINES", "TORCHINDUCTOR_", "TRITON_")
+"""Beginnings of the names of variables that may have any value. The C library's readline and torch
+set some in test processes, and the server imports no torch. Other variables may matter to a
 module when it is imported, which was before the request."""
 
 
