@@ -227,7 +227,12 @@ class Work:
             raise typer.BadParameter("fewer tokens than the chat template has")
         draw = random.Random(0)
         num_distinct = max(1, round(num_lines * (1 - duplicates)))
-        contents = [" " + " ".join(draw.choices(_WORDS, k=num_words)) for _ in range(num_distinct)]
+        if len(_WORDS) ** num_words < 1.5 * num_distinct:
+            raise typer.BadParameter("too few tokens for so many different lines")
+        different: set[str] = set()
+        while len(different) < num_distinct:
+            different.add(" " + " ".join(draw.choices(_WORDS, k=num_words)))
+        contents = sorted(different)
         contents += draw.choices(contents, k=num_lines - num_distinct)
         draw.shuffle(contents)
         return cls(

@@ -39,6 +39,8 @@ _NUM_WINDOWS = 2
 """Of each model: for lines that are computed, and for lines that repeat an answer."""
 _LINES_AT_ONCE = 1000
 _ANSWERS_AT_ONCE = 100
+_MAX_WAITING_TWINS = 4096
+"""Lines of a model that wait for the answers to equal lines; a few kilobytes each."""
 _ANSWER_BYTES_AT_ONCE = 8 << 20
 
 _Result = TypeVar("_Result")
@@ -282,18 +284,34 @@ class _BatchRun:
         self, model: str, places: Iterator[LinePlace], memory: BatchMemory
     ) -> None:
         computed, repeated = (Window(partial(self._max_lines, model), memory) for _ in range(2))
-        twins = Twins()
+        twins, may_wait = Twins(), asyncio.Semaphore(_MAX_WAITING_TWINS)
         async with asyncio.TaskGroup() as tasks:
             for place in places:
                 role = twins.role(place.twin_key)
-                # A line that waits for the answer to an equal line keeps no worker busy.
-                window = computed if role is None or role.is_first else repeated
-                leave = await window.enter(place.num_bytes)
+                if role is not None and not role.is_first:
+                    await may_wait.acquire()
+                    task = tasks.create_task(self._repeat_at(place, role, computed, repeated))
+                    task.add_done_callback(lambda _: may_wait.release())
+                    continue
+                leave = await computed.enter(place.num_bytes)
                 if self._is_input_missing:
                     leave(None)
                     return
                 # A callback is called even if the task is cancelled before it has begun.
                 tasks.create_task(self._answer_at(place, role)).add_done_callback(leave)
+
+    async def _repeat_at(
+        self, place: LinePlace, role: TwinRole, computed: Window, repeated: Window
+    ) -> None:
+        """Answer a line once the answer to an equal line is known. Until then the line keeps no
+        worker busy, and its text is not read, so it takes no place from other lines."""
+        window = repeated if await role.group.wait() else computed
+        leave = await window.enter(place.num_bytes)
+        try:
+            if not self._is_input_missing:
+                await self._answer_at(place, role)
+        finally:
+            leave(None)
 
     async def _stop_lines(self) -> None:
         """End the jobs that the last gateway had published. Only the first lines without an answer

@@ -49,27 +49,30 @@ class BatchMemory:
 
 
 class Window:
-    """The running lines of a batch and model. Lines enter one at a time."""
+    """The running lines of a batch and model, which enter in the order in which they came."""
 
     def __init__(self, max_lines: Callable[[], int], memory: BatchMemory) -> None:
         self._max_lines = max_lines
         self._memory = memory
         self._num_lines = self._num_bytes = 0
+        self._turn = asyncio.Lock()
+        """Of the line that enters next. Otherwise each change would wake all that wait."""
 
     async def enter(self, num_bytes: int) -> Callable[[object], None]:
         """Wait until there is a slot for a line that takes about ``num_bytes``. The line leaves
         when the result is called, with any argument."""
         memory = self._memory
-        while True:
-            if self._num_lines < self._max_lines():
-                if memory.has_room(self._num_bytes, num_bytes):
-                    self._add(1, num_bytes)
-                    return partial(self._leave, num_bytes)
-                if not memory.has_large_line:
-                    memory.has_large_line = True
-                    self._add(1, 0)
-                    return self._leave_large
-            await memory.shared.wait_changed()
+        async with self._turn:
+            while True:
+                if self._num_lines < self._max_lines():
+                    if memory.has_room(self._num_bytes, num_bytes):
+                        self._add(1, num_bytes)
+                        return partial(self._leave, num_bytes)
+                    if not memory.has_large_line:
+                        memory.has_large_line = True
+                        self._add(1, 0)
+                        return self._leave_large
+                await memory.shared.wait_changed()
 
     def _leave(self, num_bytes: int, _: object) -> None:
         self._add(-1, -num_bytes)

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import typer
 
 from bench.batches import Work, chat_prompt, run_vllm
 from shared import settings
@@ -8,6 +9,16 @@ from worker.checkpoints import store
 from worker.text import Tokenizer
 
 MODEL = settings.DEFAULT_MODEL
+
+
+def test_lines_are_different_unless_they_are_to_repeat_one_another() -> None:
+    different = Work.draw(MODEL, num_lines=60, num_tokens=32, step_ms=0)
+    repeating = Work.draw(MODEL, num_lines=60, num_tokens=32, step_ms=0, duplicates=0.3)
+
+    assert len(set(different.contents)) == 60
+    assert len(set(repeating.contents)) == 42
+    with pytest.raises(typer.BadParameter, match="too few tokens"):
+        Work.draw(MODEL, num_lines=1000, num_tokens=32, step_ms=0)
 
 
 def test_a_prompt_has_as_many_tokens_as_its_answer() -> None:
