@@ -6,6 +6,7 @@
 import asyncio
 import logging
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from functools import cache, wraps
@@ -27,6 +28,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.util import await_only
 
 from gateway.store.postgres.url import connect_args, fault_of_settings
 from shared.errors import InvalidRequest, StartupError, Unavailable
@@ -40,6 +42,7 @@ logger = logging.getLogger(__name__)
 SQLITE_FILE = "warren.db"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 _BUSY_TIMEOUT_S = 30
+_BUSY_RETRY_S = 0.05
 _POOL_TIMEOUT_S = 10
 """Seconds for which a transaction waits for a connection, while all are in use."""
 _STATEMENT_TIMEOUT_S = 60.0
@@ -295,12 +298,28 @@ def _postgresql(url: str, statement_timeout_s: float) -> AsyncEngine:
 def _configure_sqlite(connection: Any, _: object) -> None:
     cursor = connection.cursor()
     try:
-        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        _write_ahead(cursor)
+        for pragma in ("synchronous=FULL", "foreign_keys=ON"):
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
-    except BaseException:  # another gateway may be changing the mode; the pool forgets this one
+    except BaseException:  # the pool forgets this one
         connection.close()
         raise
+
+
+def _write_ahead(cursor: Any) -> None:
+    """Set the mode of the journal. SQLite refuses it at once, whatever the timeout, while another
+    gateway sets it."""
+    end = time.monotonic() + _BUSY_TIMEOUT_S
+    while True:
+        try:
+            cursor.execute("PRAGMA journal_mode=WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+            await_only(asyncio.sleep(_BUSY_RETRY_S))
+        else:
+            return
 
 
 def _begin_on_sqlite(connection: Connection) -> None:

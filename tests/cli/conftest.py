@@ -1,19 +1,14 @@
 """What the tests of all commands share."""
 
-import logging
 from collections.abc import Iterator
 
 import pytest
 
-from shared.telemetry import requests
+from tests.support.deployment.command import logging_is_kept
 
 
 @pytest.fixture(autouse=True)
 def _logging_as_before() -> Iterator[None]:
     """Undo what a command that runs in the test's process configures."""
-    root, jobs = logging.getLogger(), logging.getLogger(requests.LOGGER)
-    handlers, level, jobs_level = root.handlers[:], root.level, jobs.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    jobs.setLevel(jobs_level)
+    with logging_is_kept():
+        yield

@@ -30,6 +30,7 @@ from tests.support.gateway.http import (
     LiveGateway,
     chat_body,
     eventually,
+    hears_a_worker,
     live_gateway,
     two_gateways,
 )
@@ -487,6 +488,7 @@ async def test_prompts_in_tools_count_before_they_run(
     body = chat_body(tools=[tool], max_tokens=1)
     worker.announcement = structs.replace(worker.announcement, tool_parser="hermes")
     async with live_gateway(bus, keys_file=file.path) as gateway:
+        await hears_a_worker(gateway, headers)
         asking = [
             asyncio.create_task(gateway.http.post(CHAT, json=body, headers=headers))
             for _ in range(8)

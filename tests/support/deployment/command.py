@@ -34,7 +34,7 @@ def warren(*args: str, typed: str = "", **env: str) -> Ended:
         mock.patch.object(sys, "argv", ["warren", *args]),
         mock.patch.object(sys, "stdin", io.StringIO(typed)),
         mock.patch.dict(os.environ, variables),
-        _logging_is_kept(),
+        logging_is_kept(),
         pytest.raises(SystemExit) as ended,
     ):
         main()
@@ -43,18 +43,20 @@ def warren(*args: str, typed: str = "", **env: str) -> Ended:
 
 
 @contextmanager
-def _logging_is_kept() -> Iterator[None]:
+def logging_is_kept() -> Iterator[None]:
     """Undo what a command configures for the whole process."""
     root = logging.getLogger()
-    loggers = [
-        root,
-        *(one for one in root.manager.loggerDict.values() if isinstance(one, logging.Logger)),
-    ]
-    levels, handlers = [one.level for one in loggers], root.handlers[:]
+    levels, handlers = {one: one.level for one in _loggers()}, root.handlers[:]
     root.handlers.clear()  # which the configuration would close
     try:
         yield
     finally:
         root.handlers[:] = handlers
-        for one, level in zip(loggers, levels, strict=True):
-            one.setLevel(level)
+        for one in _loggers():
+            one.setLevel(levels.get(one, logging.NOTSET))
+
+
+def _loggers() -> list[logging.Logger]:
+    root = logging.getLogger()
+    named = root.manager.loggerDict.values()
+    return [root, *(one for one in named if isinstance(one, logging.Logger))]

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -147,11 +147,11 @@ async def _clients(url: str) -> AsyncIterator[tuple[httpx.AsyncClient, openai.As
         yield http, client
 
 
-async def hears_a_worker(gateway: LiveGateway) -> None:
-    """Wait until the gateway lists a model."""
+async def hears_a_worker(gateway: LiveGateway, headers: Mapping[str, str] | None = None) -> None:
+    """Wait until the gateway lists a model, to a client with these headers."""
 
     async def is_listed() -> bool:
-        return bool((await gateway.http.get("/v1/models")).json()["data"])
+        return bool((await gateway.http.get("/v1/models", headers=headers)).json()["data"])
 
     await eventually(is_listed)
 
