@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -35,26 +36,29 @@ BLOCK_SIZE = 8
 STEP_TOKENS = 64
 MAX_TOKENS = 48
 LIMITS = RunnerLimits(block_size=BLOCK_SIZE, max_num_seqs=4, max_num_batched_tokens=STEP_TOKENS)
+_SMALL_DELTA: dict[str, Any] = {
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 SMALL_STATES: dict[str, dict[str, Any]] = {
-    "qwen3_5_text": {
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-    },
+    "qwen3_next": _SMALL_DELTA,
+    "qwen3_5_text": _SMALL_DELTA,
+    "qwen3_5_moe_text": _SMALL_DELTA,
+    "granitemoehybrid": {"mamba_expand": 1, "mamba_d_head": 16}
+    | {"mamba_d_state": 4, "mamba_n_groups": 1, "mamba_d_conv": 2},
     "jamba": {"mamba_expand": 1, "mamba_d_state": 4},
     "kimi_linear": {"linear_num_heads": 2, "linear_head_dim": 16},
-    "olmo_hybrid": {
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 2,
-        "linear_key_head_dim": 16,
-        "linear_value_head_dim": 16,
-    },
+    "olmo_hybrid": _SMALL_DELTA | {"linear_num_key_heads": 2},
 }
 """Sizes with which several sequences have room in few blocks, and are preempted as they grow."""
 PROMPTS = [[(5 * k * k + 3 * i + 1) % VOCAB_SIZE for k in range(130 + 7 * i)] for i in range(3)]
 """Longer than the 128 tokens after which there is a snapshot."""
-SIZES_OF_CHUNKS = (1, 2, 3, 7, 8, 9, 31, 64, 65, 127, 128, 129)
-"""Around the sizes of convolutions, blocks and snapshots, and others."""
+RECURRENT = [
+    *("lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"),
+    *("kimi_linear", "mamba2", "bamba", "granitemoehybrid", "nemotron_h", "falcon_h1"),
+    *("falcon_mamba", "jamba"),
+]
 LONG: dict[str, Any] = {"max_position_embeddings": 2048}
 
 
@@ -81,11 +85,25 @@ def answers(
 ) -> tuple[list[list[int]], EngineLoad, list[int]]:
     """The answers to all prompts at a time, the load at the end, and the cached tokens of each.
     ``known`` are the first tokens of the answers, which another worker has drawn."""
+    streams, load = run(runner, prompts, GREEDY, known)
+    cached = [stream[0].num_cached_tokens for stream in streams]
+    return [[output.token_id for output in stream] for stream in streams], load, cached
+
+
+def run(
+    runner: TorchRunner,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    known: Sequence[Sequence[int]] = (),
+    first: int = 0,
+) -> tuple[list[list[StepOutput]], EngineLoad]:
+    """The outputs of each prompt, all of which are in the engine at a time, and the load at the
+    end. Sequences have numbers from ``first``."""
     engine = Engine(runner, SchedulerLimits(4, STEP_TOKENS, prefix_cache=True))
     submits = [
-        Submit(SequenceId(str(k), 0), prompt, GREEDY, 0, MAX_TOKENS, frozenset(), output_ids)
+        Submit(SequenceId(str(k), 0), prompt, params, 0, MAX_TOKENS, frozenset(), output_ids)
         for k, (prompt, output_ids) in enumerate(
-            zip(prompts, known or [()] * len(prompts), strict=True)
+            zip(prompts, known or [()] * len(prompts), strict=True), start=first
         )
     ]
     outputs = list(engine.step(submits))
@@ -94,9 +112,7 @@ def answers(
         engine.check_invariants()
     load = engine.load()
     engine.close()
-    streams: list[list[StepOutput]] = [s for _, s in sorted(by_sequence(outputs).items())]
-    cached = [stream[0].num_cached_tokens for stream in streams]
-    return [[output.token_id for output in stream] for stream in streams], load, cached
+    return [stream for _, stream in sorted(by_sequence(outputs).items())], load
 
 
 @pytest.mark.parametrize(
@@ -107,6 +123,9 @@ def answers(
         ),
         ("kimi_linear", "native"),
         ("olmo_hybrid", "native"),
+        ("granitemoehybrid", "native"),
+        ("qwen3_next", "native"),
+        ("qwen3_5_moe_text", "native"),
     ],
 )
 def test_snapshots_and_preemptions_change_no_token(
@@ -231,20 +250,30 @@ def chunked_logits(decoder: Decoder, prompt: list[int], size: int) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        *("lfm2", "lfm2_moe", "qwen3_next", "olmo_hybrid", "nemotron_h"),
-        *("kimi_linear", "mamba2", "falcon_mamba", "jamba"),
-    ],
-)
+@pytest.mark.parametrize("family", RECURRENT)
 def test_a_prompt_in_chunks_of_any_length_gives_the_same_bits(tmp_path: Path, family: str) -> None:
     write_tiny_model(tmp_path, family)
     decoder = load(tmp_path)
-    whole = chunked_logits(decoder, PROMPTS[0], len(PROMPTS[0]))
+    prompt = PROMPTS[0]
+    whole = chunked_logits(decoder, prompt, len(prompt))
 
-    for size in SIZES_OF_CHUNKS:
-        assert torch.equal(chunked_logits(decoder, PROMPTS[0], size), whole), size
+    for size in range(1, len(prompt)):
+        assert torch.equal(chunked_logits(decoder, prompt, size), whole), size
+
+
+@pytest.mark.parametrize("family", RECURRENT)
+def test_a_sequence_has_the_same_scores_in_a_batch_as_alone(tmp_path: Path, family: str) -> None:
+    write_tiny_model(tmp_path, family)
+    decoder = load(tmp_path)
+    scored = msgspec.structs.replace(GREEDY, logprobs=3)
+
+    together, _ = run(start(decoder, 300), PROMPTS, scored)
+
+    assert together == [
+        stream
+        for k, prompt in enumerate(PROMPTS)
+        for stream in run(start(decoder, 300), [prompt], scored, first=k)[0]
+    ]
 
 
 def test_a_worker_counts_states_among_what_a_sequence_takes(tmp_path: Path) -> None:

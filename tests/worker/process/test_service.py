@@ -53,6 +53,7 @@ from tests.support.workers.jobs import (
     wait_running,
 )
 from tests.support.workers.synthetic import echo_worker
+from worker.decode.bridge import NUM_AT_ONCE
 from worker.model import echo
 from worker.process import service
 from worker.process.health_server import HealthServer
@@ -106,6 +107,29 @@ async def test_an_answer_does_not_depend_on_its_neighbours() -> None:
         together = await ask_all(bus, jobs)
 
     assert [log.token_ids for log in together] == [log.token_ids for log in alone]
+
+
+async def test_a_stream_may_ask_for_each_token_at_once() -> None:
+    brake = Brake(num_steps=40)
+    exact = SamplingParams(max_tokens=60, ignore_eos=True)
+    paced = new_job("echo", sampling=exact)
+    each = msgspec.structs.replace(new_job("echo", sampling=exact), each_token=True)
+    async with (
+        MemoryBus() as bus,
+        echo_worker(bus, brake=brake, stream_events_per_s=0.001),
+        reading(bus, each) as events_of_each,
+        reading(bus, paced) as events_of_paced,
+    ):
+        await publish(bus, each)
+        log_of_each = await read(bus, each, events_of_each, num_tokens=39)
+        await publish(bus, paced)
+        brake.release()
+        await read(bus, each, events_of_each, log_of_each)
+        log_of_paced = await read(bus, paced, events_of_paced)
+
+    assert log_of_paced.token_ids == log_of_each.token_ids
+    # One that says that it has started, those of the first tokens, and the last.
+    assert len(log_of_paced.raw) <= 2 + NUM_AT_ONCE
 
 
 async def test_final_mode_is_one_message_with_the_same_answer() -> None:
