@@ -1,4 +1,4 @@
-"""A rolling upgrade from the last release to this tree, with the processes of both."""
+"""A rolling upgrade from the last release to this tree and back, with the processes of both."""
 
 import json
 import subprocess
@@ -66,7 +66,7 @@ def used_by(client: httpx.Client, num_requests: int) -> dict[str, int]:
 
 
 @pytest.mark.timeout(600)
-def test_an_upgrade_loses_neither_streams_nor_what_is_stored(
+def test_an_upgrade_and_its_withdrawal_lose_neither_streams_nor_what_is_stored(
     broker: Broker, released: Path, tmp_path: Path
 ) -> None:
     data = f"--data-dir={tmp_path / 'data'}"
@@ -84,7 +84,7 @@ def test_an_upgrade_loses_neither_streams_nor_what_is_stored(
             ) as answer:
                 lines = answer.iter_lines()
                 first = next(lines)
-                start(processes.echo_worker(of_worker, log))
+                new_worker = start(processes.echo_worker(of_worker, log))
                 old_worker.terminate()
                 taken_over = text_of(chain([first], lines))
         old_gateway.terminate()
@@ -92,8 +92,17 @@ def test_an_upgrade_loses_neither_streams_nor_what_is_stored(
         with httpx.Client(base_url=gateway.url, timeout=PATIENCE_S, verify=NO_TLS) as client:
             found = client.get(f"/v1/responses/{stored['id']}").json()
             whole = client.post("/v1/completions", json=COMPLETION).json()
-            used = used_by(client, num_requests=3)
+            new_worker.terminate()
+            slow_worker = start(processes.echo_worker(of_worker, log, "--step-ms=200"))
+            each = {**COMPLETION, "stream": True, "stream_options": {"each_token": True}}
+            with client.stream("POST", "/v1/completions", json=each) as answer:
+                lines = answer.iter_lines()
+                first = next(lines)
+                start(processes.echo_worker_of(released, of_worker, log))
+                slow_worker.terminate()
+                taken_back = text_of(chain([first], lines))
+            used = used_by(client, num_requests=4)
 
-    assert taken_over == whole["choices"][0]["text"]
+    assert taken_over == taken_back == whole["choices"][0]["text"]
     assert found["output"] == stored["output"]
-    assert (used["completed"], used["takeovers"]) == (3, 1)
+    assert (used["completed"], used["takeovers"]) == (4, 2)
