@@ -49,7 +49,7 @@ ApiKeyFile: TypeAlias = Annotated[
 ]
 
 _KEY = re.compile(r"[\x21-\x7e]+")
-"""What an HTTP header can contain of a key."""
+"""The characters that an API key may contain in an HTTP header."""
 _MAIN = (
     "model",
     "host",

@@ -100,8 +100,8 @@ def on_signals(stop: Callable[[], object]) -> None:
 
 
 def run(main: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run the coroutine of a service. Garbage collection passes over everything that was imported
-    and created before, as all of it stays."""
+    """Run the coroutine of a service. All objects that exist are frozen, so that the garbage
+    collector skips them."""
     gc.freeze()
     gc.set_threshold(*_GC_THRESHOLDS)
     try:

@@ -105,7 +105,7 @@ def _weight(root: bytes, worker: Announcement) -> float:
     """A random number of the pair. Its distribution gives each worker as large a part of the
     conversations as it has of the slots."""
     digest = blake2b(worker.worker.encode(), key=root, digest_size=8).digest()
-    uniform = ((int.from_bytes(digest) >> 12) + 0.5) / (1 << 52)  # between 0 and 1, without both
+    uniform = ((int.from_bytes(digest) >> 12) + 0.5) / (1 << 52)  # in the open interval (0, 1)
     return -worker.max_num_seqs / math.log(uniform)
 
 

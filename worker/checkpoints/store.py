@@ -161,7 +161,7 @@ def _checked(model: str, directory: Path) -> Path:
             "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
         )
     _check_shards(model, directory)
-    if directory != Path(model).expanduser():  # who names a directory knows whose it is
+    if directory != Path(model).expanduser():  # a directory that the operator names is trusted
         check_owned(directory)
     return directory
 
