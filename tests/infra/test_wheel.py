@@ -51,7 +51,8 @@ def others() -> list[str]:
 
 
 def run(python: Path, folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    environment = {"PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1"}
+    kept = {name: os.environ[name] for name in ("PATH", "HOME")}
+    environment = kept | {"PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run(
         [str(python), *args], cwd=folder, env=environment, text=True, capture_output=True
     )
@@ -79,6 +80,18 @@ def test_other_packages_may_have_the_names_of_warrens(python: Path, tmp_path: Pa
         "",
     )
     assert (helped.returncode, helped.stderr) == (0, "")
+
+
+def test_it_serves_from_any_folder(python: Path, tmp_path: Path, smollm2: Path) -> None:
+    for name in NAMES:
+        (tmp_path / f"{name}.py").write_text("raise AssertionError('not Warren')")
+
+    options = ["--model", str(smollm2), "--ask", "Where are you?", "--once", "--port=0"]
+    options += ["--log-level=warning", f"--data-dir={tmp_path}"]
+    served = run(python, tmp_path, "-m", "warren", "serve", *options)
+
+    assert (served.returncode, served.stderr) == (0, "")
+    assert "Where are you?" in served.stdout
 
 
 def test_a_checkout_names_the_package_that_hides_its_own(tmp_path: Path) -> None:
