@@ -73,7 +73,7 @@ lint:
 
 documents:
 	$(BIN)/yamllint --strict -d '$(YAML_RULES)' docker-compose.yml infra docs
-	$(BIN)/pytest -q tests/infra/test_helm.py
+	$(BIN)/pytest -q tests/infra/test_helm.py tests/test_ground.py -k "helm or noun"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
 fmt: setup ## Format the code and fix lint errors
