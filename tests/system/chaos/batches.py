@@ -21,6 +21,8 @@ _SEED = 0
 _POLL_S = 0.2
 _PATIENCE_S = 2 * 3600.0
 _NUM_LEAVERS = 1
+_EQUAL, _OF = 3, 10
+"""So many lines of so many are equal to lines before them, whose answers they repeat."""
 _Texts: TypeAlias = Sequence[tuple[str, str]]
 _ENDED = ("completed", "failed", "expired", "cancelled")
 
@@ -45,9 +47,9 @@ async def batch_row(
     deployment: Deployment, questions: Sequence[Question], num_lines: int, faults: Sequence[Fault]
 ) -> Row:
     """Answer each question in an undisturbed batch, and then ``num_lines`` lines with the same
-    questions in a second batch. A fault strikes every ten seconds until the second batch has ended,
-    and clients that leave ask beside it; each question's answers must equal the undisturbed
-    answer."""
+    questions in a second batch, which computes most of them. A fault strikes every ten seconds
+    until the second batch has ended, and clients that leave ask beside it; each line's answer must
+    equal the undisturbed answer to its question."""
     lines = [questions[k % len(questions)] for k in range(num_lines)]
     row = Row("batch: worker, gateway, broker, database killed", 0)
     async with patient_client() as client:
@@ -108,7 +110,7 @@ async def _ended(
                 "custom_id": _name(k),
                 "method": "POST",
                 "url": _URL,
-                "body": {**line.body, "stream": False},
+                "body": {**line.body, "stream": False, **_mark(k)},
             }
         )
         + "\n"
@@ -139,6 +141,11 @@ async def _texts(
         (answer["custom_id"], answer["response"]["body"]["choices"][0]["text"])
         for answer in answers
     ]
+
+
+def _mark(line: int) -> dict[str, str]:
+    """What makes a line different from others with its question, and does not change its answer."""
+    return {} if line % _OF < _EQUAL else {"user": _name(line)}
 
 
 async def _asked(
