@@ -186,6 +186,12 @@ WORKER = (
         [_max("warren_worker_kv_cache_usage_ratio", "instance")],
     ),
     Panel(
+        "Blocks of the KV cache",
+        "Blocks by content: tokens, recurrent states, and what can be evicted of both.",
+        "short",
+        [_sum("warren_worker_kv_cache_blocks", "content")],
+    ),
+    Panel(
         "Generated tokens",
         "Tokens generated each second.",
         "short",

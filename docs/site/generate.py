@@ -30,6 +30,7 @@ from docs.site.scaling import (
     size_table,
     wakeup_table,
 )
+from docs.site.shapes import shapes_table
 from docs.site.stages import stage_table
 from shared.settings import CommonSettings, GatewaySettings, WorkerSettings, variable
 
@@ -58,6 +59,7 @@ _BLOCKS: Mapping[str, Callable[[], str]] = {
     "architectures": files_read_as_they_are,
     "blocks": blocks,
     "settings": table,
+    "shapes": shapes_table,
     "stages": stage_table,
     "wakeups": wakeup_table,
 }

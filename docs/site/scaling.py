@@ -36,7 +36,7 @@ def curve_table() -> str:
         for point in line
     )
     headings = ("Workers", "Tokens/s", "Of linear", "Requests/s", "Workers' cores", "Broker's")
-    return _table((*headings, "Gateways'", "Client's"), rows)
+    return markdown_table((*headings, "Gateways'", "Client's"), rows)
 
 
 def announcement_table() -> str:
@@ -52,7 +52,7 @@ def announcement_table() -> str:
         )
         for point in others
     )
-    return _table(("Other workers", "Of a core, gateway", "Worker", "Broker"), rows)
+    return markdown_table(("Other workers", "Of a core, gateway", "Worker", "Broker"), rows)
 
 
 def wakeup_table() -> str:
@@ -68,7 +68,7 @@ def wakeup_table() -> str:
         if point.num_workers == 1
     )
     headings = ("Worker's wake-ups/s", "Broker's", "Gateway's", "Worker, an event", "Broker")
-    return _table(("Events/s", *headings, "Gateway"), rows)
+    return markdown_table(("Events/s", *headings, "Gateway"), rows)
 
 
 def error_sentence() -> str:
@@ -119,13 +119,13 @@ def cost_table() -> str:
         for name, cost in kinds.items()
     )
     headings = ("A request", "An event", "A wake-up", "Wake-ups/s at most", "A second without load")
-    return _table(("Process", *headings), rows)
+    return markdown_table(("Process", *headings), rows)
 
 
 def size_table() -> str:
     """The deployments for more and more streams."""
     headings = ("Streams", "Deployments", "Broker nodes", "Gateways", "Workers", "Broker cores")
-    return _table((*headings, "Gateway cores", "Next limit"), _sizes())
+    return markdown_table((*headings, "Gateway cores", "Next limit"), _sizes())
 
 
 def _users(num_streams: int) -> Load:
@@ -153,7 +153,7 @@ def _sizes() -> Iterator[Sequence[str]]:
         )
 
 
-def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def markdown_table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     """A Markdown table."""
     lines = [list(headings), *map(list, rows)]
     lines.insert(1, ["---"] * len(lines[0]))

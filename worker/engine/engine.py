@@ -182,6 +182,7 @@ class Engine:
             num_drafted={**self._scheduler.num_drafted},
             num_accepted={**self._scheduler.num_accepted},
             last_step=self._last_step,
+            block_counts=self._cache.block_counts,
         )
 
     def close(self) -> None:

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from shared.errors import WarrenError
 from shared.messages import FinishReason, JobClass, SamplingParams
+from worker.engine.cache.block_pool import BlockCounts
 from worker.engine.cache.layout import CacheGroup
 from worker.engine.step_times import StepFacts, StepTimes
 
@@ -181,6 +182,8 @@ class EngineLoad:
     last_step: StepFacts | None = None
     num_failures: Mapping[str, int] = field(default_factory=dict)
     """Failures of an engine over HTTP since the start, by kind."""
+    block_counts: BlockCounts | None = None
+    """The cache's blocks by their content; None for an engine over HTTP."""
 
     @property
     def num_drafted_tokens(self) -> int:

@@ -8,7 +8,7 @@ from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple
 
-from worker.engine.cache.block_pool import BlockPool
+from worker.engine.cache.block_pool import BlockCounts, BlockPool
 from worker.engine.cache.layout import CacheGroup, StateCache
 from worker.engine.cache.state_blocks import StateGroup
 from worker.engine.cache.token_blocks import BlockName, TokenGroup
@@ -78,6 +78,11 @@ class SequenceCache:
     def num_free_blocks(self) -> int:
         """Including cached blocks, which can be evicted."""
         return self._pool.num_free
+
+    @property
+    def block_counts(self) -> BlockCounts:
+        """The blocks by their content."""
+        return self._pool.counts
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """The maximum number of blocks that a sequence of so many tokens holds at a time."""

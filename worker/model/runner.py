@@ -129,13 +129,19 @@ class TorchRunner:
 
     def facts(self) -> dict[str, str | int]:
         """How the model runs, for operators."""
-        num_growing = len(self.groups) - (self._kv_cache.layout.state is not None)
+        cache, state = self._kv_cache, self._kv_cache.layout.state
+        num_growing = len(self.groups) - (state is not None)
         facts: dict[str, str | int] = {
             "device": str(self._decoder.device),
             "dtype": str(self._decoder.dtype).removeprefix("torch."),
             "kv_dtype": str(self._decoder.cache_dtype).removeprefix("torch."),
-            "kv_cache_bytes": self._kv_cache.num_bytes,
+            "kv_cache_bytes": cache.num_bytes,
         }
+        if state is not None:
+            # The state that a step reads, and the state that it writes.
+            facts["sequence_state_bytes"] = (
+                2 * state.num_blocks * (cache.num_bytes // cache.num_blocks)
+            )
         if num_growing:
             facts["kv_cache_tokens"] = self.num_blocks // num_growing * self.block_size
         if self._num_longest is not None:

@@ -38,6 +38,8 @@ class WorkerMetrics:
         self._max_num_seqs = int(limits["max_num_seqs"])
         self._batch_reserve = batch_reserve
         by_model = (jobs.model,)
+        found = (facts or {}).get("sequence_state_bytes")
+        state_bytes = found if isinstance(found, int) else 0
         info = {name: str((facts or {}).get(name, "")) for name in ("device", "dtype", "numerics")}
 
         def of_engine(read: Callable[[EngineLoad], float]) -> Callable[[], Samples]:
@@ -97,6 +99,23 @@ class WorkerMetrics:
             _BY_MODEL,
             of_engine(lambda now: 1 - now.num_free_blocks / now.num_blocks),
             vllm="kv_cache_usage_perc",
+        )
+        catalog.at_scrape(
+            "gauge",
+            "warren_worker_kv_cache_blocks",
+            "Blocks of the KV cache, by content: tokens or states (keys and values, or recurrent "
+            "states, of running sequences), cached_tokens or snapshots (the same in the prefix "
+            "cache alone: they can be evicted), empty.",
+            (*_BY_MODEL, "content"),
+            self._blocks,
+        )
+        catalog.at_scrape(
+            "gauge",
+            "warren_worker_sequence_state_bytes",
+            "Bytes of the KV cache that the recurrent states of a running sequence take: the state "
+            "that a step reads, and the state that it writes. 0 if the model keeps no states.",
+            _BY_MODEL,
+            lambda: [(by_model, state_bytes)],
         )
         catalog.at_scrape(
             "gauge",
@@ -182,6 +201,11 @@ class WorkerMetrics:
 
     def _by_source(self, counts: Mapping[DraftSource, int]) -> Samples:
         return [((self._jobs.model, source), counts.get(source, 0)) for source in DRAFT_SOURCES]
+
+    def _blocks(self) -> Samples:
+        counts = self._load().block_counts
+        by_content = {} if counts is None else counts._asdict()
+        return [((self._jobs.model, name), count) for name, count in by_content.items()]
 
     def _num_free(self) -> Samples:
         num_free = self._max_num_seqs - self._load().num_running

@@ -149,11 +149,40 @@ Layer with_delta() {
     return layer;
 }
 
+// With heads of 48 elements, whose columns are computed kPanel at a time.
+Layer with_kimi_delta() {
+    constexpr int kRank = 24, kDeltaHeads = 2, kDim = 48, kSize = kDeltaHeads * kDim;
+    auto* kimi = new KimiDelta{{matrix(2 * kRank + kDeltaHeads, kHidden), convolution(3 * kSize),
+                                kept(numbers(kDeltaHeads, 0.5f, 1)), kept(numbers(kSize)), norm(kDim), kDeltaHeads,
+                                kDeltaHeads, kDim, kDim, 1},
+                               matrix(kSize, kRank), matrix(kSize, kRank)};
+    Layer layer = recurrent(3 * kSize, kSize);
+    layer.kimi_delta = kimi;
+    return layer;
+}
+
+// With more channels than a task computes.
+Layer with_gated_convolution() {
+    constexpr int kSize = kChannels + 40;
+    Layer layer = recurrent(3 * kSize, kSize);
+    layer.convolution = kept(std::vector<Convolution>{convolution(kSize)});
+    return layer;
+}
+
 Layer with_state_space() {
     auto* space = new StateSpace{convolution(6 * 32 + 2 * 2 * 20), norm(6 * 32), nullptr, kept(numbers(6)),
                                  kept(numbers(6, 0.5f, -1)), kept(numbers(6)), 6, 32, 2, 20, 0, 0, 100};
     Layer layer = recurrent(6 * 32 + space->convolution.size + 6, 6 * 32);
     layer.state_space = space;
+    return layer;
+}
+
+// Attention beside a recurrence, whose results have different factors.
+Layer with_attention_beside() {
+    Layer layer = with_state_space();
+    std::vector<Layer> beside{with_attention()};
+    layer.multiplier = 0.75f, beside[0].multiplier = 0.5f;
+    layer.beside = kept(std::move(beside));
     return layer;
 }
 
@@ -222,7 +251,10 @@ int main(int, char** arguments) {
         steps("attention " + std::to_string(type), with_attention(), type);
     steps("experts", with_experts(), kCacheFloat32);
     steps("delta rule", with_delta(), kCacheFloat32);
+    steps("Kimi's delta rule", with_kimi_delta(), kCacheFloat32);
+    steps("gated convolution", with_gated_convolution(), kCacheFloat32);
     steps("state space", with_state_space(), kCacheFloat32);
+    steps("attention beside a state space", with_attention_beside(), kCacheFloat32);
     steps("selective scan", with_selective_scan(), kCacheFloat32);
     draws();
     return 0;

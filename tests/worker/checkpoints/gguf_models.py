@@ -137,11 +137,17 @@ def write_gguf(
     _add_metadata(writer, config, architecture)
     if architecture == "apertus":
         _add_activations(writer, directory, config["num_hidden_layers"])
+    if num_predicting := _num_predicting(directory):
+        _replace(writer, "block_count", config["num_hidden_layers"] + num_predicting)
+        writer.add_nextn_predict_layers(num_predicting)
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(arch, config["num_hidden_layers"])
+    num_layers = config["num_hidden_layers"] + num_predicting
+    # The package has the names of layers that predict for some architectures only.
+    maps = [gguf.get_tensor_name_map(one, num_layers) for one in (arch, gguf.MODEL_ARCH.GLM4_MOE)]
     for name, tensor in _converted(directory, config, architecture):
         is_named = name.startswith("rope_") or name.endswith(".scale")
-        found = name if is_named else names.get_name(name, try_suffixes=(".weight", ".bias"))
+        known = (names.get_name(name, try_suffixes=(".weight", ".bias")) for names in maps)
+        found = name if is_named else next(filter(None, known), None)
         assert found is not None, f"the gguf package does not know {name}"
         kind = kind_of(found) if tensor.ndim > 1 else Kind.F32
         tensor = tensor.float().contiguous()
@@ -152,6 +158,12 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _num_predicting(directory: Path) -> int:
+    """The number of layers behind the decoder's that predict tokens."""
+    names = load_file(directory / "model.safetensors")
+    return sum(name.endswith(".eh_proj.weight") for name in names)
 
 
 def _add_metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: str) -> None:

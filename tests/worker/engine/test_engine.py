@@ -13,6 +13,7 @@ from tests.support.models.engine import (
     expected_outputs,
     new_submit,
 )
+from worker.engine.cache.block_pool import BlockCounts
 from worker.engine.engine import Engine
 from worker.engine.interface import CancelSequence, EngineLoad, SequenceId, Submit
 from worker.engine.scheduler import SchedulerLimits
@@ -252,6 +253,7 @@ def test_the_load_counts_sequences_and_blocks() -> None:
         num_preemptions=0,
         num_begun_tokens=10,
         num_cached_tokens=0,
+        block_counts=BlockCounts(tokens=4, states=0, cached_tokens=0, snapshots=0, empty=6),
     )
 
 

@@ -12,6 +12,7 @@ from tests.support.models.engine import (
     expected_outputs,
     new_submit,
 )
+from worker.engine.cache.block_pool import BlockCounts
 from worker.engine.cache.layout import (
     CacheGroup,
     ChunkCache,
@@ -210,6 +211,20 @@ def test_sequences_that_share_a_snapshot_do_not_overwrite_it() -> None:
         assert token_ids(own) == token_ids(expected_outputs(submit))
         assert own[0].num_cached_tokens == 16
     assert cached_after(engine, prompted("last", 17)) == 16
+
+
+def test_blocks_of_states_and_snapshots_are_counted_apart_from_those_of_tokens() -> None:
+    engine = new_engine(FullCache(), STATE, num_blocks=50)
+
+    engine.step([prompted("a", 20)])
+    while_it_runs = engine.load().block_counts
+    engine.run()
+
+    assert while_it_runs == BlockCounts(tokens=5, states=2, cached_tokens=0, snapshots=0, empty=43)
+    # There are snapshots after 8 and after 16 tokens.
+    assert engine.load().block_counts == BlockCounts(
+        tokens=0, states=0, cached_tokens=5, snapshots=4, empty=41
+    )
 
 
 def test_tenants_share_no_state() -> None:

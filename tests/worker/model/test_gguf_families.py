@@ -14,10 +14,12 @@ from torch import Tensor
 from shared.errors import StartupError
 from tests.kernels.blocks import random_blocks
 from tests.support.models.numerics import assert_close
+from tests.support.models.predictors import write_predicting_model
 from tests.support.models.tiny import FAMILIES, write_tiny_model
 from tests.worker.checkpoints.gguf_files import write_tiny_gguf
 from tests.worker.checkpoints.gguf_models import write_gguf
 from tests.worker.model.decoders.test_native_families import load, stepwise_logits
+from tests.worker.model.decoders.test_predictors import predictions
 from worker.checkpoints import convert
 from worker.checkpoints.architectures import architectures, config_of
 from worker.checkpoints.gguf_file import GgufHeader, read_header, write_file_list
@@ -142,6 +144,18 @@ def test_a_file_computes_what_its_checkpoint_computes(tmp_path: Path, family: st
     for logits, expected in zip(stepwise_logits(load(directory), STEPS), right, strict=True):
         assert_close(logits, expected, 1e-5)
     assert rehearse(directory) == "natively"
+
+
+@pytest.mark.parametrize("family", ["glm4_moe", "glm4_moe_lite", "deepseek_v3"])
+def test_a_file_predicts_what_its_checkpoint_predicts(tmp_path: Path, family: str) -> None:
+    architecture, overrides = MODELS[family]
+    write_predicting_model(tmp_path, family, **overrides)
+
+    directory = served_from(write_gguf(tmp_path, tmp_path / "tiny.gguf", architecture))
+
+    right = predictions(load(tmp_path), STEPS)
+    for logits, expected in zip(predictions(load(directory), STEPS), right, strict=True):
+        assert_close(logits, expected, 1e-5)
 
 
 def test_every_architecture_has_a_model_here() -> None:

@@ -12,6 +12,8 @@ from shared.messages import SamplingParams
 from tests.support.models.engine import undrafted
 from tests.support.models.predictors import PREDICTING, write_predicting_model
 from tests.support.models.tiny import VOCAB_SIZE, write_tiny_model
+from tests.worker.checkpoints.gguf_models import write_gguf
+from tests.worker.model.test_gguf_families import served_from
 from tests.worker.model.test_states import SMALL_STATES, STEP_TOKENS, few_blocks, load, start
 from worker.engine.engine import Engine
 from worker.engine.interface import EngineLoad, SequenceId, StepOutput, Submit
@@ -76,6 +78,17 @@ def test_predictions_change_nothing_and_are_accepted(tmp_path: Path, family: str
 
     assert drafted.outputs == plain.outputs
     assert drafted.num_accepted > 10
+
+
+def test_a_gguf_file_drafts_as_its_checkpoint_drafts(tmp_path: Path) -> None:
+    write_predicting_model(tmp_path, "glm4_moe", is_right=True, vocab_size=512)
+    directory = served_from(write_gguf(tmp_path, tmp_path / "tiny.gguf", "glm4moe"))
+    stored = answers(load(tmp_path), 400, [SAMPLED, SCORED, SAMPLED], 7)
+
+    drafted = answers(load(directory), 400, [SAMPLED, SCORED, SAMPLED], 7)
+
+    assert drafted.outputs == stored.outputs
+    assert drafted.num_accepted == stored.num_accepted > 10
 
 
 @pytest.mark.parametrize("family", ["glm4_moe", "qwen3_5_text"])

@@ -286,5 +286,9 @@ def test_a_worker_counts_states_among_what_a_sequence_takes(tmp_path: Path) -> N
     assert layout.state is not None
     # A state that a step reads, and one that it writes.
     per_sequence = 200 // BLOCK_SIZE + 2 * layout.state.num_blocks
-    assert runner.facts()["kv_cache_sequences"] == runner.num_blocks // per_sequence
+    facts = runner.facts()
+    assert facts["kv_cache_sequences"] == runner.num_blocks // per_sequence
+    block_bytes = layout.num_places * 2 * BLOCK_SIZE * runner.decoder.head_dim
+    block_bytes *= runner.decoder.num_kv_heads * runner.decoder.cache_dtype.itemsize
+    assert facts["sequence_state_bytes"] == 2 * layout.state.num_blocks * block_bytes
     runner.close()

@@ -2,6 +2,21 @@
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class BlockCounts(NamedTuple):
+    """The blocks of a pool by their content. Each block is counted once."""
+
+    tokens: int
+    """Keys and values of tokens of running sequences."""
+    states: int
+    """Recurrent states of running sequences."""
+    cached_tokens: int
+    """Keys and values that can be found, and are evicted if blocks are needed."""
+    snapshots: int
+    """The same for states."""
+    empty: int
 
 
 class BlockPool:
@@ -25,6 +40,22 @@ class BlockPool:
         self._free_named: OrderedDict[int, None] = OrderedDict()
         self._names: list[bytes | None] = [None] * num_blocks
         self._by_name: dict[bytes, int] = {}
+        self._has_state = [False] * num_blocks
+        self._num_states = 0
+        """Blocks with states that are in use."""
+        self._num_snapshots = 0
+        """Blocks with states in the free list of named blocks."""
+
+    @property
+    def counts(self) -> BlockCounts:
+        num_used = self.num_blocks - self.num_free
+        return BlockCounts(
+            tokens=num_used - self._num_states,
+            states=self._num_states,
+            cached_tokens=len(self._free_named) - self._num_snapshots,
+            snapshots=self._num_snapshots,
+            empty=len(self._free),
+        )
 
     @property
     def num_free(self) -> int:
@@ -42,13 +73,16 @@ class BlockPool:
         """The name of a block, or None."""
         return self._names[block]
 
-    def allocate(self, num_blocks: int) -> list[int]:
-        """Allocate free blocks. Raises `ValueError`, and allocates none, if there are too few."""
+    def allocate(self, num_blocks: int, *, for_states: bool = False) -> list[int]:
+        """Allocate free blocks, for tokens or for states. Raises `ValueError`, and allocates none,
+        if there are too few."""
         if num_blocks > self.num_free:
             raise ValueError(f"{num_blocks} blocks requested, {self.num_free} free")
         blocks = [self._free.pop() if self._free else self._evict() for _ in range(num_blocks)]
         for block in blocks:
             self._num_holders[block] = 1
+            self._has_state[block] = for_states
+        self._num_states += len(blocks) if for_states else 0
         return blocks
 
     def name(self, block: int, name: bytes) -> None:
@@ -68,6 +102,8 @@ class BlockPool:
             if self._names[block] is None:
                 raise ValueError(f"block {block} is free and cannot be shared")
             del self._free_named[block]
+            self._num_snapshots -= self._has_state[block]
+            self._num_states += self._has_state[block]
         self._num_holders[block] += 1
 
     def free(self, block: int) -> None:
@@ -76,10 +112,12 @@ class BlockPool:
             raise ValueError(f"block {block} is free already")
         self._num_holders[block] -= 1
         if self._num_holders[block] == 0:
+            self._num_states -= self._has_state[block]
             if self._names[block] is None:
                 self._free.append(block)
             else:
                 self._free_named[block] = None
+                self._num_snapshots += self._has_state[block]
 
     def forget(self, name: bytes) -> None:
         """Remove a name, if a block has it."""
@@ -89,17 +127,20 @@ class BlockPool:
             if self._num_holders[block] == 0:
                 del self._free_named[block]
                 self._free.append(block)
+                self._num_snapshots -= self._has_state[block]
 
     def forget_names(self) -> None:
         """Remove all names, so that no block is found by its content."""
         self._free += self._free_named
         self._free_named.clear()
+        self._num_snapshots = 0
         self._by_name.clear()
         self._names = [None] * self.num_blocks
 
     def _evict(self) -> int:
         """Evict the named block that was freed first."""
         block, _ = self._free_named.popitem(last=False)
+        self._num_snapshots -= self._has_state[block]
         name = self._names[block]
         assert name is not None, f"block {block} is listed under a name that it does not have"
         del self._by_name[name]
@@ -116,6 +157,11 @@ class BlockPool:
         assert self._num_holders == expected, (self._num_holders, expected)
         free = [block for block, num_holders in enumerate(expected) if num_holders == 0]
         assert sorted([*self._free, *self._free_named]) == free, (self._free, free)
+        assert self._num_states == sum(
+            has_state and num_holders > 0
+            for has_state, num_holders in zip(self._has_state, expected, strict=True)
+        )
+        assert self._num_snapshots == sum(self._has_state[block] for block in self._free_named)
         named = {name: block for block, name in enumerate(self._names) if name is not None}
         assert self._by_name == named, (self._by_name, named)
         assert not any(self._names[block] for block in self._free)

@@ -54,6 +54,10 @@ class StateGroup:
             self.pool.share(block)
         return StateBlocks(self, found, num_tokens)
 
+    def allocate(self) -> list[int]:
+        """The blocks of a new state."""
+        return self.pool.allocate(self.cache.num_blocks, for_states=True)
+
     def forget(self, name: bytes) -> None:
         """Make the snapshot at the end of a block impossible to find."""
         for tag in self._tags:
@@ -100,7 +104,7 @@ class StateBlocks:
     def prepare_for_drafts(self) -> None:
         """Let the next step leave the state that it reads as it is."""
         if self._is_overwritten:
-            self._written = self._pool.allocate(self._group.cache.num_blocks)
+            self._written = self._group.allocate()
 
     def table(self, num_tokens: int) -> Sequence[int]:
         """The blocks that a step up to ``num_tokens`` reads, none at the start of a sequence, and
@@ -121,13 +125,13 @@ class StateBlocks:
         self._free_read()
         self._read, self._num_read = self._written, num_computed
         if num_spare >= self._group.cache.num_blocks and self._publish(name, num_known):
-            self._written = self._pool.allocate(self._group.cache.num_blocks)
+            self._written = self._group.allocate()
 
     def num_missing(self, num_tokens: int) -> int:
         return 0 if self._written else self._group.cache.num_blocks
 
     def grow(self, num_blocks: int) -> None:
-        self._written += self._pool.allocate(num_blocks)
+        self._written += self._pool.allocate(num_blocks, for_states=True)
 
     def publish(self, name: BlockName, num_known: int) -> None:
         """Does nothing: a state that the next step may overwrite is not published."""

@@ -16,6 +16,7 @@ from worker.model.spec import (
     ModelSpec,
     Names,
     Norm,
+    Predictor,
     StateSpaceNames,
 )
 from worker.model.weights.gguf import GgufSource
@@ -102,6 +103,18 @@ _KIMI_DELTA = DeltaNames(
     has_flat_decay=True,
 )
 
+_NAMES = Names(
+    layers=_LAYER,
+    prefixes=("",),
+    embedding="token_embd",
+    layer="blk",
+    heads=("output",),
+    input_table="per_layer_token_embd",
+    input_projection="per_layer_model_proj",
+    input_norm="per_layer_proj_norm",
+    has_further_layers=True,
+)
+
 
 def as_stored(spec: ModelSpec, source: TensorSource) -> ModelSpec:
     """The model with the names and the arrangement of tensors that a source has for it."""
@@ -118,7 +131,26 @@ def as_stored(spec: ModelSpec, source: TensorSource) -> ModelSpec:
         layers=layers,
         final_norm=_whole(spec.final_norm),
         names=names,
-        predictor=None,
+        predictor=_predictor(spec, rotates_pairs=rotates_pairs),
+    )
+
+
+def _predictor(spec: ModelSpec, *, rotates_pairs: bool) -> Predictor | None:
+    """The predictor as files have it: behind the last layer of the decoder. llama.cpp has names for
+    the tensors of those that checkpoints store there, too."""
+    predictor = spec.predictor
+    if predictor is None or not spec.names.has_further_layers:
+        return None
+    stem = f"{_NAMES.layer}.{len(spec.layers)}.nextn"
+    return replace(
+        predictor,
+        layer=_layer(predictor.layer, rotates_pairs=rotates_pairs),
+        norm=_whole(predictor.norm),
+        parent=_NAMES.layer,
+        embedding_norm=f"{stem}.enorm",
+        hidden_norm=f"{stem}.hnorm",
+        projection=f"{stem}.eh_proj",
+        final_norm=f"{stem}.shared_head_norm",
     )
 
 
@@ -145,17 +177,10 @@ def _names(spec: ModelSpec, source: GgufSource) -> Names:
         return any(source.has(f"blk.{index}.{part}.weight") for index in found)
 
     final = (name for name in ("output_norm", "token_embd_norm") if source.has(f"{name}.weight"))
-    return Names(
+    return replace(
+        _NAMES,
         layers=_of_feed_forwards(_of_mixers(_LAYER, has), has),
-        prefixes=("",),
-        embedding="token_embd",
-        layer="blk",
         final_norm=next(final, "output_norm"),
-        heads=("output",),
-        input_table="per_layer_token_embd",
-        input_projection="per_layer_model_proj",
-        input_norm="per_layer_proj_norm",
-        has_further_layers=True,
     )
 
 

@@ -167,7 +167,7 @@ def test_it_does_what_a_plain_model_does(seed: int) -> None:
         assert found == plain.find(name)
         match rng.choice(["allocate", "name", "share", "free"]):
             case "allocate" if pool.num_free:
-                (block,) = pool.allocate(1)
+                (block,) = pool.allocate(1, for_states=rng.random() < 0.5)
                 plain.allocate(block)
                 held.append(block)
             case "name" if held and plain.names.get(block := rng.choice(held)) is None:
@@ -185,6 +185,7 @@ def test_it_does_what_a_plain_model_does(seed: int) -> None:
                     plain.free(block)
         pool.check_invariants([held])
         assert pool.num_free == plain.num_unnamed + len(plain.freed)
+        assert sum(pool.counts) == pool.num_blocks
 
 
 def test_an_empty_pool_is_refused() -> None:

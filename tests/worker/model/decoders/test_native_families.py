@@ -60,7 +60,8 @@ def stepwise_logits(decoder: Decoder, steps: Sequence[tuple[int, ...]]) -> list[
     shape = (layout.num_places, 10, BLOCK_SIZE, decoder.num_kv_heads, decoder.head_dim)
     if layout.state is not None:
         shape = (shape[0], 10 + 4 * layout.state.num_blocks, *shape[2:])
-    keys, values = (poisoned(*shape, dtype=decoder.cache_dtype) for _ in range(2))
+    device = decoder.device
+    keys, values = (poisoned(*shape, dtype=decoder.cache_dtype).to(device) for _ in range(2))
     cache = KVCache(keys, values, layout)
     computed: list[list[Tensor]] = [[] for _ in PROMPTS]
     for step in steps:
@@ -72,10 +73,11 @@ def stepwise_logits(decoder: Decoder, steps: Sequence[tuple[int, ...]]) -> list[
                 blocks = BLOCKS[row] if keeps_tokens(layout) else []
                 states = state_blocks(layout, row, len(computed[row]))
                 shares[row] = share(tokens, blocks, start=start, states=states)
-        inputs = build_inputs(batch(*shares.values()), BLOCK_SIZE, CPU, layout).forward
-        every_token = replace(inputs, sampled_rows=torch.arange(len(inputs.token_ids)))
+        inputs = build_inputs(batch(*shares.values()), BLOCK_SIZE, device, layout).forward
+        rows = torch.arange(len(inputs.token_ids), device=device)
+        every_token = replace(inputs, sampled_rows=rows)
         with torch.inference_mode():
-            logits = decoder.forward(every_token, cache).clone()
+            logits = decoder.forward(every_token, cache).cpu().clone()
         order = sorted(shares, key=lambda row: shares[row].num_tokens > 1)
         parts = torch.split(logits, [shares[row].num_tokens for row in order])
         for row, part in zip(order, parts, strict=True):

@@ -89,7 +89,7 @@ class DeltaNetLayer(DeltaRule):
             matrices,
             query_starts,
         )
-        found = functional.rms_norm(found, (spec.value_dim,), self.norm, spec.norm.eps)
+        found = ops.rms_norm(found, self.norm, spec.norm.eps)
         found = found.flatten(1) * functional.silu(gates.float())
         states = torch.cat((kept.flatten(1), matrices.flatten(1)), dim=1)
         return self.output.product(found.to(hidden.dtype), ops), states

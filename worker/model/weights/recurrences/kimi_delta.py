@@ -53,7 +53,7 @@ class KimiDeltaLayer(DeltaRule):
             matrices.reshape(-1, spec.num_heads, spec.head_dim, spec.head_dim),
             query_starts,
         )
-        found = functional.rms_norm(found, (spec.head_dim,), self.norm, spec.norm.eps).flatten(1)
+        found = ops.rms_norm(found, self.norm, spec.norm.eps).flatten(1)
         found = found * torch.sigmoid(self.gates.product(gates.contiguous(), ops).float())
         states = torch.cat((kept.flatten(1), matrices.flatten(1)), dim=1)
         return self.output.product(found.to(hidden.dtype), ops), states

@@ -29,7 +29,7 @@ class MambaLayer(Recurrent):
     parts: Linear
     """[rank + 2 * state_dim, size]: makes the vector of the steps, then writes and reads."""
     norms: tuple[Tensor | None, Tensor | None, Tensor | None]
-    """The weights of the norm of each part, if it has any."""
+    """The weights of the norm of each part: ones if the norm has none, None without a norm."""
     steps: Linear
     """[size, rank]."""
     rates: Tensor
@@ -52,7 +52,10 @@ class MambaLayer(Recurrent):
         inputs = functional.silu(inputs)
         made = self.parts.product(inputs.to(hidden.dtype), ops).float()
         parts = torch.split(made, spec.part_sizes, dim=1)
-        vector, writes, reads = map(self._normalized, parts, self.norms)
+        vector, writes, reads = (
+            self._normalized(part, weight, ops)
+            for part, weight in zip(parts, self.norms, strict=True)
+        )
         results, memory = ops.selective_scan(
             inputs,
             functional.softplus(self.steps.product(vector.to(hidden.dtype), ops).float()),
@@ -66,9 +69,9 @@ class MambaLayer(Recurrent):
         states = torch.cat((kept.flatten(1), memory.flatten(1)), dim=1)
         return self.output.product(mixed.to(hidden.dtype), ops), states
 
-    def _normalized(self, part: Tensor, weight: Tensor | None) -> Tensor:
+    def _normalized(self, part: Tensor, weight: Tensor | None, ops: Ops) -> Tensor:
         norm = self.spec.norm
-        return part if norm is None else functional.rms_norm(part, part.shape[1:], weight, norm.eps)
+        return part if norm is None or weight is None else ops.rms_norm(part, weight, norm.eps)
 
     def packed(self, pack: Callable[[Linear], PackedWeight]) -> PackedRecurrence:
         """See `Recurrent.packed`."""
@@ -92,8 +95,11 @@ def read_mamba(spec: Mamba, tensors: LayerTensors) -> MambaLayer:
     taps = tensors.floats(f"{names.convolution}.weight", (spec.size, 1, spec.num_taps))
 
     def norm_of(name: str, size: int) -> Tensor | None:
-        has_weight = norm is not None and norm.has_weight
-        return tensors.floats(f"{name}.weight", (size,)) if has_weight else None
+        if norm is None:
+            return None
+        if not norm.has_weight:
+            return torch.ones(size, device=taps.device)
+        return tensors.floats(f"{name}.weight", (size,))
 
     of_steps, of_writes, of_reads = names.part_norms
     return MambaLayer(

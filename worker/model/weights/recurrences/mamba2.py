@@ -35,6 +35,8 @@ class Mamba2Layer(Recurrent):
     """[num_heads]."""
     norm: Tensor | None
     """[size]."""
+    ones: Tensor | None
+    """[size of a group]: the norm's operation has the same weights for all groups."""
     output: Linear
 
     def mix(
@@ -69,18 +71,18 @@ class Mamba2Layer(Recurrent):
             query_starts,
         )
         results = (results + self.skips.unsqueeze(1) * heads).flatten(1)
-        mixed = self._gated(results, functional.silu(gates)).to(hidden.dtype)
+        mixed = self._gated(results, functional.silu(gates), ops).to(hidden.dtype)
         states = torch.cat((kept.flatten(1), memory.flatten(1)), dim=1)
         return self.output.product(mixed, ops), states
 
-    def _gated(self, results: Tensor, gates: Tensor) -> Tensor:
+    def _gated(self, results: Tensor, gates: Tensor, ops: Ops) -> Tensor:
         norm = self.spec.norm
-        if norm is None or self.norm is None:
+        if norm is None or self.norm is None or self.ones is None:
             return results * gates
         if not self.spec.is_gated_last:
             results = results * gates
         groups = results.view(len(results), self.spec.num_groups, -1)
-        results = functional.rms_norm(groups, groups.shape[2:], eps=norm.eps).flatten(1) * self.norm
+        results = ops.rms_norm(groups, self.ones, norm.eps).flatten(1) * self.norm
         return results * gates if self.spec.is_gated_last else results
 
     def packed(self, pack: Callable[[Linear], PackedWeight]) -> PackedRecurrence:
@@ -111,6 +113,7 @@ def read_mamba2(spec: Mamba2, tensors: LayerTensors) -> Mamba2Layer:
     heads, convolved = (spec.num_heads,), spec.convolved_size
     factors = None
     taps = tensors.floats(f"{names.convolution}.weight", (convolved, 1, spec.num_taps))
+    norm = None if spec.norm is None else tensors.floats(f"{names.norm}.weight", (spec.size,))
     if spec.factors is not None:
         of_outputs = [
             torch.full((size,), factor)
@@ -130,6 +133,7 @@ def read_mamba2(spec: Mamba2, tensors: LayerTensors) -> Mamba2Layer:
         step_bias=tensors.floats(names.step_bias, heads),
         rates=-decay_of(tensors, names.decay, heads),
         skips=tensors.floats(names.skips, heads),
-        norm=None if spec.norm is None else tensors.floats(f"{names.norm}.weight", (spec.size,)),
+        norm=norm,
+        ones=None if norm is None else torch.ones_like(norm[: spec.size // spec.num_groups]),
         output=tensors.linear([names.output], (hidden, spec.size), has_bias=spec.has_output_bias),
     )
