@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -123,17 +123,31 @@ def test_the_bits_of_latent_attention_do_not_depend_on_the_step(tmp_path: Path) 
     assert all(torch.equal(one, other) for one, other in zip(mixed, at_once, strict=True))
 
 
-_OLD, _NEW = "language_model.model.", "model.language_model."
-_TOWER, _PREDICTOR = "model.visual.patch.weight", "mtp.fc.weight"
-IN_OTHER_CHECKPOINTS: dict[str, tuple[str, str, list[str]]] = {
-    "gemma3": ("gemma3_text", _OLD, ["vision_tower.patch.weight"]),
-    "kimi_k25": ("deepseek_v3", _OLD, ["vision_tower.patch.weight"]),
-    "mistral3": ("mistral4", _OLD, ["vision_tower.patch.weight"]),
-    "qwen3_5": ("qwen3_5_text", _NEW, [_TOWER, _PREDICTOR]),
-    "qwen3_5_moe": ("qwen3_5_moe_text", _NEW, [_TOWER, _PREDICTOR]),
-}
-"""Families of checkpoints with images: the family of the language model, how its names begin, and
-tensors that are not read."""
+class Multimodal(NamedTuple):
+    """A checkpoint with a language model beside other models."""
+
+    family: str
+    text_family: str
+    starts: dict[str, str]
+    """How the names of the language model's tensors begin alone, and how they begin here."""
+    unread: list[str]
+    """Tensors that are not read."""
+
+
+_OLD = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
+_NEW = {"model.": "model.language_model."}
+_OLD_TOWER, _NEW_TOWER = "vision_tower.patch.weight", "model.visual.patch.weight"
+_PREDICTOR = "mtp.fc.weight"
+IN_OTHER_CHECKPOINTS = [
+    Multimodal("gemma3", "gemma3_text", _OLD, [_OLD_TOWER]),
+    Multimodal("kimi_k25", "deepseek_v3", _OLD, [_OLD_TOWER]),
+    Multimodal("llama4", "llama4_text", _OLD, ["vision_model.patch_embedding.linear.weight"]),
+    Multimodal("mistral3", "ministral3", _NEW, ["model.vision_tower.patch_conv.weight"]),
+    Multimodal("mistral3", "mistral", _OLD, [_OLD_TOWER]),
+    Multimodal("mistral3", "mistral4", _OLD, [_OLD_TOWER]),
+    Multimodal("qwen3_5", "qwen3_5_text", _NEW, [_NEW_TOWER, _PREDICTOR]),
+    Multimodal("qwen3_5_moe", "qwen3_5_moe_text", _NEW, [_NEW_TOWER, _PREDICTOR]),
+]
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "biases everywhere": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "a head of its own": ("llama", {"tie_word_embeddings": False}),
@@ -301,20 +315,29 @@ def test_no_part_of_a_layer_is_forgotten(tmp_path: Path, family: str, part: str)
         assert_same_logits(tmp_path, model)
 
 
-@pytest.mark.parametrize("family", IN_OTHER_CHECKPOINTS)
+@pytest.mark.parametrize(
+    "checkpoint", IN_OTHER_CHECKPOINTS, ids=lambda one: f"{one.text_family} in {one.family}"
+)
 def test_a_language_model_is_served_from_a_checkpoint_with_images(
-    tmp_path: Path, family: str
+    tmp_path: Path, checkpoint: Multimodal
 ) -> None:
-    text_family, prefix, others = IN_OTHER_CHECKPOINTS[family]
-    text = write_tiny_model(tmp_path / "text", text_family)
+    text = write_tiny_model(tmp_path / "text", checkpoint.text_family)
     config = json.loads((tmp_path / "text" / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "text_config": config}))
+    outer = {"model_type": checkpoint.family, "text_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
     tensors = load_file(tmp_path / "text" / "model.safetensors")
-    renamed = {name.replace("model.", prefix, 1): tensor for name, tensor in tensors.items()}
-    unread = {name: torch.ones(2, 2) for name in others}
+    renamed = {_renamed(name, checkpoint.starts): tensor for name, tensor in tensors.items()}
+    unread = {name: torch.ones(2, 2) for name in checkpoint.unread}
     save_file({**renamed, **unread}, tmp_path / "model.safetensors")
 
     assert_same_logits(tmp_path, text)
+
+
+def _renamed(name: str, starts: dict[str, str]) -> str:
+    for old, new in starts.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
 
 
 def test_experts_are_read_as_published_and_as_transformers_saves_them(tmp_path: Path) -> None:
@@ -433,7 +456,8 @@ def test_parts_that_predict_several_tokens_at_once_are_not_read(tmp_path: Path) 
 
 @pytest.mark.parametrize("family", FAMILIES_OF_FILES)
 def test_every_family_has_a_test(family: str) -> None:
-    assert family in {*FAMILIES, *WITH_TOWERS, *IN_OTHER_CHECKPOINTS, *LIKE, "llama4"}
+    multimodal = {checkpoint.family for checkpoint in IN_OTHER_CHECKPOINTS}
+    assert family in {*FAMILIES, *WITH_TOWERS, *LIKE} | multimodal
     lines = (Path(families.__file__).parent / f"{family}.py").read_text().splitlines()
     assert len(lines) <= 120
 
