@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -125,17 +125,31 @@ def test_the_bits_of_latent_attention_do_not_depend_on_the_step(tmp_path: Path) 
     assert all(torch.equal(one, other) for one, other in zip(mixed, at_once, strict=True))
 
 
-_OLD, _NEW = "language_model.model.", "model.language_model."
-_TOWER, _PREDICTOR = "model.visual.patch.weight", "mtp.fc.weight"
-IN_OTHER_CHECKPOINTS: dict[str, tuple[str, str, list[str]]] = {
-    "gemma3": ("gemma3_text", _OLD, ["vision_tower.patch.weight"]),
-    "kimi_k25": ("deepseek_v3", _OLD, ["vision_tower.patch.weight"]),
-    "mistral3": ("mistral4", _OLD, ["vision_tower.patch.weight"]),
-    "qwen3_5": ("qwen3_5_text", _NEW, [_TOWER, _PREDICTOR]),
-    "qwen3_5_moe": ("qwen3_5_moe_text", _NEW, [_TOWER, _PREDICTOR]),
-}
-"""Families of checkpoints with images: the family of the language model, how its names begin, and
-tensors that are not read."""
+class Multimodal(NamedTuple):
+    """A checkpoint with a language model beside other models."""
+
+    family: str
+    text_family: str
+    starts: dict[str, str]
+    """How the names of the language model's tensors begin alone, and how they begin here."""
+    unread: list[str]
+    """Tensors that are not read."""
+
+
+_OLD = {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."}
+_NEW = {"model.": "model.language_model."}
+_OLD_TOWER, _NEW_TOWER = "vision_tower.patch.weight", "model.visual.patch.weight"
+_PREDICTOR = "mtp.fc.weight"
+IN_OTHER_CHECKPOINTS = [
+    Multimodal("gemma3", "gemma3_text", _OLD, [_OLD_TOWER]),
+    Multimodal("kimi_k25", "deepseek_v3", _OLD, [_OLD_TOWER]),
+    Multimodal("llama4", "llama4_text", _OLD, ["vision_model.patch_embedding.linear.weight"]),
+    Multimodal("mistral3", "ministral3", _NEW, ["model.vision_tower.patch_conv.weight"]),
+    Multimodal("mistral3", "mistral", _OLD, [_OLD_TOWER]),
+    Multimodal("mistral3", "mistral4", _OLD, [_OLD_TOWER]),
+    Multimodal("qwen3_5", "qwen3_5_text", _NEW, [_NEW_TOWER, _PREDICTOR]),
+    Multimodal("qwen3_5_moe", "qwen3_5_moe_text", _NEW, [_NEW_TOWER, _PREDICTOR]),
+]
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "biases everywhere": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "a head of its own": ("llama", {"tie_word_embeddings": False}),
@@ -206,6 +220,55 @@ FAULTS = {
     "another epsilon of steps": ("falcon_mamba", 'mixer_rms_eps": 1e-06', 'mixer_rms_eps": 1e-02'),
     "gates after the norm": ("falcon_h1", 'norm_before_gate": true', 'norm_before_gate": false'),
     "experts weighed against others": ("phimoe", 'jitter_noise": 0.3', 'jitter_noise": 0.01'),
+    "weights of experts that are not normalized": (
+        "qwen3_moe",
+        'norm_topk_prob": true',
+        'norm_topk_prob": false',
+    ),
+    "weights of experts that are normalized": (
+        "qwen2_moe",
+        'norm_topk_prob": false',
+        'norm_topk_prob": true',
+    ),
+    "weights of OLMoE's experts that are normalized": (
+        "olmoe",
+        'norm_topk_prob": false',
+        'norm_topk_prob": true',
+    ),
+    "one of Mixtral's experts": ("mixtral", 'experts_per_tok": 2', 'experts_per_tok": 1'),
+    "one expert beside shared experts": ("ernie4_5_moe", 'moe_k": 2', 'moe_k": 1'),
+    "experts of all groups": ("deepseek_v2", '"group_limited_greedy"', '"greedy"'),
+    "embeddings and norms of Llama": ("gemma", 'type": "gemma"', 'type": "llama"'),
+    "elements in the order of Llama": ("helium", 'type": "helium"', 'type": "llama"'),
+    "rotary keys in the order of DeepSeek": (
+        "glm4_moe_lite",
+        'interleave": false',
+        'interleave": true',
+    ),
+    "other positions behind a window": ("gemma3_text", 'theta": 10000.0', 'theta": 20000.0'),
+    "further angles of a whole head": (
+        "gemma4_unified_text",
+        'rotary_factor": 0.25',
+        'rotary_factor": 0.5',
+    ),
+    "another factor of a frequency": ("phi3", "      1.5,", "      1.7,"),
+    "another base of positions": ("ernie4_5", 'theta": 500000.0', 'theta": 10000.0'),
+    "a base that is stretched less": ("hunyuan_v1_dense", 'alpha": 1000.0', 'alpha": 500.0'),
+    "a context that is extended further": ("olmo3", 'factor": 4.0', 'factor": 8.0'),
+    "whole heads rotated": ("glm", 'rotary_factor": 0.5', 'rotary_factor": 1.0'),
+    "heads rotated less": ("minimax_m2", 'rotary_factor": 0.5', 'rotary_factor": 0.25'),
+    "positions in all layers": ("smollm3", "    0,", "    1,"),
+    "windows and positions in all layers": ("exaone4", '"full_att', '"sliding_att'),
+    "queries that grow more slowly": ("ministral3", 'scaling_beta": 0.3', 'scaling_beta": 0.2'),
+    "queries of latent vectors that grow more slowly": (
+        "mistral4",
+        'scaling_beta": 0.3',
+        'scaling_beta": 0.2',
+    ),
+    "another factor of logits": ("granitemoe", 'logits_scaling": 2.0', 'logits_scaling": 2.1'),
+    "another scale of logits": ("cohere2", 'logit_scale": 0.0625', 'logit_scale": 0.07'),
+    "another epsilon of layer norms": ("starcoder2", 'epsilon": 1e-05', 'epsilon": 1e-02'),
+    "another activation": ("arcee", '"relu2"', '"relu"'),
 }
 
 
@@ -220,55 +283,63 @@ def test_a_wrong_constant_is_caught(tmp_path: Path, fault: str) -> None:
         assert_same_logits(tmp_path, model)
 
 
-def test_sinks_are_not_forgotten(tmp_path: Path) -> None:
-    model = write_tiny_model(tmp_path, "gpt_oss")
+@pytest.mark.parametrize(
+    ("family", "part"),
+    [
+        ("gpt_oss", "self_attn.sinks"),
+        ("qwen2", "self_attn.q_proj.bias"),
+        ("qwen2_moe", "mlp.shared_expert_gate.weight"),
+        ("qwen3", "self_attn.q_norm.weight"),
+        ("olmo2", "self_attn.k_norm.weight"),
+        ("seed_oss", "self_attn.o_proj.bias"),
+        ("nemotron", "input_layernorm.bias"),
+        ("glm4", "post_mlp_layernorm.weight"),
+        ("apertus", "mlp.act_fn.alpha_p"),
+        *[
+            ("qwen3_5_text", f"linear_attn.{part}")
+            for part in ("A_log", "dt_bias", "conv1d.weight", "norm.weight")
+        ],
+        *[
+            ("jamba", f"mamba.{part}")
+            for part in ("A_log", "D", "dt_proj.bias", "b_layernorm.weight")
+        ],
+        *[
+            ("kimi_linear", f"self_attn.{part}")
+            for part in ("forget_gate.A_log", "forget_gate.dt_bias", "o_norm.weight")
+        ],
+    ],
+)
+def test_no_part_of_a_layer_is_forgotten(tmp_path: Path, family: str, part: str) -> None:
+    model = write_tiny_model(tmp_path, family)
     with torch.no_grad():
-        model.model.layers[1].self_attn.sinks.add_(3.0)
+        model.model.layers[2].get_parameter(part).add_(0.5)
     with pytest.raises(AssertionError, match="relative error"):
         assert_same_logits(tmp_path, model)
 
 
 @pytest.mark.parametrize(
-    ("family", "mixer", "part"),
-    [
-        *[
-            ("qwen3_5_text", "linear_attn", part)
-            for part in ("A_log", "dt_bias", "conv1d.weight", "norm.weight")
-        ],
-        *[
-            ("jamba", "mamba", part)
-            for part in ("A_log", "D", "dt_proj.bias", "b_layernorm.weight")
-        ],
-        *[
-            ("kimi_linear", "self_attn", part)
-            for part in ("forget_gate.A_log", "forget_gate.dt_bias", "o_norm.weight")
-        ],
-    ],
+    "checkpoint", IN_OTHER_CHECKPOINTS, ids=lambda one: f"{one.text_family} in {one.family}"
 )
-def test_no_part_of_a_recurrence_is_forgotten(
-    tmp_path: Path, family: str, mixer: str, part: str
-) -> None:
-    model = write_tiny_model(tmp_path, family)
-    with torch.no_grad():
-        model.model.layers[2].get_parameter(f"{mixer}.{part}").add_(0.5)
-    with pytest.raises(AssertionError, match="relative error"):
-        assert_same_logits(tmp_path, model)
-
-
-@pytest.mark.parametrize("family", IN_OTHER_CHECKPOINTS)
 def test_a_language_model_is_served_from_a_checkpoint_with_images(
-    tmp_path: Path, family: str
+    tmp_path: Path, checkpoint: Multimodal
 ) -> None:
-    text_family, prefix, others = IN_OTHER_CHECKPOINTS[family]
-    text = write_tiny_model(tmp_path / "text", text_family)
+    text = write_tiny_model(tmp_path / "text", checkpoint.text_family)
     config = json.loads((tmp_path / "text" / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": family, "text_config": config}))
+    outer = {"model_type": checkpoint.family, "text_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
     tensors = load_file(tmp_path / "text" / "model.safetensors")
-    renamed = {name.replace("model.", prefix, 1): tensor for name, tensor in tensors.items()}
-    unread = {name: torch.ones(2, 2) for name in others}
+    renamed = {_renamed(name, checkpoint.starts): tensor for name, tensor in tensors.items()}
+    unread = {name: torch.ones(2, 2) for name in checkpoint.unread}
     save_file({**renamed, **unread}, tmp_path / "model.safetensors")
 
     assert_same_logits(tmp_path, text)
+
+
+def _renamed(name: str, starts: dict[str, str]) -> str:
+    for old, new in starts.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
 
 
 def test_experts_are_read_as_published_and_as_transformers_saves_them(tmp_path: Path) -> None:
@@ -387,7 +458,8 @@ def test_parts_that_predict_several_tokens_at_once_are_not_read(tmp_path: Path) 
 
 @pytest.mark.parametrize("family", FAMILIES_OF_FILES)
 def test_every_family_has_a_test(family: str) -> None:
-    assert family in {*FAMILIES, *WITH_TOWERS, *IN_OTHER_CHECKPOINTS, *LIKE, "llama4"}
+    multimodal = {checkpoint.family for checkpoint in IN_OTHER_CHECKPOINTS}
+    assert family in {*FAMILIES, *WITH_TOWERS, *LIKE} | multimodal
     lines = (Path(families.__file__).parent / f"{family}.py").read_text().splitlines()
     assert len(lines) <= 120
 
