@@ -73,7 +73,7 @@ class Gguf(Format):
 
     name: ClassVar[str] = "GGUF"
     kinds: ClassVar[str] = "see below"
-    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native"})
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native", "triton"})
     bytes_per_weight: ClassVar[str] = "those of the file"
 
     @classmethod
@@ -123,7 +123,7 @@ class Quantized(Format):
 
     name: ClassVar[str] = "quantized"
     kinds: ClassVar[str] = "q8_0, q4_0 and q4_1"
-    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native"})
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native", "triton"})
 
     def __init__(self, quant_format: QuantFormat) -> None:
         self._format = quant_format
