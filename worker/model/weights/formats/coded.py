@@ -273,12 +273,14 @@ def integer_blocks(numbers: Tensor, scales: Tensor, block_format: str) -> Quanti
     return pack_integers(numbers, halves, block_format)
 
 
-def check_group_size(inputs: int, num_groups: int, group_size: int | None) -> None:
+def check_group_size(
+    inputs: int, num_groups: int, group_size: int | None, *, are_equal: bool = False
+) -> None:
     """Raise `ValueError` unless there are as many groups as config.json says, where -1 is a single
-    group."""
+    group. The last of several groups may only be cut off if they need not be equal."""
     if group_size is not None:
         expected = -(-inputs // group_size) if group_size > 0 else 1
-        if num_groups != expected:
+        if num_groups != expected or (are_equal and num_groups > 1 and inputs % group_size):
             raise ValueError(
                 f"{inputs} inputs in {num_groups} groups, config.json says groups of {group_size}"
             )

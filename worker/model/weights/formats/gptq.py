@@ -84,8 +84,8 @@ class Gptq(Coded):
         expected = (num_groups, outputs * self._bits // _WORD_BITS)
         if tuple(tensors["qzeros"].shape) != expected:
             raise ValueError(f"qzeros has the shape {tuple(tensors['qzeros'].shape)}")
-        check_group_size(inputs, num_groups, self._group_size)
         groups = tensors.get("g_idx")
+        check_group_size(inputs, num_groups, self._group_size, are_equal=groups is None)
         if groups is None:
             if inputs % num_groups:
                 raise ValueError(f"{inputs} inputs in {num_groups} groups")

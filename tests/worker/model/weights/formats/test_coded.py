@@ -474,6 +474,22 @@ def test_groups_of_another_size_than_declared_are_refused_by_name(
         read(tmp_path, config | {"group_size": group_size}, tensors)
 
 
+def test_the_last_group_is_cut_off_only_if_the_groups_of_inputs_are_stored(tmp_path: Path) -> None:
+    """Four scales are also those of groups of 40 inputs, the last of which has 8 inputs."""
+    config, tensors, _ = CASES["GPTQ in blocks"]()
+    groups = torch.arange(INPUTS) // 40
+    cut_off = tensors | {"g_idx": groups.int()}
+    codes = tensors["qweight"].view(-1, 1, OUTPUTS) >> 4 * torch.arange(8).view(1, 8, 1) & 15
+    expected = (codes.flatten(0, 1) - 8) * tensors["scales"].float()[groups]
+
+    weight = read(tmp_path, config | {"group_size": 40}, cut_off)
+
+    assert torch.equal(weight.dense(torch.float32), expected.t())
+    del cut_off["g_idx"]
+    with pytest.raises(StartupError, match=r"128 inputs in 4 groups, .* groups of 40"):
+        read(tmp_path, config | {"group_size": 40}, cut_off)
+
+
 @pytest.mark.parametrize("group_size", [32, 64])
 def test_groups_of_compressed_tensors_have_the_declared_size(
     tmp_path: Path, group_size: int
