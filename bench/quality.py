@@ -1,18 +1,23 @@
 """The quality that a weight format costs: perplexity, and agreement with float32, on a fixed text.
 
-    python -m bench.quality [--model NAME] [--format FORMAT]...
+    python -m bench.quality [--model NAME] [--format FORMAT]... [--gguf FILE]...
 
 The text is `texts/alice.txt`, the beginning of Lewis Carroll's "Alice's Adventures in Wonderland"
 (1865, in the public domain). Every format predicts each token from the true tokens before it.
 
 A model that comes as a GGUF file is already quantized. In its own format it loses only what
 rounding to float32 lost during the conversion; other formats lose what they add to that.
+
+``--gguf`` measures files that llama-quantize has written of the model, such as Q4_K_M.gguf, under
+their names without the ending. Q4_K to Q6_K and IQ4_XS have blocks of 256 inputs, so llama-quantize
+writes the matrices of SmolLM2 with 576 inputs in other formats.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, get_args
 
 import torch
@@ -38,13 +43,13 @@ from worker.text import Tokenizer
 
 TEXT = Path(__file__).parent / "texts" / "alice.txt"
 _PACKED = get_args(QuantFormat)
-_FLOAT8, _INT16 = "kv-float8", "int16"
+FLOAT8, INT16 = "kv-float8", "int16"
 """What may follow the name of a format after a plus."""
 FORMATS = (
     "bfloat16",
-    f"bfloat16+{_FLOAT8}",
+    f"bfloat16+{FLOAT8}",
     *_PACKED,
-    *(f"{name}+{_INT16}" for name in _PACKED),
+    *(f"{name}+{INT16}" for name in _PACKED),
 )
 _CPU = torch.device("cpu")
 _BLOCK_SIZE = 16
@@ -61,17 +66,17 @@ class Quality:
 
 
 def load(directory: Path, weights: str, kernels: str) -> Decoder:
-    """Load a model as a worker loads it in `bench.systems`. A format with ``+kv-float8`` has a
-    cache of 8 bits, and a format with ``+int16`` is multiplied by activations of 16 bits. Raises
-    `StartupError`."""
+    """Load a model as a worker loads it in `bench.systems`; ``auto`` are the weights of a GGUF
+    file. A format with ``+kv-float8`` has a cache of 8 bits, and a format with ``+int16`` is
+    multiplied by activations of 16 bits. Raises `StartupError`."""
     weights, *rounding = weights.split("+")
     is_packed = weights in _PACKED
     return load_decoder(
         directory,
         dtype="auto" if is_packed else weights,
         weight_format=weights if is_packed else "auto",
-        kv_dtype="float8" if _FLOAT8 in rounding else "auto",
-        kernels="native-int16" if _INT16 in rounding else kernels,
+        kv_dtype="float8" if FLOAT8 in rounding else "auto",
+        kernels="native-int16" if INT16 in rounding else kernels,
         device=_CPU,
         num_threads=torch.get_num_threads(),
     )
@@ -112,16 +117,31 @@ def fixed_text(directory: Path) -> list[int]:
 
 
 def qualities(
-    directory: Path, token_ids: Sequence[int], formats: Sequence[str], kernels: str = "auto"
+    directory: Path,
+    token_ids: Sequence[int],
+    formats: Sequence[str],
+    kernels: str = "auto",
+    files: Mapping[str, Path] = MappingProxyType({}),
 ) -> list[Quality]:
-    """Measure float32 with the reference ops first, then each of ``formats``. Raises
+    """Measure float32 with the reference ops first, then each of ``formats``, then the directories
+    of GGUF ``files`` by their names, with activations of 8 and of 16 bits. Raises
     `StartupError`."""
     reference = text_logits(load(directory, "float32", "reference"), token_ids)
     rows = [_quality("float32", reference, reference, token_ids)]
-    for weights in formats:
-        logits = text_logits(load(directory, weights, kernels), token_ids)
-        rows.append(_quality(weights, reference, logits, token_ids))
+    for name, where, weights in _measured(directory, formats, files):
+        logits = text_logits(load(where, weights, kernels), token_ids)
+        rows.append(_quality(name, reference, logits, token_ids))
     return rows
+
+
+def _measured(
+    directory: Path, formats: Sequence[str], files: Mapping[str, Path]
+) -> Iterator[tuple[str, Path, str]]:
+    """The name of each row, and what `load` takes."""
+    yield from ((weights, directory, weights) for weights in formats)
+    for name, described in files.items():
+        for rounding in ("", f"+{INT16}"):
+            yield f"{name}{rounding}", described, f"auto{rounding}"
 
 
 def _quality(weights: str, reference: Tensor, logits: Tensor, token_ids: Sequence[int]) -> Quality:
@@ -148,12 +168,19 @@ def main(
     formats: Annotated[
         list[str], typer.Option("--format", help="Beside float32. Repeatable.")
     ] = list(FORMATS),  # noqa: B006 (typer copies it)
+    files: Annotated[
+        list[Path], typer.Option("--gguf", help="A GGUF file of the model. Repeatable.")
+    ] = [],  # noqa: B006
     kernels: Annotated[str, typer.Option(help="As `warren worker` takes it.")] = "auto",
     out: Out = RESULTS,
 ) -> None:
     directory = store.resolve(model)
     token_ids = fixed_text(directory)
-    rows = qualities(directory, token_ids, formats, kernels)
+    described = {file.stem: store.resolve(str(file)) for file in files}
+    for name, other in described.items():
+        if fixed_text(other) != token_ids:
+            raise typer.BadParameter(f"{name}.gguf divides the text into other tokens than {model}")
+    rows = qualities(directory, token_ids, formats, kernels, described)
     _show(rows, len(token_ids))
     content = {
         **describe([]),

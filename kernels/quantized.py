@@ -57,6 +57,20 @@ BLOCKS: Mapping[str, BlockSize] = {
 }
 """The formats of ggml, by their names in lower case."""
 
+_SCALES: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(("q4_0", "q5_0", "q8_0", "iq4_nl", "iq4_xs"), (0,)),
+    **dict.fromkeys(("iq1_s", "iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s"), (0,)),
+    **dict.fromkeys(("q4_1", "q5_1", "q4_k", "q5_k"), (0, 2)),
+    "q2_k": (80, 82),
+    "q3_k": (108,),
+    "q6_k": (208,),
+    "tq1_0": (52,),
+    "tq2_0": (64,),
+}
+"""Where a block has its float16 scale, and its minimum if it has one."""
+MAX_EXPONENT = 252
+"""The greatest exponent of MXFP4 with which every float of 4 bits is finite in 32 bits."""
+
 INTEGERS: Mapping[str, tuple[int, int]] = {
     "q4_0": (-8, 7),
     "q5_0": (-16, 15),
@@ -142,6 +156,26 @@ def pack_integers(numbers: Tensor, scales: Tensor, block_format: str) -> Quantiz
     for source, target in _chunks(numbers, blocks):
         _PACK_INTEGERS[block_format](source.reshape(*target.shape[:2], size.inputs), target)
     return QuantizedWeight(block_format, blocks)
+
+
+def has_finite_scales(weight: QuantizedWeight) -> bool:
+    """Whether no scale or minimum of a block makes its weights infinite or NaN. True without data,
+    on the meta device, and for NVFP4, in which ggml takes NaN for 0.
+
+    Only scales are read, in about 0.1 s for 1 GiB of q4_0, so that a file can be checked whenever
+    it is loaded.
+    """
+    if weight.blocks.is_meta:
+        return True
+    if weight.format == "mxfp4":
+        return bool(weight.blocks[..., 0].amax() <= MAX_EXPONENT)
+    if weight.format == "iq1_m":
+        # The scale's bits, from the lowest, are the highest 4 of each of the last 4 words.
+        words = weight.blocks[..., 48:].view(torch.int16).int()
+        is_odd = (words[..., 3] & 0x7000 == 0x7000) & (words[..., 2] & 0xC000 == 0xC000)
+        return not bool(is_odd.any())
+    scales = (weight.blocks[..., at : at + 2] for at in _SCALES.get(weight.format, ()))
+    return all(int((each.view(torch.int16) & 0x7FFF).amax()) < 0x7C00 for each in scales)
 
 
 def dequantize(weight: QuantizedWeight) -> Tensor:

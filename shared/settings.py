@@ -509,7 +509,7 @@ class ModelSettings(BaseSettings):
     weight_format: Literal["auto", "q8_0", "q4_0", "q4_1"] = Field(
         "auto",
         description="Quantization of the weights. It saves memory and bandwidth at "
-        "some loss of quality; a GPU expands q4_1 again and saves nothing. auto: no "
+        "some loss of quality; a GPU expands the embedding and the output projection. auto: no "
         "quantization; weights have WARREN_DTYPE. Set it to fit a larger model or to decode "
         "faster.",
     )

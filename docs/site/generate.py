@@ -19,6 +19,7 @@ from docs.site.models import (
     files_read_as_they_are,
     formats,
     known_models,
+    quality,
 )
 from docs.site.python import reference
 from docs.site.scaling import (
@@ -58,6 +59,7 @@ _BLOCKS: Mapping[str, Callable[[], str]] = {
     "formats": formats,
     "architectures": files_read_as_they_are,
     "blocks": blocks,
+    "quality": quality,
     "settings": table,
     "shapes": shapes_table,
     "stages": stage_table,

@@ -1,12 +1,16 @@
 """The tables of ``docs/models.md``: known models, families, and formats of weights."""
 
+import json
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import get_args
 
+import msgspec
 import torch
 
+from bench.options import RESULTS
+from bench.quality import FLOAT8, INT16, Quality
 from kernels.native.packed import PACKED_BLOCKS
 from kernels.native.paged_attention import CACHE_TYPES
 from kernels.providers import Provider
@@ -24,6 +28,10 @@ from worker.model.weights.formats.registry import FORMATS
 _CPU, _GPU = torch.device("cpu"), torch.device("cuda")
 _NATIVE = "native C++ kernels"
 _EXPANDED, _REFUSED = "expanded to floats", "refused through transformers"
+_ROUNDED = {
+    FLOAT8: ", and [keys and values](concepts/memory.md#blocks) in float8",
+    INT16: ", activations of 16 bits",
+}
 _KERNELS = {"native": _NATIVE, "triton": "Triton kernels", "reference": "reference kernels"}
 
 
@@ -112,6 +120,29 @@ def blocks() -> str:
         for name, size in BLOCKS.items()
     ]
     return _table(["Type", "Bytes per weight", "CPU", "GPU"], rows)
+
+
+def quality() -> str:
+    """What each format costs, as `bench.quality` measured it."""
+    content = json.loads((RESULTS / "quality.json").read_text())
+    rows = [
+        [
+            _rounded(row.weights),
+            f"{row.perplexity:.2f}",
+            f"{row.agreement.kl_mean:.5f}",
+            f"{row.agreement.kl_p99:.4f}",
+            f"{100 * row.agreement.top1:.1f} %",
+        ]
+        for row in msgspec.convert(content["rows"], list[Quality])
+    ]
+    headings = ["Format", "Perplexity", "KL from float32", "KL, 99th percentile"]
+    return _table([*headings, "Same best token as float32"], rows)
+
+
+def _rounded(weights: str) -> str:
+    """A format of `bench.quality`, with what is rounded beside the weights."""
+    name, *rounding = weights.split("+")
+    return "".join([name, *(_ROUNDED[one] for one in rounding)])
 
 
 def _packed(kind: type[Format], provider: Provider, kernels: str) -> str:

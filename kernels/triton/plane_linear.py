@@ -269,15 +269,14 @@ def _expand_configuration(plane_format: str, dtype: torch.dtype) -> Configuratio
 
 
 def _configurations() -> Iterator[Configuration]:
-    """Each way to read codes and scales at least once, and each tile."""
+    """Each layout for one and for several tokens, and each tile."""
     dtype = torch.bfloat16
-    for plane_format in ("q6_k", "q2_k", "mxfp4", "nvfp4"):
+    for plane_format in LAYOUTS:
         yield _configuration(plane_format, dtype, dtype, _TILES[0], has_bias=True)
+        yield _vector_configuration(plane_format, dtype, dtype, has_bias=True)
     for plane_format in ("q4_k", "q6_k"):
         yield _configuration(plane_format, dtype, dtype, _TILES[1], has_bias=True)
     yield _configuration("q6_k", torch.float32, torch.float32, _FLOAT32_TILE, has_bias=True)
-    for plane_format in ("q4_k", "q5_1", "q3_k"):
-        yield _vector_configuration(plane_format, dtype, dtype, has_bias=True)
     yield _expand_configuration("q6_k", dtype)
 
 

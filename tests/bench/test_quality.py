@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -13,6 +14,9 @@ from bench.agreement import compare, perplexity
 from bench.quality import load, qualities, text_logits
 from tests.support.models.numerics import assert_close
 from tests.support.models.tiny import VOCAB_SIZE, reference_logits, write_tiny_model
+from tests.worker.checkpoints.gguf_files import write_tiny_gguf
+from worker.checkpoints.convert import convert
+from worker.checkpoints.gguf_file import write_file_list
 
 PROMPT = [(7 * i + i // 3) % VOCAB_SIZE for i in range(300)]
 """Longer than the part that is computed at once."""
@@ -117,3 +121,25 @@ def test_less_precise_formats_agree_less(tiny: tuple[Path, Tensor]) -> None:
     assert divergences == sorted(divergences)
     assert rows[0].agreement.top1 == 1 > rows[-1].agreement.top1
     assert rows[0].perplexity == pytest.approx(perplexity(expected, torch.tensor(PROMPT)), rel=1e-4)
+
+
+def served_from(path: Path) -> Path:
+    """The directory from which a worker loads a GGUF file."""
+    directory = path.with_suffix("")
+    directory.mkdir()
+    convert(path, directory, has_weights=False)
+    write_file_list(directory, [path])
+    return directory
+
+
+def test_files_are_rows_with_activations_of_8_and_of_16_bits(tmp_path: Path) -> None:
+    model, coarse = (
+        served_from(write_tiny_gguf(tmp_path / f"{kind.name}.gguf", kind))
+        for kind in (Kind.F32, Kind.Q8_0)
+    )
+
+    rows = qualities(model, PROMPT[:100], [], files={"Q8_0": coarse})
+
+    divergences = {row.weights: row.agreement.kl_mean for row in rows}
+    assert [*divergences] == ["float32", "Q8_0", "Q8_0+int16"]
+    assert 0 < divergences["Q8_0+int16"] < divergences["Q8_0"]

@@ -195,6 +195,13 @@ def test_a_weight_in_the_wrong_place_is_caught(native: Library, name: str) -> No
         )
 
 
+@pytest.mark.parametrize("name", sorted(PACKED_BLOCKS))
+def test_panels_take_the_bytes_of_the_file_but_for_4_percent(native: Library, name: str) -> None:
+    stored = random_blocks(name, 32, 512)
+    taken = pack(native, [Rows.of_blocks(stored)]).num_bytes
+    assert stored.blocks.nbytes <= taken <= 1.04 * stored.blocks.nbytes
+
+
 def test_odd_inputs_and_other_types_are_refused(native: Library) -> None:
     with pytest.raises(ValueError, match="33 inputs"):
         pack(native, [Rows.of_floats(torch.zeros(4, 33))])

@@ -17,7 +17,7 @@ from torch.nn import functional
 from kernels.native.library import choose_products, library
 from tests.support.models.tiny import write_tiny_model
 from tests.worker.model.decoders.test_native_families import STEPS, load, stepwise_logits
-from tests.worker.model.weights.formats.test_coded import FLOAT4, compressed, words
+from tests.worker.model.weights.formats.test_coded import FLOAT4, compressed, groups_of, words
 from worker.checkpoints.checkpoint import Checkpoint
 from worker.model.config import read_json_config
 from worker.model.families import spec_of
@@ -146,7 +146,8 @@ PACKINGS = {
     ),
     "AWQ": Packing({"quant_method": "awq", "bits": 4, "group_size": GROUP}, same(awq)),
     "W4A16": Packing(
-        compressed("pack-quantized", 4), same(lambda weight: packed_integers(weight, 4))
+        compressed("pack-quantized", 4, **groups_of(GROUP)),
+        same(lambda weight: packed_integers(weight, 4)),
     ),
 }
 
@@ -170,17 +171,17 @@ GROUPS = {
     "group_0": {
         "format": "pack-quantized",
         "targets": ["re:.*mlp.*(gate|up)_proj$"],
-        "weights": {"num_bits": 4},
+        "weights": {"num_bits": 4, **groups_of(GROUP)},
     },
     "group_1": {
         "format": "pack-quantized",
         "targets": [r"re:.*\.down_proj"],
-        "weights": {"num_bits": 8},
+        "weights": {"num_bits": 8, **groups_of(GROUP)},
     },
     "group_2": {
         "format": "float-quantized",
         "targets": ["Linear"],
-        "weights": {"num_bits": 8, "type": "float"},
+        "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
     },
     "group_3": {
         "format": "nvfp4-pack-quantized",

@@ -23,7 +23,7 @@ from tests.worker.model.decoders.test_native_families import (
     stepwise_logits,
 )
 from tests.worker.model.weights.formats.test_awq import quantized as awq_quantized
-from tests.worker.model.weights.formats.test_coded import compressed, words
+from tests.worker.model.weights.formats.test_coded import compressed, groups_of, words
 from tests.worker.model.weights.formats.test_mxfp4 import greedy
 from worker.model.loading import load_decoder, rehearse
 
@@ -90,7 +90,7 @@ def awq(weight: Tensor) -> Packed:
 
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-INT4 = compressed("pack-quantized", 4)
+INT4 = compressed("pack-quantized", 4, **groups_of(GROUP))
 LATENT: dict[str, Any] = {
     "num_hidden_layers": 2,
     "hidden_size": 128,

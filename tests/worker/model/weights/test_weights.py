@@ -172,7 +172,7 @@ def test_experts_in_different_formats_are_expanded(tmp_path: Path) -> None:
     packed = {"weight_packed": words(codes.int() + 8, 4), "weight_scale": scale}
     save_file(tensors | {f"{name}{suffix}": tensor for suffix, tensor in packed.items()}, path)
     model.model.layers[0].mlp.experts.down_proj.data[1] = codes * 0.125
-    groups = {"group_0": {"weights": {"num_bits": 4}}}
+    groups = {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}}
     declared = {"quant_method": "compressed-tensors", "format": "pack-quantized"}
     source, target = Checkpoint(tmp_path), Target(torch.float32, CPU, "native")
     stored_as = format_of({"quantization_config": declared | {"config_groups": groups}}, source)

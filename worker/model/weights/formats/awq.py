@@ -108,7 +108,7 @@ class Awq(Format):
             )
         try:
             check_stored(qweight, qzeros, scales)
-            check_group_size(inputs, len(scales), self._group_size)
+            check_group_size(inputs, len(scales), self._group_size, are_equal=True)
             check_finite(scales)
             if target.provider == "native" and are_whole_blocks(inputs, len(scales)):
                 codes, zeros = unpack_awq(qweight).to(torch.int8), unpack_awq(qzeros).to(torch.int8)

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from kernels.native.packed import PACKED_BLOCKS, Rows, can_be_stacked
 from kernels.providers import Ops, Provider
-from kernels.quantized import BLOCKS, QuantFormat, QuantizedWeight, dequantize, quantize
+from kernels.quantized import (
+    BLOCKS,
+    QuantFormat,
+    QuantizedWeight,
+    dequantize,
+    has_finite_scales,
+    quantize,
+)
 from shared.errors import StartupError
 from worker.model.weights.formats.device_weights import (
     DEVICE_BLOCKS,
@@ -66,7 +73,7 @@ class Gguf(Format):
 
     name: ClassVar[str] = "GGUF"
     kinds: ClassVar[str] = "see below"
-    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native"})
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native", "triton"})
     bytes_per_weight: ClassVar[str] = "those of the file"
 
     @classmethod
@@ -116,7 +123,7 @@ class Quantized(Format):
 
     name: ClassVar[str] = "quantized"
     kinds: ClassVar[str] = "q8_0, q4_0 and q4_1"
-    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native"})
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native", "triton"})
 
     def __init__(self, quant_format: QuantFormat) -> None:
         self._format = quant_format
@@ -172,16 +179,24 @@ def _on_device(source: TensorSource, names: list[str], target: Target) -> Weight
     """Matrices in blocks that a GPU multiplies; None if there are others."""
     if any(source.kind(name) not in DEVICE_BLOCKS for name in names):
         return None
-    stored = (QuantizedWeight(source.kind(name), source.get(name)) for name in names)
-    parts = [of_blocks(QuantizedWeight(one.format, one.blocks.to(target.device))) for one in stored]
+    parts = [of_blocks(_blocks(source, name, target.device)) for name in names]
     return on_device([part for part in parts if part is not None])
 
 
 def _stored(source: TensorSource, name: str, target: Target) -> Weight:
-    held, kind = source.get(name).to(target.device), source.kind(name)
-    if kind not in BLOCKS:
-        return DenseWeight(held if _stays(kind, target) else held.to(target.dtype))
-    return BlockWeight(QuantizedWeight(kind, held))
+    if (kind := source.kind(name)) in BLOCKS:
+        return BlockWeight(_blocks(source, name, target.device))
+    held = source.get(name).to(target.device)
+    return DenseWeight(held if _stays(kind, target) else held.to(target.dtype))
+
+
+def _blocks(source: TensorSource, name: str, device: torch.device | None = None) -> QuantizedWeight:
+    """A matrix that is stored in blocks, moved to a device if one is given. Raises `StartupError`
+    if a scale is not finite."""
+    packed = QuantizedWeight(source.kind(name), source.get(name).to(device=device))
+    if not has_finite_scales(packed):
+        raise StartupError(f"{name} cannot be read as {packed.format}: a scale is infinite or NaN")
+    return packed
 
 
 def _stays(kind: str, target: Target) -> bool:
@@ -190,8 +205,8 @@ def _stays(kind: str, target: Target) -> bool:
 
 
 def _quantized(source: TensorSource, name: str, quant_format: QuantFormat) -> QuantizedWeight:
-    held, kind = source.get(name), source.kind(name)
-    floats = dequantize(QuantizedWeight(kind, held)) if kind in BLOCKS else held
+    is_packed = source.kind(name) in BLOCKS
+    floats = dequantize(_blocks(source, name)) if is_packed else source.get(name)
     try:
         return quantize(floats, quant_format)
     except ValueError as error:

@@ -5,7 +5,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.native.packed import Rows
 from kernels.providers import Ops, Provider
 from kernels.quantized import BLOCKS, INTEGERS, QuantizedWeight, pack_integers
+from kernels.scaled_layout import dequantize_scaled
 from shared.errors import StartupError
 from worker.model.weights.formats.blocks import BlockWeight
 from worker.model.weights.formats.dense import Dense
@@ -272,41 +273,45 @@ def integer_blocks(numbers: Tensor, scales: Tensor, block_format: str) -> Quanti
     return pack_integers(numbers, halves, block_format)
 
 
-def check_group_size(inputs: int, num_groups: int, group_size: int | None) -> None:
+def check_group_size(
+    inputs: int, num_groups: int, group_size: int | None, *, are_equal: bool = False
+) -> None:
     """Raise `ValueError` unless there are as many groups as config.json says, where -1 is a single
-    group."""
+    group. The last of several groups may only be cut off if they need not be equal."""
     if group_size is not None:
         expected = -(-inputs // group_size) if group_size > 0 else 1
-        if num_groups != expected:
+        if num_groups != expected or (are_equal and num_groups > 1 and inputs % group_size):
             raise ValueError(
                 f"{inputs} inputs in {num_groups} groups, config.json says groups of {group_size}"
             )
 
 
-def scaled(codes: Tensor, scales: Tensor) -> Tensor:
-    """Codes [outputs, inputs] times scales, each for a rectangle of the matrix, in float32.
+class Block(NamedTuple):
+    """The part of a matrix that shares a scale. It has all outputs or inputs where the number is
+    None."""
 
-    ``scales`` is [1], or [rows, columns] of rectangles of equal sizes; the last rectangles may be
-    cut off.
-    """
-    grid = scales.float()
-    if grid.numel() == 1:
-        return codes.float() * grid.view(1, 1)
-    outputs, inputs = codes.shape
-    rows = grid.repeat_interleave(-(-outputs // grid.shape[0]), 0)[:outputs]
-    return codes.float() * rows.repeat_interleave(-(-inputs // grid.shape[1]), 1)[:, :inputs]
+    outputs: int | None = None
+    inputs: int | None = None
+
+    def of(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """The outputs and inputs of a block in a matrix of this shape. The shape of the scales does
+        not tell: 5 rows of scales may be for blocks of 116 or of 128 outputs out of 576."""
+        return self.outputs or shape[0], self.inputs or shape[1]
 
 
-def check_grid(shape: tuple[int, int], scales: Tensor) -> None:
-    """Raise `ValueError` unless `scaled` can divide a matrix among these scales."""
-    if scales.numel() == 1:
-        return
-    fits = scales.ndim == 2 and all(
-        0 < count <= size and -(-size // -(-size // count)) == count
-        for size, count in zip(shape, scales.shape, strict=True)
-    )
-    if not fits:
-        raise ValueError(f"scales of shape {tuple(scales.shape)} for a matrix of {shape}")
+def scaled(codes: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
+    """Codes [outputs, inputs] times scales [rows, columns], each for a block of so many outputs and
+    inputs, in float32. The last blocks may be cut off."""
+    if scales.numel() == 1:  # needs no scales in the shape of the matrix
+        return codes.float() * scales.float()
+    return dequantize_scaled(codes, scales.float(), block)
+
+
+def check_grid(shape: tuple[int, int], scales: Tensor, block: tuple[int, int]) -> None:
+    """Raise `ValueError` unless each block of a matrix has a scale."""
+    expected = tuple(-(-size // part) for size, part in zip(shape, block, strict=True))
+    if tuple(scales.shape) != expected:
+        raise ValueError(f"scales have the shape {tuple(scales.shape)}, not {expected}")
 
 
 def holds(values: Tensor, condition: Callable[[Tensor], Tensor]) -> bool:

@@ -12,10 +12,12 @@ from kernels.quantized import QuantizedWeight
 from shared.errors import StartupError
 from worker.model.weights.formats.coded import (
     INTEGER_BLOCKS,
+    Block,
     Coded,
     are_whole_blocks,
     check_finite,
     check_grid,
+    check_group_size,
     declared,
     holds,
     integer_blocks,
@@ -49,9 +51,10 @@ class CompressedTensors(Coded):
     )
     descriptions: ClassVar[frozenset[str]] = frozenset({"weight_shape"})
 
-    def __init__(self, bits: int) -> None:
-        """``bits`` of the codes in a word."""
+    def __init__(self, bits: int, block: Block) -> None:
+        """``bits`` of the codes in a word, and what shares a scale."""
         self._bits = bits
+        self._block = block
 
     @classmethod
     def detect(cls, config: Mapping[str, Any], source: TensorSource) -> Self | None:
@@ -60,14 +63,16 @@ class CompressedTensors(Coded):
         described = declared(config) or {}
         groups = list((described.get("config_groups") or {}).values())
         layouts = layouts_of(config)
-        bits: set[Any] = {(group.get("weights") or {}).get("num_bits") for group in groups}
+        weights: list[Mapping[str, Any]] = [group.get("weights") or {} for group in groups]
+        bits: set[Any] = {one.get("num_bits") for one in weights}
         if not layouts or not layouts <= _LAYOUTS or len(bits) != 1 or not bits <= {4, 8}:
             raise StartupError(
                 "the model's weights are quantized with compressed-tensors ("
                 f"{', '.join(sorted(layouts))} of {', '.join(sorted(map(str, bits)))} "
                 "bits), which is not supported"
             )
-        return cls(bits.pop())
+        (block,) = {scale_block(one) for one in weights}  # `Mixed` reads groups that differ
+        return cls(bits.pop(), block)
 
     def is_coded(self, source: TensorSource, stem: str) -> bool:
         plain = f"{stem}weight"
@@ -88,8 +93,8 @@ class CompressedTensors(Coded):
             raise ValueError("it has no scale")
         scales = tensors["weight_scale"]
         check_finite(scales)
-        if scales.ndim == 1 and scales.numel() > 1:
-            scales = scales.view(-1, 1)
+        scales = scales.view(-1, 1) if scales.ndim < 2 else scales
+        block = self._block.of(shape)
         order = tensors.get("weight_g_idx")
         if order is not None and not holds(order, lambda groups: groups.diff() >= 0):
             raise ValueError("its inputs are in another order (act-order), which is not supported")
@@ -103,37 +108,38 @@ class CompressedTensors(Coded):
             numbers = self._codes(tensors).float()
             if zeros is not None:
                 ones = numbers.new_ones(()).expand(shape)
-                numbers = numbers - scaled(ones, zeros.view(scales.shape))
-            return scaled(numbers, scales)
+                numbers = numbers - scaled(ones, zeros, block)
+            return scaled(numbers, scales, block)
 
-        check_grid(shape, scales)
+        check_group_size(shape[1], scales.shape[1], self._block.inputs)
+        check_grid(shape, scales, block)
         return decode
 
     def block_format(self, source: TensorSource, stem: str) -> str | None:
         is_packed = source.has(f"{stem}weight_packed")
-        scales, (outputs, inputs) = f"{stem}weight_scale", self.shape(source, stem)
-        rows, *columns = source.shape(scales) or (1,)
+        _, inputs = shape = self.shape(source, stem)
+        height, size = self._block.of(shape)
         has_integers = is_packed or source.kind(f"{stem}weight") == "I8"
         # Scales of 32 bits are hardly ever numbers of float16.
-        is_short = has_integers and rows == outputs and source.kind(scales) != "F32"
-        if not is_short or not are_whole_blocks(inputs, columns[0] if columns else 1):
+        is_short = has_integers and height == 1 and source.kind(f"{stem}weight_scale") != "F32"
+        if not is_short or inputs % size or not are_whole_blocks(inputs, inputs // size):
             return None
         has_zeros = source.has(f"{stem}weight_zero_point")
         return INTEGER_BLOCKS.get((self._bits if is_packed else 8, has_zeros))
 
     def device_bytes(self, source: TensorSource, stem: str) -> float | None:
-        _, *columns = source.shape(f"{stem}weight_scale") or (1,)
         bits = self._bits if source.has(f"{stem}weight_packed") else 8
-        return bytes_on_device(self.shape(source, stem), bits, columns[0] if columns else 1)
+        shape = self.shape(source, stem)
+        return bytes_on_device(shape[1], bits, self._block.of(shape))
 
     def device_codes(self, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Codes | None:
         scales = tensors["weight_scale"]
         scales = scales.view(-1, 1) if scales.ndim < 2 else scales
-        block = (-(-shape[0] // scales.shape[0]), -(-shape[1] // scales.shape[1]))
+        block = self._block.of(shape)
         numbers, zeros = self._codes(tensors), self._zeros(tensors, scales)
         if self._bits == 4 and "weight_packed" in tensors:
             codes = (numbers + _MIDDLE).to(torch.uint8)
-            own = None if zeros is None else (zeros + _MIDDLE).to(torch.uint8).view(scales.shape)
+            own = None if zeros is None else (zeros + _MIDDLE).to(torch.uint8)
             return Codes(codes, scales, block, own)
         if zeros is not None and bool(zeros.any()):
             return None
@@ -159,8 +165,34 @@ class CompressedTensors(Coded):
     def _zeros(self, tensors: Mapping[str, Tensor], scales: Tensor) -> Tensor | None:
         """The zero points, as many as scales; None if there are none."""
         zeros = tensors.get("weight_zero_point")
-        if zeros is None or "weight_packed" not in tensors or zeros.shape == scales.shape:
+        if zeros is None:
+            return None
+        if zeros.numel() == scales.numel():
+            return zeros.view(scales.shape)
+        if "weight_packed" not in tensors:
             return zeros
         # Packed along the outputs.
         unpacked = unpack_words(zeros.t(), self._bits).t()[: len(scales)]
         return unpacked - (1 << self._bits - 1)
+
+
+def scale_block(weights: Mapping[str, Any]) -> Block:
+    """What shares a scale, as config.json describes the weights of a group. The strategy may be
+    left to the size of groups. Raises `StartupError`."""
+    size = weights.get("group_size")
+    implied = "tensor" if size is None else "group" if size > 0 else "channel"
+    strategy = weights.get("strategy") or implied
+    if strategy == "tensor":
+        return Block()
+    if strategy == "channel":
+        return Block(outputs=1)
+    if strategy == "group" and size is not None and size > 0:
+        return Block(outputs=1, inputs=size)
+    if strategy == "block" and (structure := weights.get("block_structure")):
+        sizes = structure.split("x") if isinstance(structure, str) else structure
+        outputs, inputs = map(int, sizes)
+        return Block(outputs, inputs)
+    raise StartupError(
+        f"the model's weights are quantized with compressed-tensors (strategy {strategy}, groups "
+        f"of {size}), which is not supported"
+    )

@@ -180,7 +180,7 @@ def _of_codes(codes: Codes) -> Weight | None:
         if step_inputs(inputs, size) is None:
             return None
         return ScaledWeight(codes.numbers.contiguous(), codes.scales.float(), codes.block)
-    if codes.block[0] != 1 or not can_be_packed(inputs, codes.scales.shape[1]):
+    if not _has_words(inputs, codes.block):
         return None
     scales = codes.scales.t().contiguous()
     zeros = (
@@ -223,16 +223,19 @@ DEVICE_BLOCKS: Mapping[str, float] = {
 """The formats of ggml's blocks that a GPU multiplies, and the bytes of a weight there."""
 
 
-def bytes_on_device(shape: tuple[int, int], bits: int, columns: int) -> float | None:
-    """The memory for a weight of a matrix with codes of so many bits and so many columns of scales;
-    None if it would be expanded."""
-    inputs = shape[1]
+def bytes_on_device(inputs: int, bits: int, block: tuple[int, int]) -> float | None:
+    """The memory for a weight of a matrix with codes of so many bits, and a scale for each block of
+    outputs and inputs; None if it would be expanded."""
     has_layout = (
-        can_be_packed(inputs, columns)
-        if bits < 8
-        else step_inputs(inputs, -(-inputs // max(1, columns))) is not None
+        _has_words(inputs, block) if bits < 8 else step_inputs(inputs, block[1]) is not None
     )
     return _BYTES[bits] if has_layout else None
+
+
+def _has_words(inputs: int, block: tuple[int, int]) -> bool:
+    """Whether there is an `AwqWeight` with such blocks."""
+    outputs, size = block
+    return outputs == 1 and inputs % size == 0 and can_be_packed(inputs, inputs // size)
 
 
 def _joined(parts: Sequence[Codes]) -> Codes:

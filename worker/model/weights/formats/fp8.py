@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels.providers import Provider
 from worker.model.weights.formats.coded import (
+    Block,
     Coded,
     check_finite,
     check_grid,
@@ -19,7 +20,7 @@ from worker.model.weights.formats.device_weights import Codes, bytes_on_device
 from worker.model.weights.sources import TensorSource
 
 FLOAT8 = frozenset({"F8_E4M3", "F8_E5M2"})
-_MODEL_OPT = {"FP8": None, "FP8_PB_WO": (128, 128), "FP8_BLOCK_SCALES": (128, 128)}
+_MODEL_OPT = {"FP8": None, "FP8_PB_WO": Block(128, 128), "FP8_BLOCK_SCALES": Block(128, 128)}
 """The blocks of ModelOpt's algorithms."""
 
 
@@ -35,7 +36,8 @@ class Fp8(Coded):
     )
     stacked_parts: ClassVar[Mapping[str, str]] = {"": "weight", "_scale_inv": "weight_scale_inv"}
 
-    def __init__(self, block: tuple[int, int] | None) -> None:
+    def __init__(self, block: Block | None) -> None:
+        """Without a ``block``, scales are those of outputs or of whole matrices."""
         self._block = block
 
     @classmethod
@@ -47,7 +49,7 @@ class Fp8(Coded):
         if method_of(config) not in ("fp8", "fbgemm_fp8"):
             return None
         block = described.get("weight_block_size")
-        return cls(None if block is None else (int(block[0]), int(block[1])))
+        return cls(None if block is None else Block(int(block[0]), int(block[1])))
 
     def is_coded(self, source: TensorSource, stem: str) -> bool:
         name = f"{stem}weight"
@@ -64,31 +66,21 @@ class Fp8(Coded):
         if scales is None:
             raise ValueError("it has no scale")
         check_finite(scales)
-        if self._block is not None and scales.numel() > 1:
-            expected = tuple(-(-n // size) for n, size in zip(shape, self._block, strict=True))
-            if tuple(scales.shape) != expected:
-                raise ValueError(f"scales have the shape {tuple(scales.shape)}, not {expected}")
-            rows, columns = self._block
-
-            def decode() -> Tensor:
-                grid = scales.repeat_interleave(rows, 0)[: shape[0]]
-                wide = grid.repeat_interleave(columns, 1)[:, : shape[1]]
-                return tensors["weight"].float() * wide.float()
-
-            return decode
-        grid = scales.view(-1, 1) if scales.ndim == 1 else scales
-        check_grid(shape, grid)
-        return lambda: scaled(tensors["weight"], grid)
+        grid, block = self._grid(scales, shape)
+        check_grid(shape, grid, block)
+        return lambda: scaled(tensors["weight"], grid, block)
 
     def device_bytes(self, source: TensorSource, stem: str) -> float | None:
-        (_, inputs) = shape = self.shape(source, stem)
-        columns = 1 if self._block is None else -(-inputs // self._block[1])
-        return bytes_on_device(shape, 8, columns)
+        shape = self.shape(source, stem)
+        return bytes_on_device(shape[1], 8, (self._block or Block()).of(shape))
 
     def device_codes(self, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Codes | None:
         scales = tensors.get("weight_scale_inv", tensors.get("weight_scale"))
         assert scales is not None, "checked by the decoder"
+        return Codes(tensors["weight"], *self._grid(scales, shape))
+
+    def _grid(self, scales: Tensor, shape: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
+        """The scales as [rows, columns], and the outputs and inputs of their blocks."""
         grid = scales.view(-1, 1) if scales.ndim < 2 else scales
-        even = (-(-shape[0] // grid.shape[0]), -(-shape[1] // grid.shape[1]))
-        is_one = grid.numel() == 1 or self._block is None
-        return Codes(tensors["weight"], grid, even if is_one else self._block or even)
+        block = Block() if grid.numel() == 1 else self._block or Block(outputs=1)
+        return grid, block.of(shape)

@@ -84,8 +84,8 @@ class Gptq(Coded):
         expected = (num_groups, outputs * self._bits // _WORD_BITS)
         if tuple(tensors["qzeros"].shape) != expected:
             raise ValueError(f"qzeros has the shape {tuple(tensors['qzeros'].shape)}")
-        check_group_size(inputs, num_groups, self._group_size)
         groups = tensors.get("g_idx")
+        check_group_size(inputs, num_groups, self._group_size, are_equal=groups is None)
         if groups is None:
             if inputs % num_groups:
                 raise ValueError(f"{inputs} inputs in {num_groups} groups")
@@ -108,8 +108,8 @@ class Gptq(Coded):
         return self._blocks if are_whole_blocks(inputs, num_groups) else None
 
     def device_bytes(self, source: TensorSource, stem: str) -> float | None:
-        num_groups = source.shape(f"{stem}scales")[0]
-        return bytes_on_device(self.shape(source, stem), self._bits, num_groups)
+        num_groups, (_, inputs) = source.shape(f"{stem}scales")[0], self.shape(source, stem)
+        return bytes_on_device(inputs, self._bits, (1, -(-inputs // max(1, num_groups))))
 
     def device_codes(self, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Codes | None:
         scales, (_, inputs) = tensors["scales"], shape

@@ -27,6 +27,8 @@ _PATTERN = "re:"
 _ANY_MATRIX = "Linear"
 """The class of every module whose matrix is packed."""
 _OF_GROUPS: tuple[type[Coded], ...] = (Mxfp4, Nvfp4, CompressedTensors)
+_OF_MATRICES = ("num_bits", "strategy", "group_size", "block_structure")
+"""What a group says of its weights on which the reading of a matrix depends."""
 _OF_LAYERS: tuple[type[Coded], ...] = (Nvfp4, Fp8)
 
 
@@ -63,7 +65,10 @@ class Mixed(CodedMatrices):
             if group.get("weights")
         ]
         layouts = {
-            (group.get("format") or described.get("format"), group["weights"].get("num_bits"))
+            (
+                group.get("format") or described.get("format"),
+                *(str(group["weights"].get(key)) for key in _OF_MATRICES),
+            )
             for group in groups
         }
         if len(layouts) < 2:

@@ -11,7 +11,7 @@ from torch import Tensor
 from kernels.block_planes import block_planes
 from kernels.planes import Planes
 from kernels.providers import Provider
-from kernels.quantized import BLOCKS, QuantizedWeight
+from kernels.quantized import BLOCKS, MAX_EXPONENT, QuantizedWeight
 from worker.model.weights.formats.coded import Coded, holds, layouts_of, method_of
 from worker.model.weights.formats.device_weights import DEVICE_BLOCKS
 from worker.model.weights.formats.float4 import check_pairs, scaled_floats
@@ -21,8 +21,6 @@ _BLOCKS = "mxfp4"
 _GROUP, _BLOCK_BYTES = BLOCKS[_BLOCKS]
 _MIDDLE = 127
 """The stored exponent of 1."""
-_LARGEST = 252
-"""The greatest exponent with which every float of 4 bits is finite in 32 bits."""
 
 
 class Mxfp4(Coded):
@@ -71,7 +69,7 @@ class Mxfp4(Coded):
         check_pairs(pairs, exponents, _GROUP)
         if exponents.dtype != torch.uint8:
             raise ValueError(f"its exponents are {exponents.dtype}")
-        if not holds(exponents, lambda values: values <= _LARGEST):
+        if not holds(exponents, lambda values: values <= MAX_EXPONENT):
             raise ValueError("a scale is infinite or NaN, or makes weights infinite")
 
         def decode() -> Tensor:

@@ -1,6 +1,8 @@
 """The matrices of GGUF files, and floats that are quantized as they are read."""
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -14,10 +16,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kernels.native.packed import PACKED_BLOCKS
-from kernels.providers import load_ops
+from kernels.providers import Provider, load_ops
 from kernels.quantized import BLOCKS, QuantFormat, QuantizedWeight, dequantize, quantize
 from shared.errors import StartupError
-from tests.kernels.blocks import random_blocks
+from tests.kernels.blocks import SCALES, random_blocks
 from worker.model.weights.formats.blocks import BlockWeight, Gguf, Quantized
 from worker.model.weights.formats.device_weights import DEVICE_BLOCKS
 from worker.model.weights.formats.interface import Target
@@ -26,6 +28,7 @@ from worker.model.weights.weight import Weight
 
 CPU = torch.device("cpu")
 TARGET = Target(torch.bfloat16, CPU, "native")
+PROVIDERS = get_args(Provider)
 INPUTS = 256
 NUM_ROWS = {"blk.0.attn_q": 32, "blk.0.attn_k": 16, "blk.0.attn_v": 16}
 NAMES = (
@@ -41,18 +44,24 @@ def write_model(directory: Path, kinds: dict[str, Kind], main: Kind) -> dict[str
 
     ``kinds`` are the kinds of matrices that are not of the ``main`` kind.
     """
-    writer = gguf.GGUFWriter(directory / "model.gguf", "llama")
-    held = {}
+    matrices, held = {}, {}
     for seed, name in enumerate(NAMES):
         kind, num_rows = kinds.get(name, main), NUM_ROWS.get(name, 24)
         packed = stored(kind, num_rows, seed)
         held[f"{name}.weight"] = torch.tensor(gguf.dequantize(packed, kind))
-        writer.add_tensor(f"{name}.weight", packed, raw_dtype=kind)
+        matrices[f"{name}.weight"] = (packed, kind)
+    write_file(directory / "model.gguf", matrices)
+    return held
+
+
+def write_file(path: Path, matrices: dict[str, tuple[np.ndarray[Any, Any], Kind]]) -> None:
+    writer = gguf.GGUFWriter(path, "llama")
+    for name, (packed, kind) in matrices.items():
+        writer.add_tensor(name, packed, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return held
 
 
 def stored(kind: Kind, num_rows: int, seed: int) -> np.ndarray[Any, Any]:
@@ -162,12 +171,8 @@ def test_a_matrix_in_blocks_is_not_copied(tmp_path: Path) -> None:
 def test_parts_of_a_model_are_one_source(tmp_path: Path) -> None:
     held = write_model(tmp_path, {}, Kind.Q8_0)
     whole = (tmp_path / "model.gguf").rename(tmp_path / "model-00001-of-00002.gguf")
-    writer = gguf.GGUFWriter(tmp_path / "model-00002-of-00002.gguf", "llama")
-    writer.add_tensor("blk.1.ffn_up.weight", np.ones((24, INPUTS), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    second = {"blk.1.ffn_up.weight": (np.ones((24, INPUTS), np.float32), Kind.F32)}
+    write_file(tmp_path / "model-00002-of-00002.gguf", second)
 
     source = open_source(tmp_path)
 
@@ -275,3 +280,43 @@ def test_weights_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None
     save_file({DOWN: torch.full((8, 64), torch.nan)}, tmp_path / "model.safetensors")
     with pytest.raises(StartupError, match=r"ffn_down\.weight cannot be packed as q4_0: .* NaN"):
         Quantized("q4_0").read(open_source(tmp_path), [DOWN], (8, 64), TARGET)
+
+
+def odd_matrices(kind: str) -> Iterator[Tensor]:
+    """A matrix in blocks, the last of which has a scale or a minimum that is infinite or NaN."""
+    for half in (b"\x00\x7c", b"\x00\xfc", b"\x01\x7e"):
+        for at in SCALES.get(kind, ()):
+            blocks = random_blocks(kind, 24, INPUTS).blocks
+            blocks[-1, -1, at : at + 2] = torch.tensor([*half])
+            yield blocks
+        if kind == "iq1_m":
+            blocks = random_blocks(kind, 24, INPUTS).blocks
+            for place, byte in enumerate((half[0] << 4, half[0], half[1] << 4, half[1])):
+                blocks[-1, -1, 49 + 2 * place] = byte & 0xF0
+            yield blocks
+    if kind == "mxfp4":
+        blocks = random_blocks(kind, 24, INPUTS).blocks
+        blocks[-1, -1] = 255
+        yield blocks
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BLOCKS if kind != "nvfp4"])
+def test_a_scale_that_is_not_finite_is_refused_by_name(tmp_path: Path, kind: str) -> None:
+    matrices = list(odd_matrices(kind))
+    for blocks in matrices:
+        rows = blocks.flatten(1).numpy()
+        with np.errstate(all="ignore"):
+            assert not np.isfinite(gguf.dequantize(rows, Kind[kind.upper()])).all()
+        write_file(tmp_path / "model.gguf", {DOWN: (rows, Kind[kind.upper()])})
+        for stored_as, provider in itertools.product((Gguf(), Quantized("q8_0")), PROVIDERS):
+            target, message = replace(TARGET, provider=provider), "infinite or NaN"
+            with pytest.raises(StartupError, match=rf"ffn_down\.weight cannot be .*{message}"):
+                stored_as.read(open_source(tmp_path), [DOWN], (24, INPUTS), target)
+    assert matrices
+
+
+def test_nan_is_zero_in_the_scales_of_nvfp4(tmp_path: Path) -> None:
+    blocks = random_blocks("nvfp4", 24, INPUTS).blocks
+    blocks[..., :4] = 127
+    write_file(tmp_path / "model.gguf", {DOWN: (blocks.flatten(1).numpy(), Kind.NVFP4)})
+    assert not read(tmp_path, DOWN).dense(torch.float32).any()

@@ -84,10 +84,14 @@ def gptq(
     return config, tensors, expected
 
 
-def compressed(layout: str, bits: int) -> dict[str, Any]:
-    weights = {"num_bits": bits}
-    groups = {"group_0": {"weights": weights}}
+def compressed(layout: str, bits: int, **weights: Any) -> dict[str, Any]:
+    groups = {"group_0": {"weights": {"num_bits": bits, **weights}}}
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": groups}
+
+
+def groups_of(size: int) -> dict[str, Any]:
+    """What compressed-tensors says of weights with a scale for so many inputs."""
+    return {"strategy": "group", "group_size": size}
 
 
 def packed(bits: int, *, has_zeros: bool, group: int = GROUP) -> Case:
@@ -105,19 +109,27 @@ def packed(bits: int, *, has_zeros: bool, group: int = GROUP) -> Case:
         tensors["weight_zero_point"] = words((zeros - low).t().contiguous(), bits).t().contiguous()
         numbers = numbers - zeros.repeat_interleave(group, 1).bfloat16()
     expected = numbers * scales.repeat_interleave(group, 1)
-    return compressed("pack-quantized", bits), tensors, expected
+    return compressed("pack-quantized", bits, **groups_of(group)), tensors, expected
 
 
 def int8_channels(dtype: torch.dtype = torch.float32) -> Case:
     weight = integers(-128, 128, OUTPUTS, INPUTS).to(torch.int8)
     tensors = {"weight": weight, "weight_scale": random(OUTPUTS, 1).to(dtype)}
-    return compressed("int-quantized", 8), tensors, weight.to(dtype) * tensors["weight_scale"]
+    config = compressed("int-quantized", 8, strategy="channel")
+    return config, tensors, weight.to(dtype) * tensors["weight_scale"]
 
 
 def fp8_channels() -> Case:
     weight, scales = random(OUTPUTS, INPUTS).to(torch.float8_e4m3fn), random(OUTPUTS)
     tensors = {"weight": weight, "weight_scale": scales}
-    return compressed("float-quantized", 8), tensors, weight.float() * scales[:, None]
+    config = compressed("float-quantized", 8, strategy="channel")
+    return config, tensors, weight.float() * scales[:, None]
+
+
+def fp8_compressed() -> Case:
+    _, tensors, expected = fp8_tensor()
+    config = compressed("float-quantized", 8, strategy="tensor")
+    return config, tensors | {"weight_scale": tensors["weight_scale"].view(1)}, expected
 
 
 def nf4(*, is_nested: bool) -> Case:
@@ -194,6 +206,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "W8A16": lambda: packed(8, has_zeros=False),
     "int8 for each output": int8_channels,
     "FP8 for each output": fp8_channels,
+    "FP8 of compressed-tensors with one scale": fp8_compressed,
     "NF4": lambda: nf4(is_nested=False),
     "NF4, nested": lambda: nf4(is_nested=True),
     "GPTQ in blocks": lambda: gptq(4, is_ordered=True, layout="gptq", group=32, is_symmetric=True),
@@ -228,6 +241,7 @@ BLOCKS_OF = {
 """The formats of ggml's blocks in which cases are kept."""
 BITS_ON_GPU = {
     **dict.fromkeys(("FP8 with one scale", "FP8 for each output", "FP8 of ModelOpt"), 8),
+    "FP8 of compressed-tensors with one scale": 8,
     **dict.fromkeys(("GPTQ, 4 bits", "GPTQ, version 2"), 4),
     **dict.fromkeys(("GPTQ in blocks", "GPTQ in blocks, with zero points"), 4),
     **dict.fromkeys(("W4A16", "W4A16 with zero points", "W4A16 in blocks"), 4),
@@ -320,6 +334,56 @@ def test_codes_that_a_gpu_multiplies_are_not_expanded(tmp_path: Path, name: str)
     assert stored_as.num_bytes(source, target) < OUTPUTS * INPUTS * 1.2 + 2 * num_others
 
 
+def in_squares(declared: dict[str, Any], scale: str, weight: Tensor) -> Case:
+    """A matrix with a scale for 128 outputs and 128 inputs, whose last squares are cut off."""
+    rows, columns = (torch.arange(size) // 128 for size in weight.shape)
+    scales = random(int(rows[-1]) + 1, int(columns[-1]) + 1).abs()
+    expected = weight.float() * scales[rows][:, columns]
+    return declared, {"weight": weight, scale: scales}, expected
+
+
+SQUARES = {"strategy": "block", "block_structure": [128, 128]}
+IN_SQUARES: dict[str, Callable[[Tensor], Case]] = {
+    "FP8": lambda weight: in_squares(
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        "weight_scale_inv",
+        weight.to(torch.float8_e4m3fn),
+    ),
+    "FP8 of compressed-tensors": lambda weight: in_squares(
+        compressed("float-quantized", 8, **SQUARES),
+        "weight_scale",
+        weight.to(torch.float8_e4m3fn),
+    ),
+    "int8 of compressed-tensors": lambda weight: in_squares(
+        compressed("int-quantized", 8, strategy="block", block_structure="128x128"),
+        "weight_scale",
+        (weight * 40).round().clamp(-128, 127).to(torch.int8),
+    ),
+}
+
+
+@pytest.mark.parametrize("provider", ["native", "reference", "triton"])
+@pytest.mark.parametrize("shape", [(576, 192), (192, 576)])
+@pytest.mark.parametrize("name", IN_SQUARES)
+def test_squares_have_the_declared_size(
+    tmp_path: Path, name: str, shape: tuple[int, int], provider: Provider
+) -> None:
+    config, tensors, expected = IN_SQUARES[name](random(*shape))
+
+    weight = read(tmp_path, config, tensors, shape, provider)
+
+    assert ("triton" in weight.providers) == (provider == "triton")
+    assert torch.equal(weight.dense(torch.float32), expected)
+
+
+def test_squares_that_do_not_cover_a_matrix_are_refused_by_name(tmp_path: Path) -> None:
+    config, tensors, _ = IN_SQUARES["FP8 of compressed-tensors"](random(576, 192))
+    tensors["weight_scale"] = tensors["weight_scale"][:4]
+    message = r"scales have the shape \(4, 2\), not \(5, 2\)"
+    with pytest.raises(StartupError, match=rf"down_proj\.weight cannot be read as .*{message}"):
+        read(tmp_path, config, tensors, (576, 192))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_another_shape_is_refused_by_name(tmp_path: Path, name: str) -> None:
     config, tensors, _ = CASES[name]()
@@ -410,6 +474,44 @@ def test_groups_of_another_size_than_declared_are_refused_by_name(
         read(tmp_path, config | {"group_size": group_size}, tensors)
 
 
+def test_the_last_group_is_cut_off_only_if_the_groups_of_inputs_are_stored(tmp_path: Path) -> None:
+    """Four scales are also those of groups of 40 inputs, the last of which has 8 inputs."""
+    config, tensors, _ = CASES["GPTQ in blocks"]()
+    groups = torch.arange(INPUTS) // 40
+    cut_off = tensors | {"g_idx": groups.int()}
+    codes = tensors["qweight"].view(-1, 1, OUTPUTS) >> 4 * torch.arange(8).view(1, 8, 1) & 15
+    expected = (codes.flatten(0, 1) - 8) * tensors["scales"].float()[groups]
+
+    weight = read(tmp_path, config | {"group_size": 40}, cut_off)
+
+    assert torch.equal(weight.dense(torch.float32), expected.t())
+    del cut_off["g_idx"]
+    with pytest.raises(StartupError, match=r"128 inputs in 4 groups, .* groups of 40"):
+        read(tmp_path, config | {"group_size": 40}, cut_off)
+
+
+@pytest.mark.parametrize("group_size", [32, 64])
+def test_groups_of_compressed_tensors_have_the_declared_size(
+    tmp_path: Path, group_size: int
+) -> None:
+    """Three scales would fit groups of 43 inputs, the last of which is cut off."""
+    config, tensors, _ = packed(4, has_zeros=False, group=group_size)
+    tensors["weight_scale"] = random(OUTPUTS, 3).bfloat16()
+    message = rf"128 inputs in 3 groups, config\.json says groups of {group_size}"
+    with pytest.raises(StartupError, match=rf"down_proj\.weight cannot be read as .*: {message}"):
+        read(tmp_path, config, tensors)
+
+
+@pytest.mark.parametrize("strategy", ["token", "block", "group"])
+def test_a_strategy_that_names_no_parts_of_a_matrix_is_refused(
+    tmp_path: Path, strategy: str
+) -> None:
+    _, tensors, _ = CASES["W4A16"]()
+    config = compressed("pack-quantized", 4, strategy=strategy)
+    with pytest.raises(StartupError, match=f"strategy {strategy}, .* is not supported"):
+        opened(tmp_path, config, tensors)
+
+
 SCALES = ("weight_scale_inv", "weight_scale", "scales", "weight.absmax")
 
 
@@ -432,8 +534,8 @@ def test_a_scale_that_is_not_finite_is_refused_by_name(tmp_path: Path, name: str
         ("FP8 in blocks", "weight_scale_inv", r"scales have the shape \(2, 6\), not \(3, 6\)"),
         ("GPTQ, 4 bits", "scales", "qzeros has the shape"),
         ("GPTQ, 4 bits", "g_idx", "g_idx names groups that do not exist, or not one for each"),
-        ("W4A16", "weight_scale", r"scales of shape \(47, 8\) for a matrix of \(48, 128\)"),
-        ("FP8 for each output", "weight_scale", r"scales of shape \(47, 1\) for a matrix"),
+        ("W4A16", "weight_scale", r"scales have the shape \(47, 8\), not \(48, 8\)"),
+        ("FP8 for each output", "weight_scale", r"scales have the shape \(47, 1\), not \(48, 1\)"),
         ("MXFP4", "scales", r"scales have the shape \(47, 4\), not \(48, 4\)"),
         ("MXFP4 of compressed-tensors", "weight_scale", r"scales have the shape \(47, 4\), not"),
         ("NVFP4", "weight_scale", r"scales have the shape \(47, 8\), not \(48, 8\)"),

@@ -15,16 +15,18 @@ from tests.worker.model.weights.formats.test_coded import (
     INPUTS,
     OUTPUTS,
     TARGET,
+    compressed,
+    groups_of,
     random,
 )
 from worker.checkpoints.checkpoint import Checkpoint
 from worker.model.weights.formats.interface import Format
 from worker.model.weights.formats.registry import format_of
 
-FORMATS = {
-    "W4A16 in blocks": ("pack-quantized", 4),
-    "FP8 for each output": ("float-quantized", 8),
-    "NVFP4": ("nvfp4-pack-quantized", 4),
+FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
+    "W4A16 in blocks": ("pack-quantized", {"num_bits": 4, **groups_of(32)}),
+    "FP8 for each output": ("float-quantized", {"num_bits": 8, "strategy": "channel"}),
+    "NVFP4": ("nvfp4-pack-quantized", {"num_bits": 4}),
 }
 TARGETS = {
     "FP8 for each output": ["Linear"],
@@ -40,8 +42,8 @@ MODULES = {
 
 def described(targets: dict[str, list[str]]) -> dict[str, Any]:
     groups = {
-        name: {"format": layout, "weights": {"num_bits": bits}, "targets": targets[name]}
-        for name, (layout, bits) in FORMATS.items()
+        name: {"format": layout, "weights": weights, "targets": targets[name]}
+        for name, (layout, weights) in FORMATS.items()
     }
     config = {"quant_method": "compressed-tensors", "format": "mixed-precision"}
     return {"quantization_config": config | {"config_groups": groups}}
@@ -67,6 +69,30 @@ def test_a_name_counts_before_patterns_and_patterns_before_the_class(tmp_path: P
     gate = stored_as.read(source, ["model.layers.0.mlp.gate.weight"], (8, INPUTS), TARGET)
     assert torch.equal(gate.dense(torch.float32), random(8, INPUTS))
     assert not source.unread
+
+
+def test_groups_of_one_layout_may_have_scales_for_different_numbers_of_inputs(
+    tmp_path: Path,
+) -> None:
+    modules = {"q_proj": "W4A16", "k_proj": "W4A16 in blocks"}
+    stored = {
+        f"{module}.{name}": tensor.contiguous()
+        for module, case in modules.items()
+        for name, tensor in CASES[case]()[1].items()
+    }
+    save_file(stored, tmp_path / "model.safetensors")
+    groups = {
+        module: {"targets": [module], "weights": {"num_bits": 4, **groups_of(size)}}
+        for module, size in (("q_proj", 16), ("k_proj", 32))
+    }
+    config = compressed("pack-quantized", 4) | {"config_groups": groups}
+    source = Checkpoint(tmp_path)
+    stored_as = format_of({"quantization_config": config}, source)
+
+    for module, case in modules.items():
+        _, _, expected = CASES[case]()
+        weight = stored_as.read(source, [f"{module}.weight"], (OUTPUTS, INPUTS), TARGET)
+        assert torch.equal(weight.dense(expected.dtype), expected)
 
 
 def test_the_memory_is_that_of_all_formats(tmp_path: Path) -> None:
