@@ -43,6 +43,7 @@ class RuleView(Structure):
 
     _fields_ = (
         ("sinks", c_void_p),
+        ("slopes", c_void_p),
         ("scale", c_float),
         ("softcap", c_float),
         ("window", c_int32),

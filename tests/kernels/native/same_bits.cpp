@@ -117,7 +117,7 @@ void attends(Layer& layer, const Rule& rule) {
 
 Layer with_attention() {
     Layer layer = plain();
-    attends(layer, {kept(numbers(kHeads)), 0.25f, 5, 20, 0});
+    attends(layer, {kept(numbers(kHeads)), kept(numbers(kHeads)), 0.25f, 5, 20, 0});
     return layer;
 }
 
