@@ -282,6 +282,7 @@ class ModelView(Structure):
     _fields_ = (
         ("layers", POINTER(LayerView)),
         ("embedding", WeightView),
+        ("embedding_norm", NormView),
         ("norm", NormView),
         ("lm_head", WeightView),
         ("inputs", POINTER(LayerInputsView)),

@@ -116,6 +116,7 @@ def as_stored(spec: ModelSpec, source: TensorSource) -> ModelSpec:
     return replace(
         spec,
         layers=layers,
+        embedding_norm=_whole(spec.embedding_norm),
         final_norm=_whole(spec.final_norm),
         names=names,
         predictor=None,
@@ -149,6 +150,7 @@ def _names(spec: ModelSpec, source: GgufSource) -> Names:
         layers=_of_feed_forwards(_of_mixers(_LAYER, has), has),
         prefixes=("",),
         embedding="token_embd",
+        embedding_norm="token_embd_norm",
         layer="blk",
         final_norm=next(final, "output_norm"),
         heads=("output",),
