@@ -325,6 +325,7 @@ class PackedModel:
     embedding: PackedWeight
     norm: PackedNorm
     lm_head: PackedWeight
+    embedding_norm: PackedNorm | None = None
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
@@ -388,6 +389,7 @@ class PackedDecoder:
         self._view = ModelView(
             layers=self._layers,
             embedding=model.embedding.view(),
+            embedding_norm=_norm_view(model.embedding_norm),
             norm=_norm_view(model.norm),
             lm_head=model.lm_head.view(),
             inputs=_pointer(model.inputs, LayerInputsView),

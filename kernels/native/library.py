@@ -43,6 +43,7 @@ class RuleView(Structure):
 
     _fields_ = (
         ("sinks", c_void_p),
+        ("slopes", c_void_p),
         ("scale", c_float),
         ("softcap", c_float),
         ("window", c_int32),
@@ -281,6 +282,7 @@ class ModelView(Structure):
     _fields_ = (
         ("layers", POINTER(LayerView)),
         ("embedding", WeightView),
+        ("embedding_norm", NormView),
         ("norm", NormView),
         ("lm_head", WeightView),
         ("inputs", POINTER(LayerInputsView)),

@@ -102,9 +102,10 @@ def attend(
 
 
 def rule_view(spec: AttentionSpec) -> RuleView:
-    """The constants of a layer; valid while its sinks exist."""
+    """The constants of a layer; valid while its sinks and slopes exist."""
     return RuleView(
         sinks=pointer(spec.sinks),
+        slopes=pointer(spec.slopes),
         scale=spec.scale,
         softcap=spec.softcap or 0.0,
         window=spec.window or 0,

@@ -134,8 +134,12 @@ def _decode(
     # Query heads that share keys take the place of a prompt's tokens, so that no key is repeated.
     shared = query.view(num_rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
     mask = is_visible[:, None, None, :].expand(*shared.shape[:3], padded_len)
-    sinks = None if spec.sinks is None else spec.sinks.view(1, num_kv_heads, -1, 1)
-    out = _attend(shared, keys, values, mask, sinks, spec)
+    sinks, slopes = (
+        None if of_heads is None else of_heads.view(1, num_kv_heads, -1, 1)
+        for of_heads in (spec.sinks, spec.slopes)
+    )
+    biases = None if slopes is None else slopes * (positions - (lens - 1))[:, None, None, :]
+    out = _attend(shared, keys, values, mask, biases, sinks, spec)
     return out.reshape(num_rows, num_heads, -1)
 
 
@@ -153,8 +157,13 @@ def _prefill(
     keys, values = cache.gather(slice(row, row + 1), positions.unsqueeze(0))
     queries = torch.arange(start, context_len, device=query.device).unsqueeze(1)
     is_visible = (positions <= queries) & (positions >= _first_visible(queries, spec))
-    sinks = None if spec.sinks is None else spec.sinks.view(1, -1, 1, 1)
-    out = _attend(query.transpose(0, 1).unsqueeze(0), keys, values, is_visible, sinks, spec)
+    sinks, slopes = (
+        None if of_heads is None else of_heads.view(1, -1, 1, 1)
+        for of_heads in (spec.sinks, spec.slopes)
+    )
+    biases = None if slopes is None else slopes * (positions - queries)
+    heads = query.transpose(0, 1).unsqueeze(0)
+    out = _attend(heads, keys, values, is_visible, biases, sinks, spec)
     return out.squeeze(0).transpose(0, 1)
 
 
@@ -171,11 +180,13 @@ def _attend(
     keys: Tensor,
     values: Tensor,
     is_visible: Tensor,
+    biases: Tensor | None,
     sinks: Tensor | None,
     spec: AttentionSpec,
 ) -> Tensor:
-    """[rows, heads, length, head_dim]; ``keys`` and ``values`` may have fewer heads."""
-    if spec.softcap is None and sinks is None:
+    """[rows, heads, length, head_dim]; ``keys`` and ``values`` may have fewer heads. ``biases`` are
+    added to the scores."""
+    if spec.softcap is None and biases is None and sinks is None:
         return functional.scaled_dot_product_attention(
             query, keys, values, attn_mask=is_visible, scale=spec.scale, enable_gqa=True
         )
@@ -184,6 +195,8 @@ def _attend(
     scores = query.float() @ keys.transpose(2, 3) * spec.scale
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    if biases is not None:
+        scores = scores + biases
     scores = scores.masked_fill(~is_visible, -torch.inf)
     if sinks is not None:
         scores = torch.cat((scores, sinks.expand(*scores.shape[:3], 1)), dim=-1)

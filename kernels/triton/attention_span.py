@@ -57,20 +57,21 @@ def attend_span(
     BLOCK_N: tl.constexpr,
     VIEW: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
 ):
     """Attend to the tokens ``begin`` .. ``end - 1``; ``begin`` is a multiple of BLOCK_N.
 
     ``rows`` is (their queries [rows, columns], where columns is VALUE_DIM padded with zeros to a
     power of two; the tails of the queries; the positions [rows] of their tokens; the lowest of
-    these), ``layer`` the result of `layer_of`. No token from ``end`` on is read. With a TAIL_DIM,
-    the TAIL_DIM elements after the first VALUE_DIM count for scores alone, and the first elements
-    of keys are the values.
+    these; the slopes [rows] of their heads, times log2(e)), ``layer`` the result of `layer_of`. No
+    token from ``end`` on is read. With a TAIL_DIM, the TAIL_DIM elements after the first VALUE_DIM
+    count for scores alone, and the first elements of keys are the values.
 
     Returns [rows] float32 the maximum score, [rows] float32 the sum of exp2(score - maximum), and
     [rows, columns] float32 the values weighted by the same: -inf, 0 and 0 for a row without visible
     tokens.
     """
-    query, _, _, first_position = rows
+    query, _, _, first_position, _ = rows
     highest = tl.full([query.shape[0]], float("-inf"), tl.float32)
     total = tl.zeros([query.shape[0]], tl.float32)
     weighted = tl.zeros([query.shape[0], query.shape[1]], tl.float32)
@@ -90,6 +91,7 @@ def attend_span(
         BLOCK_N,
         VIEW,
         HAS_CAP,
+        HAS_SLOPES,
         VIEW != "all",
     )
     return _attend_tiles(
@@ -106,6 +108,7 @@ def attend_span(
         BLOCK_N,
         VIEW,
         HAS_CAP,
+        HAS_SLOPES,
         True,
     )
 
@@ -125,9 +128,10 @@ def _attend_tiles(
     BLOCK_N: tl.constexpr,
     VIEW: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
     IS_MASKED: tl.constexpr,
 ):
-    query, tail, positions, _ = rows
+    query, tail, positions, _, slopes = rows
     key_ptr, value_ptr, table_ptr, slot_stride, scale, window, softcap = layer
     columns = tl.arange(0, query.shape[1])
     for start in tl.range(begin, end, BLOCK_N):
@@ -150,6 +154,12 @@ def _attend_tiles(
         factor = scale
         if HAS_CAP:
             scores = softcap * _tanh(scores * (scale / softcap))
+            factor = 1.0
+        if HAS_SLOPES:
+            distances = (tokens[None, :] - positions[:, None]).to(tl.float32)
+            # Fused explicitly, so that masked and other tiles round the same sum.
+            slopes_of_tile = slopes[:, None].broadcast_to(distances.shape)
+            scores = tl.fma(distances, slopes_of_tile, scores * factor)
             factor = 1.0
         if IS_MASKED:
             is_visible = (tokens[None, :] <= positions[:, None]) & is_token[None, :]

@@ -30,6 +30,7 @@ class AttentionKind:
     has_pdl: bool
     """See `kernels.triton.configurations.has_pdl`."""
     has_cap: bool = False
+    has_slopes: bool = False
     has_sinks: bool = False
     tail_dim: int = 0
     """The last elements of keys that are no values; 0 if there are values beside the keys."""
@@ -48,6 +49,7 @@ class AttentionKind:
             target=tile_target(query.device),
             has_pdl=has_pdl(query.device),
             has_cap=spec.softcap is not None,
+            has_slopes=spec.slopes is not None,
             has_sinks=spec.sinks is not None,
             tail_dim=0 if spec.value_dim is None else head_dim - spec.value_dim,
         )
@@ -80,6 +82,7 @@ class AttentionKind:
         """The types of the arguments that describe the layer."""
         return {
             **dict.fromkeys(("query_ptr", "key_ptr", "value_ptr"), self.pointer),
+            "slopes_ptr": "*fp32:16",
             "tables_ptr": "*i32:16",
             "lens_ptr": "*i32:16",
             "query_stride": "i32:16",

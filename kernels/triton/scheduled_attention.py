@@ -61,6 +61,7 @@ def attention_kernel(
     query_ptr,
     key_ptr,
     value_ptr,
+    slopes_ptr,
     tables_ptr,
     starts_ptr,
     lens_ptr,
@@ -82,6 +83,7 @@ def attention_kernel(
     GROUP: tl.constexpr,
     VIEW: tl.constexpr,
     HAS_CAP: tl.constexpr,
+    HAS_SLOPES: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     SPAN_LEN: tl.constexpr,
@@ -157,7 +159,11 @@ def attention_kernel(
         softcap,
         HEAD_DIM,
     )
-    query_rows = (query, tail, context_len - num_tokens + rows // GROUP, first_position)
+    positions = context_len - num_tokens + rows // GROUP
+    slopes = positions
+    if HAS_SLOPES:
+        slopes = tl.load(slopes_ptr + heads) * 1.4426950408889634
+    query_rows = (query, tail, positions, first_position, slopes)
     if SPAN_LEN == 0:
         highest, total, weighted = attend_span(
             query_rows,
@@ -170,6 +176,7 @@ def attention_kernel(
             BLOCK_N=BLOCK_N,
             VIEW=VIEW,
             HAS_CAP=HAS_CAP,
+            HAS_SLOPES=HAS_SLOPES,
         )
     else:
         highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -187,6 +194,7 @@ def attention_kernel(
                 BLOCK_N,
                 VIEW,
                 HAS_CAP,
+                HAS_SLOPES,
             )
             highest, total, weighted = merge_spans(
                 highest, total, weighted, span_highest, span_total, span_weighted
@@ -449,7 +457,8 @@ def attend(
     highest = query.new_empty(num_parts, dtype=torch.float32)
     total = torch.empty_like(highest)
     weighted = query.new_empty(num_parts, kind.value_dim, dtype=torch.float32)
-    sinks = highest if spec.sinks is None else spec.sinks  # an argument that is not read
+    # An argument that is not read.
+    slopes, sinks = (highest if one is None else one for one in (spec.slopes, spec.sinks))
     work = (sequences.first, len(sequences), schedule.num_wanted, schedule.split_len)
     block_seqs = _block_seqs(len(sequences))
     launch(
@@ -463,6 +472,7 @@ def attend(
         query,
         key_cache,
         value_cache,
+        slopes,
         block_tables,
         query_starts,
         context_lens,
@@ -515,6 +525,7 @@ def attend_configuration(kind: AttentionKind, variant: Variant, block_seqs: int)
             "TAIL_DIM": kind.tail_dim,
             "BLOCK_T": kind.tail_width,
             "HAS_CAP": kind.has_cap,
+            "HAS_SLOPES": kind.has_slopes,
             "BLOCK_SIZE": kind.block_size,
             "IS_WHOLE": variant.is_whole,
             "SPAN_LEN": variant.span_len,
@@ -593,6 +604,9 @@ def _configurations() -> Iterator[Configuration]:
     cap = AttentionKind(torch.bfloat16, 256, 2, 16, "chunk", 90, has_pdl=True, has_cap=True)
     chunk = Variant(prefill_tile(cap), False, True, False)
     yield attend_configuration(cap, chunk, BLOCK_SEQS[-1])
+    slopes = AttentionKind(torch.bfloat16, 128, 1, 16, "all", 90, has_pdl=True, has_slopes=True)
+    chunk = Variant(prefill_tile(slopes), False, True, False)
+    yield attend_configuration(slopes, chunk, BLOCK_SEQS[-1])
     single = AttentionKind(torch.float32, 128, 1, 32, "all", 90, has_pdl=True)
     chunk = Variant(prefill_tile(single), False, True, False)
     yield attend_configuration(single, chunk, BLOCK_SEQS[-1])

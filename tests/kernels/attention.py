@@ -29,6 +29,7 @@ class Case:
     sliding_window: int | None = None
     chunk: int | None = None
     softcap: float | None = None
+    has_slopes: bool = False
     has_sinks: bool = False
     value_dim: int | None = None
     """The first elements of keys that are the values."""
@@ -37,11 +38,13 @@ class Case:
     @property
     def spec(self) -> AttentionSpec:
         sinks = torch.linspace(-1, 2, self.num_heads) if self.has_sinks else None
+        slopes = torch.linspace(0.01, 0.7, self.num_heads) if self.has_slopes else None
         return AttentionSpec(
             scale=0.3,
             window=self.sliding_window,
             chunk=self.chunk,
             softcap=self.softcap,
+            slopes=slopes,
             sinks=sinks,
             value_dim=self.value_dim,
         )
@@ -64,6 +67,9 @@ CASES = {
     "chunked": Case((200, 6, 5, 33, 12), (1, 1, 1, 30, 12), chunk=8),
     "soft cap": Case((40, 3, 33, 21), (1, 1, 9, 21), softcap=0.7),
     "sinks": Case((40, 3, 33, 21), (1, 1, 9, 21), has_sinks=True),
+    "slopes": Case((40, 3, 33, 21), (1, 1, 9, 21), has_slopes=True),
+    "slopes in bfloat16": Case((40, 33), (1, 9), has_slopes=True, dtype=torch.bfloat16),
+    "slopes after a soft cap": Case((40, 3, 33), (1, 1, 9), softcap=0.7, has_slopes=True),
     "latent vectors": Case((40, 3, 33, 21), (1, 1, 9, 21), 6, 1, head_dim=48, value_dim=32),
     "sinks behind a window": Case((40, 3, 33), (1, 1, 9), sliding_window=4, has_sinks=True),
 }
@@ -192,6 +198,8 @@ def naive_head(
     scores = spec.scale * keys.double() @ query
     if spec.softcap is not None:
         scores = spec.softcap * (scores / spec.softcap).tanh()
+    if spec.slopes is not None:
+        scores = scores + spec.slopes[head].double() * torch.arange(1 - len(keys), 1)
     weights = scores.exp()
     sink = 0.0 if spec.sinks is None else spec.sinks[head].double().exp()
     return weights @ values.double() / (weights.sum() + sink)
@@ -233,6 +241,10 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     "the window is one token short": (
         "window",
         lambda case, given: (replace(case, sliding_window=5), given),
+    ),
+    "distances do not count": (
+        "slopes",
+        lambda case, given: (replace(case, has_slopes=False), given),
     ),
     "other heads share keys": (
         "decodes and chunks",

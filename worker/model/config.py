@@ -137,6 +137,12 @@ class Config:
     def with_defaults(self, defaults: Mapping[str, Any]) -> "Config":
         return Config(self._values, defaults)
 
+    def renamed(self, names: Mapping[str, str]) -> "Config":
+        """The configuration with the values of the keys of ``names`` under the names of other
+        families."""
+        found = {new: self.get(old) for old, new in names.items() if self.get(old) is not None}
+        return Config({**self._values, **found}, self._defaults)
+
     def get(self, key: str, default: Any = None) -> Any:
         """A value as it is; the default if it is missing or null."""
         value = self._values.get(key)
@@ -366,3 +372,13 @@ class Config:
         if normal["rope_type"] == "yarn" and known.factor is None and "factor" in rope:
             normal["factor"] = max_seq_len / normal["original_max_position_embeddings"]
         return normal
+
+
+def alibi_slopes(num_heads: int, greatest: float = 8.0) -> tuple[float, ...]:
+    """The slopes of heads in attention with linear biases (Press et al., arXiv:2108.12409): powers
+    of two, with equal steps of the exponent down to -``greatest``. If the number of heads is not a
+    power of two, the last heads have every other slope of a finer sequence."""
+    count = 1 << (num_heads.bit_length() - 1)
+    steps = [index + 1.0 for index in range(count)]
+    steps += [index + 0.5 for index in range(num_heads - count)]
+    return tuple(2.0 ** (-greatest * step / count) for step in steps)

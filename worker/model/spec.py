@@ -93,6 +93,9 @@ class Attention:
     chunk: int | None = None
     """A token attends only to the tokens of its own chunk of so many positions."""
     softcap: float | None = None
+    slopes: tuple[float, ...] | None = None
+    """By how much each head's scores fall for each token of distance (ALiBi, Press et al.,
+    arXiv:2108.12409); None: they do not."""
     has_sinks: bool = False
     """Whether each head has a score that takes part in the softmax and belongs to no token."""
     qk_norm: QkNorm | None = None
@@ -508,6 +511,9 @@ class LayerNames:
     """
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    are_heads_together: bool = False
+    """Whether a single matrix has, for each key head, the queries that share the key, the key, and
+    the value."""
     attention_output: str = "self_attn.o_proj"
     convolution_input: str = "conv.in_proj"
     convolution: str = "conv.conv"
@@ -567,6 +573,7 @@ class Names:
     """The possible prefixes of the names of the language model's tensors; the first that fits
     counts. Everything else in the checkpoint, such as a tower for images, is not read."""
     embedding: str = "embed_tokens"
+    embedding_norm: str = "embed_norm"
     layer: str = "layers"
     """What the number of a layer follows."""
     final_norm: str = "norm"
@@ -687,6 +694,7 @@ class ModelSpec:
     has_tied_embeddings: bool
     has_head_bias: bool = False
     embedding_scale: float = 1.0
+    embedding_norm: Norm | None = None
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     layer_inputs: LayerInputs | None = None

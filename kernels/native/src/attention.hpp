@@ -6,6 +6,7 @@
 // context, neither on the batch nor on how a prompt was chunked.
 #pragma once
 
+#include <array>
 #include <limits>
 #include <vector>
 
@@ -26,7 +27,8 @@ struct Batch {
 
 // Which tokens a token attends to, and how scores follow from products: see kernels/attention_spec.py.
 struct Rule {
-    const float* sinks;  // [num_heads] or null
+    const float* sinks;   // [num_heads] or null
+    const float* slopes;  // [num_heads] or null: a score falls by so much for each token of distance
     float scale;
     float softcap;   // 0: none
     int32_t window;  // number of tokens that a token attends to, including itself; 0: all
@@ -52,6 +54,7 @@ struct Running {
     float* out;  // not yet divided by `total`
     int first;   // tokens first .. last - 1 are visible
     int last;
+    float slope = 0;
     float most = std::numeric_limits<float>::lowest();  // finite, so that no visible tokens give no NaN
     Floats total[kVectors] = {};
 };
@@ -62,9 +65,25 @@ struct Weights {
     alignas(64) float of[kRows][kSpan];  // scores, then weights that are not yet divided by their total
 };
 
-// Products of queries and keys; the keys are [head_dim, kSpan].
+constexpr auto kPlaces = [] {
+    std::array<float, kSpan> places{};
+    for (int i = 0; i < kSpan; i++) places[i] = i;
+    return places;
+}();
+
+// The biases of attention with linear biases (Press et al., arXiv:2108.12409), added to the scores of the tokens from `begin`
+// on. A distance is a whole number, so that only the product and the sum are rounded, and together.
+inline void add_biases(const Running& row, int begin, float* scores) {
+    const Floats slope = broadcast(row.slope), first = broadcast(begin - (row.last - 1));
+    for (int i = 0; i < kSpan; i += kLanes) {
+        const Floats distance = load(kPlaces.data() + i) + first;  // at most 0 for visible tokens
+        store(scores + i, multiply_add(slope, distance, load(scores + i)));
+    }
+}
+
+// Products of queries and keys; the keys of the tokens from `begin` on are [head_dim, kSpan].
 template <int kRows>
-inline void score(const Running* rows, const float* keys, int head_dim, const Rule& rule, Weights<kRows>& to) {
+inline void score(const Running* rows, const float* keys, int begin, int head_dim, const Rule& rule, Weights<kRows>& to) {
     Floats sums[kRows][kSpanVectors] = {};
     for (int d = 0; d < head_dim; d++) {
         Floats query[kRows];
@@ -79,6 +98,8 @@ inline void score(const Running* rows, const float* keys, int head_dim, const Ru
             const Floats score = sums[r][v] * rule.scale;
             store(to.of[r] + v * kLanes, rule.softcap > 0 ? soft_capped(score, rule.softcap) : score);
         }
+    if (rule.slopes != nullptr)
+        for (int r = 0; r < kRows; r++) add_biases(rows[r], begin, to.of[r]);
 }
 
 // Sets the entries of tokens that the row does not attend to.
@@ -150,7 +171,7 @@ inline void attend_rows(Running* rows, const Visit<Element>& visit) {
     if (low >= high) return;
     const int head_dim = visit.head_dim;
     Weights<kRows> weights;
-    score(rows, visit.keys, head_dim, visit.rule, weights);
+    score(rows, visit.keys, visit.begin, head_dim, visit.rule, weights);
     weigh(rows, visit.begin, weights);
     int d = 0;
     for (; d + 32 <= head_dim; d += 32) add_values<kRows, 32 / kLanes>(rows, visit, low, high, d, weights);
@@ -208,6 +229,7 @@ inline std::vector<Running>& find_rows(const Cache& cache, const Batch& batch, c
             row.last = position + token + 1;
             row.first = heads.rule.window > 0 ? std::max(0, row.last - heads.rule.window) : 0;
             if (heads.rule.chunk > 0) row.first = std::max(row.first, (row.last - 1) / heads.rule.chunk * heads.rule.chunk);
+            if (heads.rule.slopes != nullptr) row.slope = heads.rule.slopes[h];
             if (heads.rule.sinks != nullptr) {  // as if a token with this score and no value had been seen
                 row.most = heads.rule.sinks[h];
                 row.total[0][0] = 1;

@@ -103,6 +103,7 @@ struct Junction {
 struct Model {
     const Layer* layers;
     Weight embedding;
+    Norm embedding_norm;  // of embeddings; or none
     Norm norm;
     Weight lm_head;
     const LayerInputs* inputs;  // or null
@@ -271,6 +272,7 @@ class Forward {
         team_.share(step_.num_tokens, [&](int t) {
             unpack_row(model_.embedding, step_.token_ids[t], row(hidden_, t));
             if (model_.embedding_scale != 1) scale(row(hidden_, t), hidden_size_, model_.embedding_scale);
+            normalize(model_.embedding_norm, row(hidden_, t), hidden_size_, row(hidden_, t));
         });
         if (model_.inputs != nullptr) layer_inputs(*model_.inputs);
         if (model_.junction != nullptr) join(*model_.junction);

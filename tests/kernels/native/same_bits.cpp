@@ -117,7 +117,7 @@ void attends(Layer& layer, const Rule& rule) {
 
 Layer with_attention() {
     Layer layer = plain();
-    attends(layer, {kept(numbers(kHeads)), 0.25f, 5, 20, 0});
+    attends(layer, {kept(numbers(kHeads)), kept(numbers(kHeads)), 0.25f, 5, 20, 0});
     return layer;
 }
 
@@ -197,7 +197,7 @@ Layer with_selective_scan() {
 // A prompt in two steps, and a single token, with the state of recurrent layers between them.
 void steps(const std::string& name, const Layer& layer, CacheType type) {
     const std::vector<Layer> layers{layer, with_attention()};
-    const Model model{layers.data(), matrix(kVocabulary, kHidden), norm(kHidden), matrix(kVocabulary, kHidden), nullptr, nullptr, 2, 8, 3, 1, 0};
+    const Model model{layers.data(), matrix(kVocabulary, kHidden), norm(kHidden, kLayerNorm), norm(kHidden), matrix(kVocabulary, kHidden), nullptr, nullptr, 2, 8, 3, 1, 0};
     const int64_t layer_bytes = int64_t(kBlocks) * kBlockSize * kKvHeads * kHeadDim * 4;
     std::vector<uint8_t> keys(2 * layer_bytes), values(2 * layer_bytes);
     const Cache cache{keys.data(), values.data(), type, kBlockSize, kKvHeads, kHeadDim};

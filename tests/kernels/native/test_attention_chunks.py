@@ -1,5 +1,7 @@
 """Attention of a prompt at once, in chunks and token by token: the same bits."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -14,12 +16,14 @@ POISONED = 70
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize(
+    "kind", [{}, {"sliding_window": 50}, {"has_slopes": True}], ids=["all", "window", "slopes"]
+)
 @pytest.mark.parametrize("num_heads", [2, 6, 14])
 def test_a_token_is_computed_alike_however_a_prompt_is_cut(
-    native: Library, num_heads: int, window: int | None, dtype: torch.dtype
+    native: Library, num_heads: int, kind: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    case = Case((LENGTH,), (LENGTH,), num_heads, head_dim=48, sliding_window=window, dtype=dtype)
+    case = Case((LENGTH,), (LENGTH,), num_heads, head_dim=48, dtype=dtype, **kind)
     tensors = build(case)
     at_once = _in_chunks(native, case, tensors, LENGTH)
     for size in (1, 2, 45):

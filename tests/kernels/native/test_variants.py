@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -88,9 +89,11 @@ def test_embeddings(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("head_dim", [16, 48, 64])
-@pytest.mark.parametrize("window", [None, 50])
-def test_attention(window: int | None, head_dim: int, dtype: torch.dtype) -> None:
-    case = Case(LENGTHS, (1, 20, 150), 6, head_dim=head_dim, sliding_window=window, dtype=dtype)
+@pytest.mark.parametrize(
+    "kind", [{}, {"sliding_window": 50}, {"has_slopes": True}], ids=["all", "window", "slopes"]
+)
+def test_attention(kind: dict[str, Any], head_dim: int, dtype: torch.dtype) -> None:
+    case = Case(LENGTHS, (1, 20, 150), 6, head_dim=head_dim, dtype=dtype, **kind)
     assert_same_bits(partial(_attended, build_case(case), case.spec))
 
 

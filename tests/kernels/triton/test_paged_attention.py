@@ -25,6 +25,7 @@ INTERPRETED = {
     "splits": SPLIT,
     "splits behind a window": replace(SPLIT, sliding_window=700),
     "splits with sinks and a soft cap": replace(SPLIT, softcap=2.0, has_sinks=True),
+    "splits with slopes": replace(SPLIT, has_slopes=True),
     "chunks over several splits": Case((1100, 530), (6, 5), 2, 1, sliding_window=600),
     "splits of one long context": Case((1100, *[9] * 7), (1,) * 8, 4, 2),
     "splits of a chunk": Case((300, 900), (1, 9), 2, 1),
@@ -61,9 +62,11 @@ def invariant(device: torch.device) -> Attention:
 
 def on(device: torch.device, attention: Attention) -> Attention:
     def attend_there(*tensors: Tensor, spec: AttentionSpec, **options: Any) -> Tensor:
-        sinks = None if spec.sinks is None else spec.sinks.to(device)
+        sinks, slopes = (
+            None if one is None else one.to(device) for one in (spec.sinks, spec.slopes)
+        )
         there = (tensor.to(device) for tensor in tensors)
-        return attention(*there, spec=replace(spec, sinks=sinks), **options).cpu()
+        return attention(*there, spec=replace(spec, sinks=sinks, slopes=slopes), **options).cpu()
 
     return attend_there
 
@@ -105,11 +108,13 @@ def test_a_planted_fault_is_caught(fast: Attention, fault: str) -> None:
         check(fast, CASES[case], plant)
 
 
-@pytest.mark.parametrize("window", [None, 520])
+@pytest.mark.parametrize(
+    "kind", [{}, {"sliding_window": 520}, {"has_slopes": True}], ids=["all", "window", "slopes"]
+)
 def test_a_tokens_bits_do_not_depend_on_its_company_nor_on_its_chunk(
-    invariant: Attention, device: torch.device, window: int | None
+    invariant: Attention, device: torch.device, kind: dict[str, Any]
 ) -> None:
-    case = Case((530, 3, 1030, 20), (1, 1, 7, 20), 2, 1, sliding_window=window)
+    case = Case((530, 3, 1030, 20), (1, 1, 7, 20), 2, 1, **kind)
     # Eight tokens fill a tile. The interpreter's products come from a library that sums a tile's
     # later rows in another order than its first.
     step = 1 if device.type == "cuda" else 8

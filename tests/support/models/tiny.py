@@ -192,6 +192,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | {"key_multiplier": 0.6, "attention_in_multiplier": 1.2, "attention_out_multiplier": 0.8}
     | {"ssm_multipliers": [0.5, 1.2, 0.7, 0.8, 0.9], "ssm_in_multiplier": 1.25}
     | {"ssm_out_multiplier": 0.75},
+    "bloom": {},
+    "mpt": {"max_seq_len": 256},
     "cohere2": {"sliding_window": 6}
     | {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
     "deepseek_v3": _LATENT

@@ -84,6 +84,16 @@ _ENTRIES: Mapping[str, tuple[str, ...]] = {
 }
 """The entries of the metadata, by the methods of `gguf.GGUFWriter`, and the keys of config.json
 from which they are copied, if these are there."""
+_SPELLINGS = {
+    "d_model": "hidden_size",
+    "layer_norm_epsilon": "norm_epsilon",
+    "max_seq_len": "max_position_embeddings",
+    "n_head": "num_attention_heads",
+    "n_heads": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_layers": "num_hidden_layers",
+}
+"""The keys of BLOOM and MPT."""
 _ADD_ONE = {"gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe"}
 _PAIRED = {"llama", "granite", "granitemoe", "granitehybrid", "arcee", "smollm3", "mistral3"}
 """The architectures of families that rotate the halves of heads, which llama.cpp rotates in
@@ -115,6 +125,8 @@ def write_gguf(
     """Write the model of a directory. ``kind_of`` says how matrices of a name are stored, and
     ``stored`` makes their bytes."""
     config = json.loads((directory / "config.json").read_text())
+    if architecture in ("bloom", "mpt"):
+        config = {_SPELLINGS.get(key, key): value for key, value in config.items()}
     if "layer_types" in config and architecture == "granitehybrid":
         spellings = {"linear_attention": "mamba", "full_attention": "attention"}
         config["layer_types"] = [spellings.get(kind, kind) for kind in config["layer_types"]]
@@ -180,6 +192,8 @@ def _add_metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architectu
     if "moe_num_shared_experts" in config:
         size = config["moe_num_shared_experts"] * config["moe_intermediate_size"]
         writer.add_expert_shared_feed_forward_length(size)
+    if architecture == "mpt":
+        writer.add_max_alibi_bias(config["attn_config"]["alibi_bias_max"])
     if architecture in _TILED:
         writer.add_rope_dimension_sections([11, 11, 10, 0])
     is_sigmoid = config["model_type"] in ("deepseek_v3", "glm4_moe_lite")
@@ -307,8 +321,7 @@ def _converted(directory: Path, config: dict[str, Any], architecture: str) -> Na
             continue
         if ".act_fn." in name:
             continue
-        if architecture == "kimi-linear":  # the name of published checkpoints
-            name = re.sub(r"block_sparse_moe(?=\.\w+_proj)", "mlp", name)
+        name = _published(name, architecture)
         if architecture == "falcon-h1":
             tensor = _multiplied(name, tensor, config)
         change = next((one for part, one in _CHANGES.items() if part in name), _unchanged)
@@ -317,6 +330,13 @@ def _converted(directory: Path, config: dict[str, Any], architecture: str) -> Na
             if has_one_more and architecture in _ADD_ONE:
                 changed = changed.float() + 1
             yield new_name, changed
+
+
+def _published(name: str, architecture: str) -> str:
+    """The name of a tensor in published checkpoints."""
+    if architecture == "kimi-linear":
+        return re.sub(r"block_sparse_moe(?=\.\w+_proj)", "mlp", name)
+    return name.removeprefix("transformer.") if architecture == "bloom" else name
 
 
 def _with_experts_together(tensors: Iterable[tuple[str, Tensor]]) -> Named:
@@ -357,6 +377,12 @@ def _in_pairs(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
         heads = tensor.view(config[key], 2, -1, *tensor.shape[1:])
         tensor = heads.transpose(1, 2).reshape(tensor.shape)
     yield name, tensor
+
+
+def _heads_apart(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
+    """All queries, all keys and all values, which BLOOM has together for each head."""
+    heads = tensor.view(config["num_attention_heads"], 3, -1, *tensor.shape[1:])
+    yield name, heads.transpose(0, 1).reshape(tensor.shape)
 
 
 def _up_of_latents(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
@@ -498,6 +524,7 @@ _CHANGES: Mapping[str, Change] = {
     "layer_scalar": _sinks,
     "self_attn.q_proj": _in_pairs,
     "self_attn.k_proj": _in_pairs,
+    "query_key_value": _heads_apart,
     "kv_b_proj": _up_of_latents,
     "experts.gate_up_proj": _gate_up,
     "experts.down_proj": _down_of_experts,

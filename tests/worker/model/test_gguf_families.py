@@ -107,6 +107,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             | dict.fromkeys(("short_mscale", "long_mscale"), 1.243163121016122),
         },
     ),
+    "bloom": ("bloom", {"layer_norm_epsilon": 1e-2}),
+    "mpt": ("mpt", {"layer_norm_epsilon": 1e-2, "attn_config": {"alibi_bias_max": 4}}),
     "mistral4": ("mistral4", {}),
     "jamba": ("jamba", {}),
     "falcon_h1": ("falcon-h1", {"mamba_norm_before_gate": False}),

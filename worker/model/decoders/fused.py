@@ -289,6 +289,7 @@ class _Packing:
 
     def model(self, spec: ModelSpec, weights: WeightReader) -> PackedModel:
         embedding = self._pack(weights.embedding())
+        embedding_norm = _norm(spec.embedding_norm, weights.embedding_norm())
         lm_head = embedding
         if not weights.is_tied:
             lm_head = self._pack(weights.lm_head(), weights.head_bias())
@@ -305,6 +306,7 @@ class _Packing:
             embedding=embedding,
             norm=norm,
             lm_head=lm_head,
+            embedding_norm=embedding_norm,
             # As in transformers, the factor is rounded to the type of the embedding.
             embedding_scale=torch.tensor(spec.embedding_scale).to(self._dtype).item(),
             logit_scale=spec.logit_scale,
@@ -399,7 +401,7 @@ class _Packing:
             num_heads=attention.num_heads,
             num_kv_heads=attention.num_kv_heads,
             head_dim=attention.head_dim,
-            attention=attention_spec(attention, parts),
+            attention=attention_spec(attention, parts, self._tables),
             qkv=self._linear(parts.qkv),
             attention_output=self._linear(parts.output),
             latent=self._latent(attention, parts),

@@ -23,6 +23,15 @@ class PositionTables:
             self._tables[key] = table.to(self._device)
         return self._tables[key]
 
+    def slopes(self, spec: Attention) -> Tensor | None:
+        """[num_heads] float32; None if scores do not fall with the distance."""
+        if spec.slopes is None:
+            return None
+        key = str(spec.slopes)
+        if key not in self._tables:
+            self._tables[key] = torch.tensor(spec.slopes, dtype=torch.float32, device=self._device)
+        return self._tables[key]
+
     def temperatures(self, spec: Attention) -> Tensor | None:
         """The factor of the queries at each position, [num_positions] float32; None if all are
         1."""

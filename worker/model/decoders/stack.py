@@ -170,7 +170,7 @@ class StackDecoder(SpecDecoder):
                 part.attention,
                 tables.angles(layer.attention),
                 tables.temperatures(layer.attention),
-                attention_spec(layer.attention, part.attention),
+                attention_spec(layer.attention, part.attention, tables),
             )
             for layer, part in zip(spec.layers, weights.layers, strict=True)
         ]
@@ -222,6 +222,8 @@ class StackDecoder(SpecDecoder):
         residual = functional.embedding(inputs.token_ids, self._embedding)
         if spec.embedding_scale != 1:
             residual = residual * self._embedding_scale
+        if spec.embedding_norm is not None and self._weights.embedding_norm is not None:
+            residual = self._norm(residual, spec.embedding_norm, self._weights.embedding_norm)
         step = _Step(inputs, kv_cache, self._layer_inputs(inputs.token_ids, residual))
         branch = torch.zeros_like(residual)  # so that the first layer is not a special case
         for index, layer in enumerate(spec.layers):
@@ -541,13 +543,16 @@ class StackDecoder(SpecDecoder):
         return linear.product(hidden, self._ops)
 
 
-def attention_spec(spec: Attention, weights: AttentionWeights) -> AttentionSpec:
+def attention_spec(
+    spec: Attention, weights: AttentionWeights, tables: PositionTables
+) -> AttentionSpec:
     """The facts of a layer's attention that the kernels need."""
     return AttentionSpec(
         scale=spec.scale,
         window=spec.window,
         chunk=spec.chunk,
         softcap=spec.softcap,
+        slopes=tables.slopes(spec),
         sinks=weights.sinks,
         value_dim=None if spec.latent is None else spec.latent.rank,
     )

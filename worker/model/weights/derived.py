@@ -204,6 +204,16 @@ def rotated_heads(spec: Attention, names: LayerNames, prefix: str) -> Made:
     }
 
 
+def heads_apart(spec: Attention, names: LayerNames, prefix: str) -> Made:
+    """The queries of all heads, all keys and all values: see `LayerNames.are_heads_together`. Heads
+    are rotated as they are stored."""
+    group = spec.num_heads // spec.num_kv_heads
+    rows = torch.arange(spec.qkv_size).view(spec.num_kv_heads, group + 2, spec.head_dim)
+    order = torch.cat([part.flatten() for part in torch.split(rows, [group, 1, 1], dim=1)])
+    stored = (f"{prefix}{names.qkv[0]}.{kind}" for kind in ("weight", "bias"))
+    return {name: _reordered(name, order) for name in stored}
+
+
 def gated_heads(spec: Attention, names: LayerNames, prefix: str) -> Made:
     """The queries of all heads, and their gates, which are stored after the queries of each head:
     see `gate_name`."""

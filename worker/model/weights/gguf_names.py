@@ -107,6 +107,7 @@ _NAMES = Names(
     layers=_LAYER,
     prefixes=("",),
     embedding="token_embd",
+    embedding_norm="token_embd_norm",
     layer="blk",
     heads=("output",),
     input_table="per_layer_token_embd",
@@ -129,6 +130,7 @@ def as_stored(spec: ModelSpec, source: TensorSource) -> ModelSpec:
     return replace(
         spec,
         layers=layers,
+        embedding_norm=_whole(spec.embedding_norm),
         final_norm=_whole(spec.final_norm),
         names=names,
         predictor=_predictor(spec, rotates_pairs=rotates_pairs),

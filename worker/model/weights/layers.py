@@ -31,6 +31,7 @@ from worker.model.weights.derived import (
     expert_name,
     gate_name,
     gated_heads,
+    heads_apart,
     latent_heads,
     rotated_heads,
     router_norm,
@@ -196,6 +197,7 @@ class DecoderWeights:
     """The type of activations."""
     head_bias: Tensor | None = None
     """[vocab_size]."""
+    embedding_norm: NormWeights | None = None
     layer_inputs: LayerInputsWeights | None = None
 
 
@@ -320,6 +322,12 @@ class WeightReader:
         """[vocab_size, hidden_size]."""
         return self._table(self._embedding_name)
 
+    def embedding_norm(self) -> NormWeights | None:
+        """None for most models."""
+        spec = self._spec.embedding_norm
+        name = f"{self._prefix}{self._names.embedding_norm}"
+        return None if spec is None else self.named_norm(name, spec)
+
     def lm_head(self) -> Weight:
         """[vocab_size, hidden_size]; only if it is not tied."""
         return self._table(self._head or f"{self._names.heads[0]}.weight")
@@ -400,6 +408,7 @@ class WeightReader:
         """Raise the `StartupError` that reading everything would raise for names and shapes. The
         source needs no data if the target is the meta device."""
         self.embedding()
+        self.embedding_norm()
         self.layer_inputs()
         for _ in self.layers():
             pass
@@ -424,6 +433,8 @@ class WeightReader:
                     if latent is None
                     else latent_heads(layer.attention, latent, names.latent, prefix)
                 )
+                if names.are_heads_together:
+                    yield heads_apart(layer.attention, names, prefix)
                 if layer.attention.has_gate:
                     yield gated_heads(layer.attention, names, prefix)
                 if layer.attention.values_are_keys:
@@ -742,6 +753,7 @@ def read_weights(reader: WeightReader) -> DecoderWeights:
         lm_head=embedding if reader.is_tied else reader.lm_head(),
         dtype=reader.dtype,
         head_bias=reader.head_bias(),
+        embedding_norm=reader.embedding_norm(),
         layer_inputs=reader.layer_inputs(),
     )
     reader.check_complete()

@@ -93,6 +93,8 @@ def test_every_variant_computes_the_same_logits(
         ("falcon_mamba", "bfloat16", "q8_0"),
         ("jamba", "bfloat16", "auto"),
         ("falcon_h1", "bfloat16", "q8_0"),
+        ("bloom", "bfloat16", "q8_0"),
+        ("mpt", "float32", "auto"),
         ("deepseek_v2", "float32", "auto"),
         ("deepseek_v3", "bfloat16", "auto"),
     ],

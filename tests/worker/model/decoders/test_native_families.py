@@ -4,7 +4,7 @@ import copy
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from tests.support.models.tiny import (
 from tests.worker.model.conftest import TinyModels
 from worker.model import families
 from worker.model.cache_layout import CacheLayout, one_group
+from worker.model.config import alibi_slopes
 from worker.model.families import FAMILIES as FAMILIES_OF_FILES
 from worker.model.families import spec_of
 from worker.model.forward import Decoder
@@ -115,9 +116,12 @@ def test_a_family_computes_the_logits_of_transformers(tiny_models: TinyModels, f
     assert_same_logits(*tiny_models(family))
 
 
-def test_the_bits_of_latent_attention_do_not_depend_on_the_step(tmp_path: Path) -> None:
-    write_tiny_model(tmp_path, "deepseek_v3")
-    decoder = load(tmp_path, "native")
+@pytest.mark.parametrize("family", ["deepseek_v3", "bloom"])
+def test_the_bits_of_attention_do_not_depend_on_the_step(
+    tiny_models: TinyModels, family: str
+) -> None:
+    directory, _ = tiny_models(family)
+    decoder = load(directory, "native")
 
     mixed = stepwise_logits(decoder, STEPS)
     at_once = stepwise_logits(decoder, [(0, 26), (43, 0)])
@@ -219,6 +223,7 @@ FAULTS = {
     "another epsilon of states": ("mamba2", "1e-05", "1e-02"),
     "another epsilon of steps": ("falcon_mamba", 'mixer_rms_eps": 1e-06', 'mixer_rms_eps": 1e-02'),
     "gates after the norm": ("falcon_h1", 'norm_before_gate": true', 'norm_before_gate": false'),
+    "slopes that are less steep": ("mpt", 'alibi_bias_max": 8', 'alibi_bias_max": 6'),
     "experts weighed against others": ("phimoe", 'jitter_noise": 0.3', 'jitter_noise": 0.01'),
     "weights of experts that are not normalized": (
         "qwen3_moe",
@@ -281,6 +286,56 @@ def test_a_wrong_constant_is_caught(tmp_path: Path, fault: str) -> None:
     config.write_text(config.read_text().replace(right, planted))
     with pytest.raises(AssertionError, match="relative error"):
         assert_same_logits(tmp_path, model)
+
+
+@pytest.mark.parametrize("num_heads", [1, 8, 12, 71, 112])
+def test_slopes_are_those_of_transformers(num_heads: int) -> None:
+    from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+
+    biases: Callable[..., Tensor] = build_mpt_alibi_tensor
+
+    slopes = torch.tensor(alibi_slopes(num_heads, greatest=6.0))
+
+    torch.testing.assert_close(slopes, -biases(num_heads, 2, alibi_bias_max=6)[:, 0, 0])
+
+
+def test_a_published_bloom_has_other_keys_and_names(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path, "bloom")
+    rewrite_config(tmp_path, '"n_head"', '"num_attention_heads"')
+    rewrite_config(tmp_path, '"hidden_size"', '"n_embed"')
+    tensors = load_file(tmp_path / "model.safetensors")
+    published = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    save_file(published, tmp_path / "model.safetensors")
+
+    assert_same_logits(tmp_path, model)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("bloom", {"apply_residual_connection_post_layernorm": True}),
+        ("mpt", {"no_bias": False}),
+        ("mpt", {"logit_scale": "inv_sqrt_d_model"}),
+        *[
+            ("mpt", {"attn_config": {key: value}})
+            for key, value in {
+                "alibi": False,
+                "attn_type": "multiquery_attention",
+                "clip_qkv": 6,
+                "prefix_lm": True,
+                "qk_ln": True,
+            }.items()
+        ],
+    ],
+)
+def test_variants_that_no_released_model_needs_are_not_native(
+    family: str, changes: dict[str, Any]
+) -> None:
+    sizes = {"n_head": 4, "n_heads": 4, "n_layer": 2, "n_layers": 2}
+    config = {"model_type": family, "vocab_size": 97, "hidden_size": 64, **sizes}
+
+    assert spec_of(config) is not None
+    assert spec_of(config | changes) is None
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ FAMILIES = (
     "jamba",
     "deepseek_v3",
     "llama4_text",
+    "bloom",
     "kimi_linear",
 )
 MAX_RELATIVE_ERROR = 1e-5
