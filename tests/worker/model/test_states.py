@@ -57,7 +57,7 @@ PROMPTS = [[(5 * k * k + 3 * i + 1) % VOCAB_SIZE for k in range(130 + 7 * i)] fo
 RECURRENT = [
     *("lfm2", "lfm2_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "olmo_hybrid"),
     *("kimi_linear", "mamba2", "bamba", "granitemoehybrid", "nemotron_h", "falcon_h1"),
-    *("falcon_mamba", "jamba"),
+    *("mamba", "falcon_mamba", "jamba"),
 ]
 LONG: dict[str, Any] = {"max_position_embeddings": 2048}
 
