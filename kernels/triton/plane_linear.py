@@ -6,6 +6,7 @@ the matrix is expanded to memory once.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn import functional
 from triton import language as tl
 
 from kernels.planes import LAYOUTS, PlaneLayout, Planes, check_planes
-from kernels.triton.configurations import POINTER_TYPES, Configuration, launch
+from kernels.triton.configurations import POINTER_TYPES, TARGETS, Configuration, launch
 from kernels.triton.plane_weights import (
     LayoutConstant,
     PlaneTile,
@@ -268,12 +269,22 @@ def _expand_configuration(plane_format: str, dtype: torch.dtype) -> Configuratio
     )
 
 
+_EACH_WAY = ("q6_k", "q2_k", "mxfp4", "nvfp4"), ("q4_k", "q5_1", "q3_k")
+"""Layouts with each way to read codes and scales, of several tokens and of one. The others are
+compiled for one target: their code has the same parts."""
+
+
 def _configurations() -> Iterator[Configuration]:
-    """Each layout for one and for several tokens, and each tile."""
+    """Each layout for several tokens and for one, and each tile."""
     dtype = torch.bfloat16
     for plane_format in LAYOUTS:
-        yield _configuration(plane_format, dtype, dtype, _TILES[0], has_bias=True)
-        yield _vector_configuration(plane_format, dtype, dtype, has_bias=True)
+        of_layout = (
+            _configuration(plane_format, dtype, dtype, _TILES[0], has_bias=True),
+            _vector_configuration(plane_format, dtype, dtype, has_bias=True),
+        )
+        for configuration, each_way in zip(of_layout, _EACH_WAY, strict=True):
+            targets = TARGETS if plane_format in each_way else (90,)
+            yield replace(configuration, targets=targets)
     for plane_format in ("q4_k", "q6_k"):
         yield _configuration(plane_format, dtype, dtype, _TILES[1], has_bias=True)
     yield _configuration("q6_k", torch.float32, torch.float32, _FLOAT32_TILE, has_bias=True)
