@@ -26,6 +26,7 @@ from shared.messages import (
     TextPrompt,
     TokenPrompt,
 )
+from tests.support import PATIENCE_S
 from tests.support.deployment.broker import Broker, RabbitNode
 from tests.support.deployment.processes import NO_TLS, START_TIMEOUT_S, WarrenProcess, free_port
 from tests.support.metrics import sample
@@ -47,7 +48,8 @@ PATIENT = {"WARREN_DISCONNECT_GRACE_S": "600"}
 
 @pytest.fixture
 async def bus(broker: Broker) -> AsyncIterator[RabbitBus]:
-    async with RabbitBus(broker.url_of("gateway")) as bus:
+    # A busy broker may take longer to delete a queue than the usual limit.
+    async with RabbitBus(broker.url_of("gateway"), timeout_s=PATIENCE_S) as bus:
         yield bus
 
 
