@@ -193,8 +193,8 @@ def attention_kernel(
                 TAIL_DIM,
                 BLOCK_N,
                 VIEW,
-                HAS_CAP,
-                HAS_SLOPES,
+                HAS_CAP=HAS_CAP,
+                HAS_SLOPES=HAS_SLOPES,
             )
             highest, total, weighted = merge_spans(
                 highest, total, weighted, span_highest, span_total, span_weighted
