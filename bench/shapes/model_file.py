@@ -44,6 +44,7 @@ class Mix:
             "most": self.most,
             "head": self.head,
             "improved": self.improved,
+            "router": Kind.F32,
         }
         return kinds[role]
 
@@ -106,6 +107,8 @@ def write_model(path: Path, config: Mapping[str, Any], weights: str, tokenizer: 
     _add_sizes(writer, config)
     if architecture.has_recurrence:
         _add_recurrence(writer, config)
+    if architecture.num_experts is not None:
+        _add_experts(writer, config, config[architecture.num_experts])
     writer.add_file_type(mix.file_type)
     _add_tokenizer(writer, tokenizer, config["vocab_size"])
     tensors = list(tensors_of(config))
@@ -116,7 +119,7 @@ def write_model(path: Path, config: Mapping[str, Any], weights: str, tokenizer: 
         writer.add_tensor_info(vector.name, vector.shape, np.dtype(np.float32), num_bytes)
     for one in matrices:
         kind = mix.of(one.role)
-        shape = gguf.quant_shape_to_byte_shape((one.rows, one.columns), kind)
+        shape = gguf.quant_shape_to_byte_shape(one.shape, kind)
         num_bytes = math.prod(shape)
         writer.add_tensor_info(one.name, shape, np.dtype(np.uint8), num_bytes, raw_dtype=kind)
     writer.write_header_to_file()
@@ -126,7 +129,8 @@ def write_model(path: Path, config: Mapping[str, Any], weights: str, tokenizer: 
         writer.write_tensor_data(np.full(vector.shape, vector.value, np.float32))
     random = np.random.default_rng(0)
     for one in matrices:
-        writer.write_tensor_data(random_matrix(random, one.rows, one.columns, mix.of(one.role)))
+        rows = math.prod(one.shape[:-1])
+        writer.write_tensor_data(random_matrix(random, rows, one.columns, mix.of(one.role)))
     writer.close()
 
 
@@ -135,8 +139,10 @@ def random_matrix(
 ) -> NDArray[np.uint8]:
     """Random weights with a mean of 0 and a standard deviation of 0.02 as they stand in a file,
     [rows, bytes of a row]."""
-    if kind is Kind.BF16:
+    if kind in (Kind.F32, Kind.BF16):
         drawn = random.standard_normal((rows, columns), dtype=np.float32) * np.float32(_STD)
+        if kind is Kind.F32:
+            return drawn.view(np.uint8)
         return (drawn.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
     num_weights, num_bytes = gguf.GGML_QUANT_SIZES[kind]
     shape = (rows, columns // num_weights, num_bytes)
@@ -183,6 +189,8 @@ def _add_sizes(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     share = config.get("partial_rotary_factor", 1.0)
     writer.add_rope_dimension_count(int(config["head_dim"] * share))
     writer.add_rope_freq_base(config["rope_theta"])
+    if "sliding_window" in config:
+        writer.add_sliding_window(config["sliding_window"])
     writer.add_layer_norm_rms_eps(_RMS_EPS)
     writer.add_vocab_size(config["vocab_size"])
 
@@ -196,6 +204,13 @@ def _add_recurrence(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_ssm_inner_size(num_heads * config["linear_value_head_dim"])
     writer.add_full_attention_interval(config["full_attention_interval"])
     writer.add_rope_dimension_sections(_ROPE_SECTIONS)
+
+
+def _add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any], num_experts: int) -> None:
+    inner = config.get("moe_intermediate_size", config["intermediate_size"])
+    writer.add_expert_count(num_experts)
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    writer.add_expert_feed_forward_length(inner)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, directory: Path, vocab_size: int) -> None:

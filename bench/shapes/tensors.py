@@ -1,11 +1,11 @@
 """The tensors of the GGUF files of published shapes, under llama.cpp's names."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 Config: TypeAlias = Mapping[str, Any]
-Role: TypeAlias = Literal["most", "head", "improved"]
+Role: TypeAlias = Literal["most", "head", "improved", "router"]
 """What a matrix is to a mix of formats: see `bench.shapes.model_file.Mix`."""
 
 
@@ -20,17 +20,24 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A tensor of random weights, [rows, columns]."""
+    """A tensor of random weights, [rows, columns], or [count, rows, columns] of ``count`` experts."""
 
     name: str
     rows: int
     columns: int
     role: Role = "most"
+    count: int | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        of_one = (self.rows, self.columns)
+        return of_one if self.count is None else (self.count, *of_one)
 
 
 Tensor: TypeAlias = Vector | Matrix
-Mixer: TypeAlias = Callable[[Config, int], Iterator[Tensor]]
-"""The tensors of a layer's attention, or of what stands in its place."""
+Part: TypeAlias = Callable[[Config, int], Iterator[Tensor]]
+"""The tensors of a part of a layer, by its number: of its attention, of what stands in the place of
+attention, or of its feed-forward part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +46,21 @@ class Architecture:
 
     name: str
     """In ``general.architecture``."""
-    mixer: Mixer
+    mixer: Part
+    feed_forward: Part
     before_feed_forward: str = "ffn_norm"
     has_recurrence: bool = False
+    num_experts: str | None = None
+    """The key of config.json that has their number."""
 
 
 def _attention(
-    norms: Sequence[str] = (), *, has_gate: bool = False
-) -> Callable[[Config, int], Iterator[Tensor]]:
+    norms: Sequence[str] = (),
+    *,
+    has_gate: bool = False,
+    has_biases: bool = False,
+    has_sinks: bool = False,
+) -> Part:
     """Attention with these norms of heads. With a gate, queries and gates are one matrix."""
 
     def tensors(config: Config, layer: int) -> Iterator[Tensor]:
@@ -58,8 +72,16 @@ def _attention(
         yield Matrix("attn_k.weight", keys, hidden)
         yield Matrix("attn_v.weight", keys, hidden, "improved")
         yield Matrix("attn_output.weight", hidden, attended)
+        if has_biases:
+            yield from _biases(attn_q=attended, attn_k=keys, attn_v=keys, attn_output=hidden)
+        if has_sinks:
+            yield Vector("attn_sinks.weight", (config["num_attention_heads"],), 0.0)
 
     return tensors
+
+
+def _biases(**sizes: int) -> Iterator[Vector]:
+    yield from (Vector(f"{name}.bias", (size,), 0.0) for name, size in sizes.items())
 
 
 def _hybrid(config: Config, layer: int) -> Iterator[Tensor]:
@@ -83,15 +105,55 @@ def _hybrid(config: Config, layer: int) -> Iterator[Tensor]:
     yield Matrix("ssm_out.weight", hidden, values)
 
 
+def _mlp(config: Config, layer: int) -> Iterator[Tensor]:
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    yield Matrix("ffn_gate.weight", inner, hidden)
+    yield Matrix("ffn_up.weight", inner, hidden)
+    yield Matrix("ffn_down.weight", hidden, inner, "improved")
+
+
+def _experts(number: str, inner_size: str, *, has_biases: bool = False) -> Part:
+    """Experts and their router, by the keys of config.json that have their number and their
+    size. A router's weights are drawn from the hidden states, so they are random, too."""
+
+    def tensors(config: Config, layer: int) -> Iterator[Tensor]:
+        hidden, inner, count = (config[key] for key in ("hidden_size", inner_size, number))
+        yield Matrix("ffn_gate_inp.weight", count, hidden, "router")
+        yield Matrix("ffn_gate_exps.weight", inner, hidden, count=count)
+        yield Matrix("ffn_up_exps.weight", inner, hidden, count=count)
+        yield Matrix("ffn_down_exps.weight", hidden, inner, "improved", count=count)
+        if has_biases:
+            yield from _biases(ffn_gate_inp=count)
+            sizes = {"ffn_gate_exps": inner, "ffn_up_exps": inner, "ffn_down_exps": hidden}
+            for name, size in sizes.items():
+                yield Vector(f"{name}.bias", (count, size), 0.0)
+
+    return tensors
+
+
 _NORMS = ("attn_q_norm", "attn_k_norm")
 _GATED_ATTENTION = _attention(_NORMS, has_gate=True)
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(name="llama", mixer=_attention()),
-    "qwen3": Architecture(name="qwen3", mixer=_attention(_NORMS)),
+    "llama": Architecture(name="llama", mixer=_attention(), feed_forward=_mlp),
+    "qwen3": Architecture(name="qwen3", mixer=_attention(_NORMS), feed_forward=_mlp),
+    "qwen3_moe": Architecture(
+        name="qwen3moe",
+        mixer=_attention(_NORMS),
+        feed_forward=_experts("num_experts", "moe_intermediate_size"),
+        num_experts="num_experts",
+    ),
+    "gpt_oss": Architecture(
+        name="gpt-oss",
+        mixer=_attention(has_biases=True, has_sinks=True),
+        feed_forward=_experts("num_local_experts", "intermediate_size", has_biases=True),
+        before_feed_forward="post_attention_norm",
+        num_experts="num_local_experts",
+    ),
     "qwen3_5_text": Architecture(
         name="qwen35",
         mixer=_hybrid,
+        feed_forward=_mlp,
         before_feed_forward="post_attention_norm",
         has_recurrence=True,
     ),
@@ -102,9 +164,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 def tensors_of(config: Config) -> Iterator[Tensor]:
     """All tensors of a configuration of one of `ARCHITECTURES`."""
     architecture = ARCHITECTURES[config["model_type"]]
-    vocab, hidden, inner = (
-        config[size] for size in ("vocab_size", "hidden_size", "intermediate_size")
-    )
+    vocab, hidden = config["vocab_size"], config["hidden_size"]
     is_tied = config["tie_word_embeddings"]
     yield Vector("output_norm.weight", (hidden,))
     yield Matrix("token_embd.weight", vocab, hidden, "head" if is_tied else "most")
@@ -115,19 +175,17 @@ def tensors_of(config: Config) -> Iterator[Tensor]:
             Vector("attn_norm.weight", (hidden,)),
             Vector(f"{architecture.before_feed_forward}.weight", (hidden,)),
             *architecture.mixer(config, layer),
-            Matrix("ffn_gate.weight", inner, hidden),
-            Matrix("ffn_up.weight", inner, hidden),
-            Matrix("ffn_down.weight", hidden, inner, "improved"),
+            *architecture.feed_forward(config, layer),
         )
         is_improved = _is_improved(layer, config["num_hidden_layers"])
         for tensor in of_layer:
             match tensor:
                 case Vector(name, shape, value):
                     yield Vector(f"blk.{layer}.{name}", shape, value)
-                case Matrix(name, rows, columns, role):
-                    yield Matrix(
-                        f"blk.{layer}.{name}", rows, columns, role if is_improved else "most"
-                    )
+                case Matrix(name, role="improved") if not is_improved:
+                    yield replace(tensor, name=f"blk.{layer}.{name}", role="most")
+                case Matrix(name):
+                    yield replace(tensor, name=f"blk.{layer}.{name}")
 
 
 def _is_improved(layer: int, num_layers: int) -> bool:

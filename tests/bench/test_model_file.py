@@ -45,6 +45,21 @@ HYBRID: dict[str, Any] = TINY | {
     "linear_value_head_dim": 64,
     "linear_conv_kernel_dim": 4,
 }
+EXPERTS: dict[str, Any] = TINY | {
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 2,
+    "moe_intermediate_size": 64,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "norm_topk_prob": True,
+}
+BIASED_EXPERTS: dict[str, Any] = TINY | {
+    "model_type": "gpt_oss",
+    "num_hidden_layers": 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 16,
+}
 TOKENIZER = {
     "model": {"vocab": {"b": 1, "a": 0, "ab": 2}, "merges": [["a", "b"]]},
     "added_tokens": [{"id": 0, "content": "a"}],
@@ -140,7 +155,7 @@ def test_equal_arguments_give_equal_files(tmp_path: Path, tokenizer: Path) -> No
     ("change", "weights", "error"),
     [
         ({}, "Q3_K", "Q3_K is none of the weights Q4_K_M, Q4_1, Q8_0, BF16"),
-        ({"model_type": "gpt_oss"}, "Q8_0", "family gpt_oss, only for llama, qwen3"),
+        ({"model_type": "mamba2"}, "Q8_0", "family mamba2, only for llama, qwen3"),
         (
             {"model_type": "qwen3_5_text"},
             "Q4_K_M",
@@ -158,7 +173,7 @@ def test_what_cannot_be_written_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("shape", "error"), [("gpt-oss-20b", "llama-3.2-1b"), ("Llama-3.2-1B", "Q3_K is none")]
+    ("shape", "error"), [("gpt-oss-120b", "llama-3.2-1b"), ("Llama-3.2-1B", "Q3_K is none")]
 )
 def test_an_unknown_shape_or_format_is_refused(smollm2: Path, shape: str, error: str) -> None:
     with pytest.raises(typer.BadParameter, match=error):
@@ -173,12 +188,29 @@ def test_published_shapes_have_whole_blocks(name: str) -> None:
     assert config["num_hidden_layers"] >= SHAPES[name].num_layers
 
 
-def test_a_shape_with_recurrent_layers_is_read(cache: Path, smollm2: Path) -> None:
-    file = model_file("tiny", HYBRID | {"vocab_size": 49_160}, "Q8_0", smollm2)
+@pytest.mark.parametrize(
+    ("config", "weights", "name", "shape"),
+    [
+        (HYBRID, "Q8_0", "blk.0.attn_qkv.weight", (512, 256)),
+        (EXPERTS, "Q8_0", "blk.0.ffn_up_exps.weight", (4, 64, 256)),
+        (EXPERTS | {"moe_intermediate_size": 256}, "Q4_K_M", "blk.0.ffn_gate_inp.weight", (4, 256)),
+        (BIASED_EXPERTS, "BF16", "blk.1.ffn_down_exps.bias", (4, 256)),
+    ],
+    ids=["recurrences", "experts", "experts of K-quants", "experts with biases"],
+)
+def test_shapes_of_other_layers_are_read(
+    cache: Path,
+    smollm2: Path,
+    config: dict[str, Any],
+    weights: str,
+    name: str,
+    shape: tuple[int, ...],
+) -> None:
+    file = model_file("tiny", config | {"vocab_size": 49_160}, weights, smollm2)
 
     check_finite(file)
 
-    assert read_header(file).tensors["blk.0.attn_qkv.weight"].shape == (512, 256)
+    assert read_header(file).tensors[name].shape == shape
 
 
 def test_a_shape_is_served_and_measured(cache: Path, smollm2: Path) -> None:
