@@ -20,7 +20,7 @@ class Vector:
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A tensor of random weights, [rows, columns], or [count, rows, columns] of ``count`` experts."""
+    """A tensor of random weights, [rows, columns], or [count, rows, columns] of experts."""
 
     name: str
     rows: int

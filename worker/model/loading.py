@@ -184,7 +184,7 @@ def load_decoder(
             directory,
             dtype=served,
             device=device,
-            ops=lambda shape: choose(cache_dtype or shape.dtype, head_dim=shape.head_dim),
+            ops=lambda shape: choose(cache_dtype or shape.dtype, head_dims=shape.head_dims),
             cache_dtype=cache_dtype,
         )
 

@@ -1,7 +1,7 @@
 """Chooses the kernel provider for a model."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
@@ -69,11 +69,12 @@ def foreign_ops(
     device: torch.device,
     dtype: torch.dtype,
     *,
-    head_dim: int,
+    head_dims: Iterable[int],
     block_size: int,
     is_batch_invariant: bool = False,
 ) -> Ops:
-    """The operations for a transformers model, which uses only attention.
+    """The operations for a transformers model, which uses only attention, with heads of these
+    sizes.
 
     Raises `StartupError` like `provider_on` and `can_be_native`.
     """
@@ -84,6 +85,7 @@ def foreign_ops(
     def why_not() -> str | None:
         if SPAN % block_size:
             return f"the native kernels have no blocks of {block_size} tokens"
-        return native_obstacle(head_dim, dtype, device)
+        obstacles = (native_obstacle(head_dim, dtype, device) for head_dim in head_dims)
+        return next(filter(None, obstacles), None)
 
     return load_ops("native" if can_be_native(kernels, why_not) else provider)

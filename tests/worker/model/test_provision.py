@@ -59,13 +59,13 @@ def test_nobody_asks_the_native_library_where_it_is_not_wanted() -> None:
 def test_foreign_models_get_the_native_attention_where_it_can(
     kernels: str, dtype: torch.dtype, head_dim: int, block_size: int, expected: str
 ) -> None:
-    ops = foreign_ops(kernels, CPU, dtype, head_dim=head_dim, block_size=block_size)
+    ops = foreign_ops(kernels, CPU, dtype, head_dims=[head_dim], block_size=block_size)
 
     assert ops.provider == expected
 
 
 def test_foreign_models_that_cannot_have_the_native_attention_are_refused() -> None:
     with pytest.raises(StartupError, match="blocks of 48"):
-        foreign_ops("native", CPU, torch.float32, head_dim=64, block_size=48)
+        foreign_ops("native", CPU, torch.float32, head_dims=[64], block_size=48)
     with pytest.raises(StartupError, match="run on the CPU, not on cuda"):
-        foreign_ops("native", CUDA, torch.float32, head_dim=64, block_size=16)
+        foreign_ops("native", CUDA, torch.float32, head_dims=[64], block_size=16)

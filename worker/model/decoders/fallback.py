@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor
+from torch.nn.functional import pad
 
 from kernels.attention_spec import AttentionSpec
 from kernels.providers import Ops, Provider
@@ -121,15 +122,15 @@ class ForeignDecoder(Decoder):
 
     @property
     def num_kv_heads(self) -> int:
-        return self._shape.num_kv_heads
+        return self._shape.longest.num_kv_heads
 
     @property
     def head_dim(self) -> int:
-        return self._shape.head_dim
+        return self._shape.longest.head_dim
 
     def cache_layout(self, block_size: int) -> CacheLayout:
         """See `Decoder.cache_layout`."""
-        layers = [KeptTokens(layer.sliding_window) for layer in self._shape.layers]
+        layers = [KeptTokens(*layer.visible, layer.key_size) for layer in self._shape.layers]
         return layout_of(layers, self.max_seq_len, self.provider)
 
     @property
@@ -178,19 +179,31 @@ class PagedAttentionFunction:
     inputs: ForwardInputs
     kv_cache: KVCache
 
-    def __call__(self, module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any) -> Tensor:
+    def __call__(
+        self,
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        _: Tensor | None,
+        arguments: dict[str, Any],
+    ) -> Tensor:
         index: int = module.layer_idx
-        layer = self.shape.layers[index]
+        layer, value_dim = self.shape.layers[index], value.shape[-1]
         query, key, value = (
-            tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value)
+            pad(tensor[0].transpose(0, 1), (0, layer.head_dim - tensor.shape[-1])).contiguous()
+            for tensor in (query, key, value)
         )
-        layer_cache, group = self.kv_cache.layer(index), self.kv_cache.group(index)
+        layer_cache = self.kv_cache.layer(index, layer.num_kv_heads, layer.head_dim)
+        group = self.kv_cache.group(index)
         self.ops.store_kv(key, value, *layer_cache, self.inputs.slots[group])
-        return attend(
-            self.ops,
-            self.inputs,
-            group,
-            layer_cache,
-            query,
-            AttentionSpec(scale=layer.scale, window=layer.sliding_window),
-        )[None]
+        sinks = arguments.get("s_aux")
+        spec = AttentionSpec(
+            scale=layer.scale,
+            window=layer.visible.window,
+            chunk=layer.visible.chunk,
+            softcap=layer.softcap,
+            sinks=None if sinks is None else sinks.float(),
+        )
+        attended = attend(self.ops, self.inputs, group, layer_cache, query, spec)
+        return attended[None, ..., :value_dim]

@@ -6,7 +6,7 @@ load time:
 
 1. With a recording attention. It must be called once per layer, with the right shapes and supported
    arguments, and the mask that the model builds for the layer must be causal, with or without a
-   sliding window.
+   sliding window or fixed chunks.
 2. With the same tokens in other rows, one of them replaced and moved far away. All others must
    have the same logits. This proves that only attention mixes tokens, and that positions are the
    ones passed in, not a token's index in the batch. Recurrent layers, convolutions and rotary
@@ -16,10 +16,11 @@ In both runs attention returns a token's own query + key + value, which depends 
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import AttentionMaskInterface
 
 from shared.errors import StartupError
@@ -29,16 +30,35 @@ _NUM_TOKENS = 16
 _SHIFT = 8
 _FAR = (1 << 20) + 4321
 _OTHER_MASK = -1
-_IRRELEVANT = {"scaling", "sliding_window", "is_causal", "position_ids", "cache_position"}
+_IRRELEVANT = {
+    *("scaling", "sliding_window", "softcap", "s_aux"),
+    *("is_causal", "position_ids", "cache_position"),
+}
 """Arguments that are read below, or that follow from the step's positions."""
 
 
-@dataclass(frozen=True, slots=True)
+class Visible(NamedTuple):
+    """The tokens that a token attends to: of the last ``window``, or of its own ``chunk``."""
+
+    window: int | None = None
+    chunk: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerAttention:
     """The kind of attention in a layer."""
 
     scale: float
-    sliding_window: int | None
+    visible: Visible
+    softcap: float | None
+    num_kv_heads: int
+    head_dim: int
+    """Of keys and values, whichever are longer: the others are filled up with zeros."""
+
+    @property
+    def key_size(self) -> int:
+        """The elements of a token's key in all heads, as the cache keeps it."""
+        return self.num_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +66,18 @@ class AttentionShape:
     """The attention parameters that a decoder needs."""
 
     layers: tuple[LayerAttention, ...]
-    num_kv_heads: int
-    head_dim: int
     vocab_size: int
     max_seq_len: int
     dtype: torch.dtype
+
+    @property
+    def longest(self) -> LayerAttention:
+        """The layer with the longest keys."""
+        return max(self.layers, key=lambda layer: layer.key_size)
+
+    @property
+    def head_dims(self) -> frozenset[int]:
+        return frozenset(layer.head_dim for layer in self.layers)
 
 
 class Unsupported(Exception):
@@ -84,8 +111,7 @@ class Recorder:
     itself."""
 
     layers: dict[int, LayerAttention] = field(default_factory=dict)
-    kv_shapes: set[tuple[int, int, torch.dtype]] = field(default_factory=set)
-    """(num_kv_heads, head_dim, dtype) of all layers."""
+    dtypes: set[torch.dtype] = field(default_factory=set)
 
     def __call__(
         self,
@@ -103,16 +129,20 @@ class Recorder:
             raise Unsupported("it does not call attention exactly once a layer")
         self.layers[layer] = LayerAttention(
             scale=float(arguments.get("scaling") or query.shape[-1] ** -0.5),
-            sliding_window=_window(module, mask, arguments),
+            visible=_visible(module, mask, arguments),
+            softcap=arguments.get("softcap") or None,
+            num_kv_heads=key.shape[1],
+            head_dim=max(key.shape[3], value.shape[3]),
         )
-        self.kv_shapes.add((key.shape[1], key.shape[3], key.dtype))
+        self.dtypes.add(key.dtype)
         return own_values(module, query, key, value)
 
 
 def own_values(_: Any, query: Tensor, key: Tensor, value: Tensor, *__: Any) -> Tensor:
-    """[1, heads, tokens, dim] to [1, tokens, heads, dim]: the sum of a token's query, key and
-    value."""
+    """[1, heads, tokens, dim] to [1, tokens, heads, dim of values]: the sum of a token's query, key
+    and value. Longer queries and keys are cut, shorter ones filled up with zeros."""
     groups = query.shape[1] // key.shape[1]
+    query, key = (pad(one, (0, value.shape[3] - one.shape[3])) for one in (query, key))
     return (query + (key + value).repeat_interleave(groups, dim=1)).transpose(1, 2)
 
 
@@ -125,13 +155,11 @@ def _record(model: Any) -> AttentionShape:
             f"of its {config.num_hidden_layers} layers {len(recorder.layers)} call a registered "
             "attention"
         )
-    if len(recorder.kv_shapes) != 1:
-        raise Unsupported("its layers differ in their heads")
-    ((num_kv_heads, head_dim, dtype),) = recorder.kv_shapes
+    if len(recorder.dtypes) != 1:
+        raise Unsupported("its layers differ in the type of their keys")
+    (dtype,) = recorder.dtypes
     return AttentionShape(
         layers=tuple(recorder.layers[layer] for layer in range(config.num_hidden_layers)),
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
         vocab_size=logits.shape[-1],
         max_seq_len=config.max_position_embeddings,
         dtype=dtype,
@@ -166,14 +194,10 @@ def _run(model: Any, token_ids: Tensor, positions: Tensor, attention: Attention)
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
-    if not query.shape[-1] == key.shape[-1] == value.shape[-1]:
-        sizes = (query.shape[-1], key.shape[-1], value.shape[-1])
-        raise Unsupported(f"its heads of query, key and value have unequal sizes {sizes}")
     heads, kv_heads, dim = query.shape[1], key.shape[1], key.shape[3]
-    expected = (1, kv_heads, _NUM_TOKENS, dim)
     if (
-        key.shape != expected
-        or value.shape != expected
+        key.shape != (1, kv_heads, _NUM_TOKENS, dim)
+        or value.shape[:-1] != key.shape[:-1]
         or query.shape != (1, heads, _NUM_TOKENS, dim)
         or heads % kv_heads
     ):
@@ -188,39 +212,44 @@ def _check_arguments(arguments: dict[str, Any]) -> None:
             raise Unsupported(f"its attention takes {name}, which is not implemented")
 
 
-def _window(module: Any, mask: Tensor | None, arguments: dict[str, Any]) -> int | None:
-    """The layer's sliding window, from the mask or, if there is none, from the argument."""
+def _visible(module: Any, mask: Tensor | None, arguments: dict[str, Any]) -> Visible:
+    """What a layer's mask allows, or, if there is none, its argument."""
     window: int | None = arguments.get("sliding_window")
     if mask is None:
         is_causal = arguments.get("is_causal")
         if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
             raise Unsupported("its attention is not causal")
-        return window
+        return Visible(window)
     if mask.dtype != torch.int64 or mask.numel() != 1 or mask.item() == _OTHER_MASK:
-        raise Unsupported("its attention mask is not causal, or neither full nor a sliding window")
-    masked = int(mask.item()) or None
-    if window not in (None, masked):
-        raise Unsupported(f"its mask has a window of {masked}, its attention one of {window}")
+        raise Unsupported("its attention mask is not causal, or neither full, a window nor chunks")
+    size = int(mask.item())
+    masked = Visible(window=size or None) if size >= 0 else Visible(chunk=_OTHER_MASK - size)
+    if window not in (None, masked.window):
+        raise Unsupported(
+            f"its mask has a window of {masked.window}, its attention one of {window}"
+        )
     return masked
 
 
-def window_of_mask(*, mask_function: Any, device: torch.device, **_: Any) -> Tensor:
-    """The mask that `Recorder` reads: [1, 1, 1, 1] int64, a sliding window, 0 for full attention or
-    `_OTHER_MASK`.
+def visible_of_mask(*, mask_function: Any, device: torch.device, **_: Any) -> Tensor:
+    """The mask that `Recorder` reads: [1, 1, 1, 1] int64, a sliding window, 0 for full attention,
+    `_OTHER_MASK`, or that less the size of chunks.
 
     The mask function is evaluated for tokens a million positions ahead, beyond any window, and at
     two neighbours, which distinguishes a sliding window from fixed chunks.
     """
     try:
-        windows = {_window_at(position, mask_function, device) for position in (_FAR, _FAR + 1)}
+        first, second = (_num_visible(at, mask_function, device) for at in (_FAR, _FAR + 1))
     except (IndexError, RuntimeError):
         # It indexes tables of this step, so it is a mask for these tokens only.
-        windows = {_OTHER_MASK}
-    window = windows.pop() if len(windows) == 1 else _OTHER_MASK
-    return torch.tensor(window, device=device).view(1, 1, 1, 1)
+        first = second = _OTHER_MASK
+    found = first if first == second else _OTHER_MASK
+    if first > 0 and second in (1, first + 1) and (chunk := _chunk(first, mask_function, device)):
+        found = _OTHER_MASK - chunk
+    return torch.tensor(found, device=device).view(1, 1, 1, 1)
 
 
-def _window_at(position: int, mask_function: Any, device: torch.device) -> int:
+def _num_visible(position: int, mask_function: Any, device: torch.device) -> int:
     """The number of visible tokens up to ``position``; 0 for all, `_OTHER_MASK` if there are
     gaps."""
     zero = torch.zeros((), dtype=torch.int64, device=device)
@@ -233,4 +262,13 @@ def _window_at(position: int, mask_function: Any, device: torch.device) -> int:
     return 0 if window == len(past) else window
 
 
-AttentionMaskInterface.register(NAME_WITH_MASKS, window_of_mask)
+def _chunk(num_visible: int, mask_function: Any, device: torch.device) -> int:
+    """The size of fixed chunks, of which the token at `_FAR` sees so many tokens; 0 if there are
+    none."""
+    start = _FAR + 1 - num_visible
+    before = _num_visible(start - 1, mask_function, device)
+    sees_chunks = before > 0 and start % before == 0
+    return before if sees_chunks and _num_visible(start, mask_function, device) == 1 else 0
+
+
+AttentionMaskInterface.register(NAME_WITH_MASKS, visible_of_mask)

@@ -40,30 +40,45 @@ SAME_LOGITS: dict[str, dict[str, Any]] = {
     "stablelm": {},  # does not pass its arguments on to attention
     "mixtral": {"num_local_experts": 4},
     "gpt2": {},
+    "gemma2": {"head_dim": 8, "sliding_window": 6},  # with soft caps
+    "vaultgemma": {"head_dim": 8, "sliding_window": 6},
+    "gpt_oss": {  # with sinks
+        "head_dim": 8,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 6,
+    },
+    "granite_swa": {"sliding_window": 6},
+    "mimo_v2_flash": {
+        "head_dim": 12,
+        "v_head_dim": 8,
+        "sliding_window": 6,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+    },
+    "llama4_text": {  # with chunks
+        "head_dim": 8,
+        "num_local_experts": 2,
+        "intermediate_size_mlp": 48,
+        "attention_chunk_size": 6,
+    },
+    "deepseek_v2": {  # whose keys are longer than its values
+        "num_key_value_heads": 4,
+        "first_k_dense_replace": 2,
+        "kv_lora_rank": 8,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 8,
+    },
 }
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "gemma2": ({"head_dim": 8}, "takes softcap"),
-    "gpt_oss": ({"head_dim": 8, "num_local_experts": 2}, "takes s_aux"),
     "bloom": ({}, "of its 2 layers 0 call a registered attention"),
     "gptj": ({"rotary_dim": 4}, "attention cannot be replaced"),
     "falcon_h1": (
         {"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8},
         "tokens of different requests would influence each other",
-    ),
-    "llama4_text": (
-        {"head_dim": 8, "num_local_experts": 2, "intermediate_size_mlp": 48},
-        "neither full nor a sliding window",
-    ),
-    "deepseek_v2": (
-        {
-            "first_k_dense_replace": 2,
-            "kv_lora_rank": 8,
-            "q_lora_rank": None,
-            "qk_nope_head_dim": 8,
-            "qk_rope_head_dim": 8,
-            "v_head_dim": 8,
-        },
-        r"unequal sizes \(16, 16, 8\)",
     ),
     "phi3": (
         {
