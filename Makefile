@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test engines chaos soak check types lint documents fmt bench release up
+.PHONY: help setup demo test engines chaos soak check types lint yaml documents fmt bench release up
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -60,7 +60,7 @@ soak: setup ## Send hostile traffic for half an hour (MINUTES=4: four minutes), 
 	    --out bench/results/soak.md
 
 check: setup ## Check format, lint, types, imports, duplicates, YAML, the Helm chart and the documentation
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target types lint documents
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target types lint yaml documents
 
 types:
 	$(BIN)/mypy
@@ -71,8 +71,10 @@ lint:
 	$(BIN)/ruff check .
 	$(BIN)/pylint cli shared gateway worker kernels warren.py tests bench infra docs examples
 
-documents:
+yaml:
 	$(BIN)/yamllint --strict -d '$(YAML_RULES)' docker-compose.yml infra docs
+
+documents:
 	$(BIN)/pytest -q tests/infra/test_helm.py tests/test_ground.py -k "helm or noun"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
 
