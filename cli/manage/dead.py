@@ -14,8 +14,9 @@ from cli.runtime import broker_of, user_name
 from cli.terminal import notices, output
 from shared import settings
 from shared.bus.base import MAX_PREFETCH, Bus
+from shared.bus.retry import CONNECT_TIMEOUT_S, connected_within
 from shared.dead_letters import DeadLetter, find, opened
-from shared.errors import BusUnavailable, InvalidRequest
+from shared.errors import InvalidRequest
 from shared.messages import JSON
 from shared.printable import printable
 from shared.settings import CommonSettings
@@ -24,7 +25,6 @@ from shared.telemetry import audit
 MAX_LETTERS = MAX_PREFETCH
 """All listed letters are held unacknowledged at the same time."""
 _SETTINGS = ("broker", "trusted_users", "audit_file")
-_CONNECT_TIMEOUT_S = 15
 _BUS_LOGGERS = ("aio_pika", "aiormq", Bus.__module__.rpartition(".")[0])
 _EVERY = "all"
 _NONE = "No dead letters."
@@ -202,20 +202,18 @@ async def _act(act: Act, bus: Bus, limit: int, trusted_users: tuple[str, ...]) -
 
 
 @asynccontextmanager
-async def _connected(bus: Bus, timeout_s: float = _CONNECT_TIMEOUT_S) -> AsyncIterator[None]:
+async def _connected(bus: Bus, timeout_s: float = CONNECT_TIMEOUT_S) -> AsyncIterator[None]:
     """Raises `BusUnavailable` if the broker cannot be reached within ``timeout_s``."""
     async with AsyncExitStack() as stack:
-        try:
-            async with asyncio.timeout(timeout_s):
-                await stack.enter_async_context(bus)
-                if not bus.is_connected:
-                    notices.print("Waiting for the broker ...")
-                await bus.wait_connected()
-        except TimeoutError:
-            raise BusUnavailable(
-                f"the broker could not be reached within {timeout_s:g} s; `warren doctor` finds "
-                "out why"
-            ) from None
+        await stack.enter_async_context(bus)
+        if not bus.is_connected:
+            notices.print("Waiting for the broker ...")
+        await connected_within(
+            bus,
+            timeout_s,
+            otherwise=f"the broker could not be reached within {timeout_s:g} s; `warren doctor` "
+            "finds out why",
+        )
         yield
 
 

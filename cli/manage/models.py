@@ -12,14 +12,13 @@ from cli.runtime import broker_of, user_name
 from cli.terminal import notices, output
 from shared import settings
 from shared.bus.base import Bus
-from shared.errors import BusUnavailable
+from shared.bus.retry import connected_within
 from shared.printable import printable
 from shared.retirement import remove_model, require_no_workers
 from shared.settings import CommonSettings
 from shared.telemetry import audit
 
 _SETTINGS = ("broker", "audit_file")
-_CONNECT_TIMEOUT_S = 15
 
 app = typer.Typer(help="List the models of gateways, and remove one.", no_args_is_help=True)
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="Name of the model.")]
@@ -66,11 +65,7 @@ def remove(
 
 async def _remove(bus: Bus, model: str, *, is_confirmed: bool) -> None:
     async with bus:
-        try:
-            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                await bus.wait_connected()
-        except TimeoutError:
-            raise BusUnavailable("the broker is unreachable") from None
+        await connected_within(bus, otherwise="the broker is unreachable")
         await require_no_workers(bus, model)
         if not is_confirmed:
             question = f"End the waiting jobs of {printable(model)} and delete its queues?"

@@ -41,6 +41,7 @@ from gateway.intake.key_usage import (
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.keys.tenant_limits import account_id_of
 from shared import topology
+from shared.bus import retry
 from shared.bus.base import Bus, Message
 from shared.errors import BusError, RateLimited, RequestError, Unavailable, WarrenError
 from shared.messages import (
@@ -401,8 +402,7 @@ class Limits:
                     for claim in self._waiting:
                         self._publish_usage_of(*claim.account_ids)
                     self.listen()
-                    await asyncio.sleep(self._retry_pause_s)
-                    await self._bus.wait_connected()
+                    await retry.pause(self._bus, self._retry_pause_s)
 
     async def _wait_decided(self, claim: Claim) -> None:
         """Wait until the claim is admitted and counted."""

@@ -20,6 +20,7 @@ from gateway.log.cursor import LogCursor, LogEnd
 from gateway.log.reply_queues import ReplyLog
 from gateway.log.stages import Stage, Transition, after
 from shared import topology
+from shared.bus import retry
 from shared.bus.base import Bus, Consumer, Message
 from shared.bus.subscribe import attaching
 from shared.bus.upkeep import report_unbound
@@ -356,8 +357,7 @@ class LogReading:
             except (BusUnavailable, PublishUnconfirmed, Unroutable, PublishRefused) as error:
                 facts = {"request_id": self._cursor.claim.request_id, "reason": error.code}
                 logger.warning("recreated log not begun, retrying", extra=facts)
-                await asyncio.sleep(_DOWN_PAUSE_S)
-                await self._bus.wait_connected()
+                await retry.pause(self._bus, _DOWN_PAUSE_S)
             else:
                 self._change(Transition.BEGUN)
                 return

@@ -15,6 +15,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import replace
 
 from shared import topology
+from shared.bus import retry
 from shared.bus.base import Bus, Consumer, Queue
 from shared.errors import BusError, BusUnavailable, QueueNotFound
 from shared.telemetry import incidents
@@ -177,8 +178,7 @@ class ReplyQueues:
                     await self._refill()
                 except BusError:
                     self._is_wanted.set()
-                    await asyncio.sleep(_RETRY_PAUSE_S)
-                    await self._bus.wait_connected()
+                    await retry.pause(self._bus, _RETRY_PAUSE_S)
         finally:
             self._is_wanted.set()  # for the caller that restarts this
             for spare in self._spare.values():

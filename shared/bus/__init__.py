@@ -2,6 +2,7 @@
 memory.
 
 `base` has the protocol, `base.Bus`, and its types; code outside depends on these only. `subscribe`
-consumes a queue across reconnections, and `temporary` declares a queue for as long as a block.
-Commands choose an implementation: `rabbit.RabbitBus`, or `memory.MemoryBus` for one process.
+consumes a queue across reconnections, `temporary` declares a queue for as long as a block, and
+`retry` waits for the broker and repeats calls. Commands choose an implementation:
+`rabbit.RabbitBus`, or `memory.MemoryBus` for one process.
 """

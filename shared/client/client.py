@@ -11,6 +11,7 @@ from typing import Any, Self, TypeAlias, TypedDict, TypeVar, Unpack
 from msgspec import structs
 
 from shared import topology
+from shared.bus import retry
 from shared.bus.base import Bus, Message
 from shared.bus.subscribe import attaching
 from shared.client.prompts import (
@@ -62,7 +63,6 @@ _WINDOW = 256
 """Jobs of a call that are in the queue of their model at once."""
 _DEFAULT = SamplingParams()
 _EXPIRES_S = 600.0
-_CONNECT_S = 15.0
 _BUSY_S = 30.0
 """Seconds for which another reader may hold a log. A connection that was killed holds it until the
 broker misses its heartbeat."""
@@ -111,12 +111,9 @@ class AsyncClient:
         be reached."""
         await self._bus.__aenter__()
         try:
-            async with asyncio.timeout(_CONNECT_S):
-                await self._bus.wait_connected()
-        except BaseException as error:
+            await retry.connected_within(self._bus, otherwise="The broker cannot be reached.")
+        except BaseException:
             await self._bus.__aexit__(None, None, None)
-            if isinstance(error, TimeoutError):
-                raise BusUnavailable("The broker cannot be reached.") from None
             raise
         return self
 
@@ -341,8 +338,7 @@ class _ClientLog:
                 # The run may have lost the broker together with this reader, which is no crash.
                 cut_off = () if self._reader.ticket is None else (self._reader.ticket,)
                 self._reader = LogReader(self._request_id, self._num_choices, cut_off)
-                await asyncio.sleep(backoff.pause_s)
-                await self._bus.wait_connected()
+                await retry.pause(self._bus, backoff.pause_s)
 
     async def catch_up(self) -> None:
         """Read what the log has so far. Raises `Unavailable` if it has another reader."""

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from shared import topology
+from shared.bus import retry
 from shared.bus.base import Bus, Delivery
 from shared.bus.subscribe import Attached, Lost, Subscription
 from shared.errors import BusUnavailable, QueueBusy
@@ -60,8 +61,7 @@ class Replies:
             try:
                 state = await self._bus.inspect(self._queue.name)
             except BusUnavailable:
-                await asyncio.sleep(_PAUSE_S)
-                await self._bus.wait_connected()
+                await retry.pause(self._bus, _PAUSE_S)
                 continue
             if state is None or state.num_ready == 0:
                 break

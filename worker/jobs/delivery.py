@@ -14,6 +14,7 @@ from functools import partial
 import msgspec
 
 from shared import topology
+from shared.bus import retry
 from shared.bus.base import DEATH_REASON_HEADER, Binding, Bus, Delivery, Message
 from shared.bus.subscribe import Subscription
 from shared.bus.upkeep import report_unbound
@@ -233,8 +234,7 @@ class ReplyPublisher:
                 await self._wait_or_raise(error, tries)
             except (BusUnavailable, PublishUnconfirmed):
                 pass
-            await asyncio.sleep(_RETRY_PAUSE_S)
-            await self._bus.wait_connected()
+            await retry.pause(self._bus, _RETRY_PAUSE_S)
 
     async def _wait_or_raise(self, error: PublishRefused | Unroutable, tries: _Tries) -> None:
         """Return if the event is to be sent again; raises ``error``, or `QueueDown`, otherwise."""
@@ -335,8 +335,7 @@ class Ledger:
                 message = Message(body, correlation_id=record.request_id)
                 await self._bus.publish(topology.LEDGER_RECORDS.bindings[0], message)
             except BusUnavailable:
-                await asyncio.sleep(_RETRY_PAUSE_S)
-                await self._bus.wait_connected()
+                await retry.pause(self._bus, _RETRY_PAUSE_S)
                 give_up_at = time.monotonic() + _RECORD_PATIENCE_S
             except BusError as error:
                 if self._is_losing or time.monotonic() > give_up_at:

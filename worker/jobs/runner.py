@@ -10,6 +10,7 @@ from functools import partial
 from typing import TypeAlias
 
 from shared.bus.base import Bus, Queue
+from shared.bus.retry import until_available
 from shared.errors import (
     BusError,
     BusUnavailable,
@@ -432,16 +433,11 @@ class JobRunner:
     async def _num_consumers(self, queue: Queue) -> int:
         """The number of a queue's consumers, or 0 if the broker does not say."""
         bus = self._workplace.bus
-        while True:
-            await bus.wait_connected()
-            try:
-                state = await bus.inspect(queue.name)
-            except BusUnavailable:
-                await asyncio.sleep(_CHECK_INTERVAL_S)
-            except BusError:
-                return 0
-            else:
-                return 0 if state is None else state.num_consumers
+        try:
+            state = await until_available(bus, partial(bus.inspect, queue.name), "peers not found")
+        except BusError:
+            return 0
+        return 0 if state is None else state.num_consumers
 
     async def _look_for_log(self) -> bool:
         with suppress(BusUnavailable):

@@ -16,12 +16,12 @@ from contextlib import suppress
 
 from shared import topology
 from shared.bus.base import Binding, Bus, Consumer, Message, Queue
+from shared.bus.retry import until_available
 from shared.bus.subscribe import Gathering, receive
 from shared.bus.temporary import temporary
 from shared.errors import (
     AccessRefused,
     BusError,
-    BusUnavailable,
     StartupError,
     UndecodableMessage,
 )
@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE_S = 0.25
 """Seconds allowed for the delivery of announcements."""
-_RETRY_PAUSE_S = 1.0
 _GROUPS_FACTOR = 4
 """The number of groups is a power of it, so that it seldom changes."""
 _REPEAT_AFTER_S = 2 * topology.ANNOUNCE_INTERVAL_S
@@ -193,16 +192,14 @@ async def hear_peers(
     Takes slightly more than an announcement interval if there are such workers, and no time
     otherwise.
     """
-    while True:
-        await bus.wait_connected()
-        try:
-            jobs = await bus.inspect(topology.jobs_queue(model, "interactive").name)
-            if jobs is None or not jobs.num_consumers:
-                return []
-            return await _listen(bus, model, worker_id, announce_interval_s + _PATIENCE_S)
-        except BusUnavailable as error:
-            logger.warning("peers not heard, retrying", extra={"reason": error.message})
-            await asyncio.sleep(_RETRY_PAUSE_S)
+
+    async def hear() -> list[Announcement]:
+        jobs = await bus.inspect(topology.jobs_queue(model, "interactive").name)
+        if jobs is None or not jobs.num_consumers:
+            return []
+        return await _listen(bus, model, worker_id, announce_interval_s + _PATIENCE_S)
+
+    return await until_available(bus, hear, "peers not heard")
 
 
 def compare(peers: list[Announcement], model: ServedModel) -> None:

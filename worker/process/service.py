@@ -12,9 +12,10 @@ from itertools import islice
 
 from shared import topology
 from shared.bus.base import MAX_PREFETCH, Binding, Bus, Message, Queue
+from shared.bus.retry import until_available
 from shared.bus.subscribe import receive
 from shared.bus.upkeep import Upkeep
-from shared.errors import AccessRefused, BusError, BusUnavailable, StartupError
+from shared.errors import AccessRefused, BusError, StartupError
 from shared.messages import (
     AdmissionAnswer,
     Announcement,
@@ -58,7 +59,6 @@ _MAX_NAMED_JOBS = 10
 _PROGRESS_INTERVAL_S = 5.0
 """Seconds between the lines about draining."""
 _BALANCE_INTERVAL_S = 0.25
-_RETRY_PAUSE_S = 1.0
 _PAUSE_AGAIN_S = 0.5
 _ANNOUNCED_WITHIN_S = 2.0
 """Seconds to wait for a confirmation, which needs every process that listens."""
@@ -257,16 +257,12 @@ class Worker:
 
     async def _declare(self) -> None:
         """Declare the topology as soon as the broker is reachable."""
-        while True:
-            await self._bus.wait_connected()
-            try:
-                await topology.declare_worker(self._bus, self._model.name, self._id)
-                self._consumers += await self._declare_own()
-            except BusUnavailable as error:
-                logger.warning("queues not declared, retrying", extra={"reason": error.message})
-                await asyncio.sleep(_RETRY_PAUSE_S)
-            else:
-                return
+
+        async def declare() -> list[JobConsumer]:
+            await topology.declare_worker(self._bus, self._model.name, self._id)
+            return await self._declare_own()
+
+        self._consumers += await until_available(self._bus, declare, "queues not declared")
 
     async def _declare_own(self) -> list[JobConsumer]:
         """Declare the queues that not all workers of the model consume; returns their

@@ -493,7 +493,11 @@ async def test_prompts_in_tools_count_before_they_run(
             asyncio.create_task(gateway.http.post(CHAT, json=body, headers=headers))
             for _ in range(8)
         ]
-        await worker.wait_until(lambda: bool(worker.jobs))
+
+        async def are_all_decided() -> bool:
+            return sum(one.done() for one in asking) == 7 and bool(worker.jobs)
+
+        await eventually(are_all_decided)
         held.set()
         answers = [await one for one in asking]
 
