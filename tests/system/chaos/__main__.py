@@ -34,7 +34,15 @@ from tests.system.chaos.batches import (
     short_questions,
 )
 from tests.system.chaos.callers import Question
-from tests.system.chaos.campaign import Campaign, Plan, Row, answers
+from tests.system.chaos.campaign import (
+    Campaign,
+    Check,
+    Plan,
+    Row,
+    answers,
+    equals_its_log,
+    equals_undisturbed,
+)
 from tests.system.chaos.cluster import ClusterFaults, url_of
 from tests.system.chaos.deployment import (
     SHORT_GRACE,
@@ -47,6 +55,7 @@ from tests.system.chaos.engines import MODEL, EngineFaults, engine_workers
 from tests.system.chaos.equal import equal_requests
 from tests.system.chaos.ledger import ledger_row
 from tests.system.chaos.poison import poison
+from tests.system.chaos.promises import promise_options, promise_rows
 from tests.system.chaos.surroundings import surroundings
 from worker.checkpoints import store
 
@@ -102,7 +111,7 @@ async def campaign(
     questions: list[Question],
     *,
     do_processes_live: bool = False,
-    is_exact: bool = True,
+    check: Check = equals_undisturbed,
 ) -> list[Row]:
     """Run the faults of a plan while callers stream, and check that nothing is left of them but
     their usage records.
@@ -111,7 +120,7 @@ async def campaign(
     """
     expected = await answers(deployment, questions)
     before = ground.usages(deployment.processes) if do_processes_live else {}
-    rows = await Campaign(deployment, expected, num_callers, is_exact=is_exact).run(plan)
+    rows = await Campaign(deployment, expected, num_callers, check=check).run(plan)
     await asyncio.to_thread(ground.wait_clean, node, deployment, before)
     return [*rows, await asyncio.to_thread(ledger_row, deployment.data_dir, rows)]
 
@@ -312,7 +321,7 @@ async def engines(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) 
                     scale(plan),
                     num_callers,
                     greedy_questions(),
-                    is_exact=False,
+                    check=equals_its_log,
                 )
             finally:
                 faults.wake_all()
@@ -368,10 +377,26 @@ async def equal(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]
     return [row]
 
 
+async def promises(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
+    """Forks, receipts, audits and deadlines, while workers and gateways are killed."""
+    async with deployment_at(node, logs, gateway_options=promise_options(logs)) as deployment:
+        plan: Plan = {
+            "forks: worker and gateway killed": (deployment.kill_worker_and_gateway, 12),
+            "receipts: worker and gateway killed": (deployment.kill_worker_and_gateway, 12),
+            "audits: worker killed": (deployment.kill_worker, 12),
+            "deadlines: worker killed": (deployment.kill_worker, 12),
+        }
+        expected = await answers(deployment, echo_questions())
+        rows = await promise_rows(deployment, expected, num_callers, scale(plan))
+        await asyncio.to_thread(ground.wait_clean, node, deployment, {})
+        return [*rows, await asyncio.to_thread(ledger_row, deployment.data_dir, rows)]
+
+
 PARTS: dict[str, Part] = {
     "processes": processes,
     "deadly": deadly,
     "equal": equal,
+    "promises": promises,
     "broker": broker,
     "cluster": cluster,
     "power": power,

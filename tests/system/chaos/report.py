@@ -14,7 +14,7 @@ from tests.system.chaos.campaign import Row
 _TITLE = "Every stream beside its undisturbed run"
 _PACKAGES = ("aio-pika", "aiormq", "torch")
 _COLUMNS: dict[str, Callable[[Row], str]] = {
-    "fault": lambda row: row.fault,
+    "fault": lambda row: row.title,
     "tries": lambda row: str(row.num_tries),
     "streams": lambda row: str(row.tally.num_streams),
     "left": lambda row: str(row.tally.num_left),
