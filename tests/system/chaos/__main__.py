@@ -47,6 +47,7 @@ from tests.system.chaos.cluster import ClusterFaults, url_of
 from tests.system.chaos.deployment import (
     SHORT_GRACE,
     SHORT_SILENCE,
+    SPOT_TRACE,
     Deployment,
     random_model_workers,
     varied_workers,
@@ -128,10 +129,12 @@ async def campaign(
 async def processes(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
     """Processes come and go; broker and network are well."""
     async with deployment_at(node, logs) as deployment:
+        replay = functools.partial(deployment.replay, SPOT_TRACE)
         plan: Plan = {
             "worker killed": (deployment.kill_worker, 70),
             "worker drained": (deployment.drain_worker, 20),
             "worker's machine taken away": (deployment.reclaim_machine, 20),
+            "machines taken away by a trace": (replay, 3),
             "gateway killed": (deployment.kill_gateway, 36),
             "gateway drained": (deployment.drain_gateway, 10),
             "worker and gateway killed": (deployment.kill_worker_and_gateway, 16),
