@@ -384,10 +384,10 @@ async def promises(node: RabbitNode, logs: Path, num_callers: int, scale: Scale)
     """Forks, receipts, audits and deadlines, while workers and gateways are killed."""
     async with deployment_at(node, logs, gateway_options=promise_options(logs)) as deployment:
         plan: Plan = {
-            "forks: worker and gateway killed": (deployment.kill_worker_and_gateway, 12),
-            "receipts: worker and gateway killed": (deployment.kill_worker_and_gateway, 12),
-            "audits: worker killed": (deployment.kill_worker, 12),
-            "deadlines: worker killed": (deployment.kill_worker, 12),
+            "forks: worker and gateway killed": (deployment.kill_worker_and_gateway, 8),
+            "receipts: worker and gateway killed": (deployment.kill_worker_and_gateway, 8),
+            "audits: worker killed": (deployment.kill_worker, 8),
+            "deadlines: worker killed": (deployment.kill_worker, 8),
         }
         expected = await answers(deployment, echo_questions())
         rows = await promise_rows(deployment, expected, num_callers, scale(plan))
