@@ -56,7 +56,7 @@ from tests.system.chaos.engines import MODEL, EngineFaults, engine_workers
 from tests.system.chaos.equal import equal_requests
 from tests.system.chaos.ledger import ledger_row
 from tests.system.chaos.poison import poison
-from tests.system.chaos.promises import promise_options, promise_rows
+from tests.system.chaos.promises import AUDIT_ALL, promise_rows, sign_with_key_in
 from tests.system.chaos.surroundings import surroundings
 from worker.checkpoints import store
 
@@ -382,7 +382,8 @@ async def equal(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]
 
 async def promises(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
     """Forks, receipts, audits and deadlines, while workers and gateways are killed."""
-    async with deployment_at(node, logs, gateway_options=promise_options(logs)) as deployment:
+    options = [sign_with_key_in(logs), AUDIT_ALL]
+    async with deployment_at(node, logs, gateway_options=options) as deployment:
         plan: Plan = {
             "forks: worker and gateway killed": (deployment.kill_worker_and_gateway, 8),
             "receipts: worker and gateway killed": (deployment.kill_worker_and_gateway, 8),

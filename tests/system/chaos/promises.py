@@ -38,12 +38,14 @@ _QUIET_S = 5.0
 _AUDITS = "warren_gateway_audits_total{"
 
 
-def promise_options(directory: Path) -> list[str]:
-    """Options of gateways that sign receipts with a new key in ``directory``, and have every answer
-    audited."""
+AUDIT_ALL = "--audit-share=1"
+
+
+def sign_with_key_in(directory: Path) -> str:
+    """The option of gateways that sign receipts with a new key, which is kept in ``directory``."""
     keys = directory / "receipts.pem"
     keys.write_bytes(OKPKey.generate_key("Ed25519").as_pem(private=True))
-    return [f"--receipt-keys-file={keys}", "--audit-share=1"]
+    return f"--receipt-keys-file={keys}"
 
 
 async def promise_rows(
