@@ -38,6 +38,7 @@ from tests.support.deployment.processes import NO_TLS
 from tests.support.metrics import sample
 
 _HEDGES = "warren_gateway_hedges_total"
+_COMPUTED = ("warren_worker_prompt_tokens_total", "warren_worker_generation_tokens_total")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,17 @@ class Run:
     """Of the requests that count."""
     hedges: Mapping[Outcome, float]
     """By outcome, of all requests."""
+    num_tokens: int
+    """Tokens of all prompts and answers."""
+    num_computed: float
+    """Tokens that the workers have computed. A prompt counts as soon as a worker begins its job, so
+    this is a little too high."""
     other_cores: float
+
+    @property
+    def computed_twice(self) -> float:
+        """The extra work, as a share of the work that was asked for."""
+        return self.num_computed / self.num_tokens - 1
 
 
 def prompt(number: int, text: str, num_chars: int) -> str:
@@ -102,12 +113,20 @@ async def measure(broker: str, plan: Plan, system: System, text: str) -> Run:
             outcome: await asyncio.to_thread(sample, fleet.gateway, _HEDGES, outcome=outcome)
             for outcome in OUTCOMES
         }
+        num_computed = [
+            await asyncio.to_thread(sample, worker, name)
+            for worker in fleet.workers
+            for name in _COMPUTED
+        ]
         other_cores = others.cores()
+    prompts = [turn.num_prompt_tokens for one in conversations for turn in one.turns]
     return Run(
         system=system,
         answers=[one.messages[-1]["content"] for one in conversations],
         ttfts_s=[turn.ttft_s for one in conversations[plan.num_first :] for turn in one.turns],
         hedges=hedges,
+        num_tokens=sum(prompts) + len(prompts) * plan.answer_tokens,
+        num_computed=sum(num_computed),
         other_cores=other_cores,
     )
 
@@ -131,6 +150,7 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
             "ttft_p99_ms": _ttft_ms(run, 99),
             "p99_ratio": _ttft_ms(run, 99) / first_p99_ms,
             **{f"hedges_{outcome}": num / len(run.answers) for outcome, num in run.hedges.items()},
+            "computed_twice": run.computed_twice,
             "other_cores": run.other_cores,
         }
         for run in runs
@@ -148,6 +168,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
         ("p99", "ttft_p99_ms", "{:.0f}"),
         ("p99 ratio", "p99_ratio", "{:.2f}x"),
         *((f"hedges {outcome}", f"hedges_{outcome}", "{:.1%}") for outcome in OUTCOMES),
+        ("computed twice", "computed_twice", "{:.1%}"),
         ("others", "other_cores", "{:.1f}"),
     ]
     table = Table("system", title="Streams of a fleet")

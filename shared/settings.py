@@ -181,13 +181,15 @@ def _check_secret(secret: SecretStr) -> SecretStr:
     return secret
 
 
-_CLOUDS = ("aws", "gcp", "azure")
+_NOTICE = re.compile(r"(aws|gcp|azure)(=https?://[^\s/?#]+/?)?|signal:SIG(USR1|USR2|HUP)")
 
 
 def _check_notice(place: str) -> str:
-    if place and place not in _CLOUDS and not Path(place).is_absolute():
+    if place and not _NOTICE.fullmatch(place) and not Path(place).is_absolute():
         raise PydanticCustomError(
-            "no_place_of_notice", "expected aws, gcp, azure or an absolute path"
+            "no_place_of_notice",
+            "expected aws, gcp or azure, which may be followed by =http://ADDRESS; "
+            "signal:SIGUSR1, signal:SIGUSR2 or signal:SIGHUP; or an absolute path",
         )
     return place
 
@@ -668,9 +670,10 @@ class WorkerSettings(CommonSettings, ModelSettings):
     interruption_notice: Annotated[str, AfterValidator(_check_notice)] = Field(
         "",
         description="Where this machine learns that it ends soon: aws, gcp or azure for the "
-        "metadata of a spot instance, or the absolute path of a file that appears then. The worker "
-        "hands its jobs over at once, without WARREN_DRAIN_GRACE_S. Unset: nowhere. Set it on "
-        "machines that may be taken away.",
+        "metadata of a spot instance, or for example aws=http://127.0.0.1:1338 where the metadata "
+        "has another address; signal:SIGUSR1, SIGUSR2 or SIGHUP for a signal to the worker; or the "
+        "absolute path of a file that appears then. The worker hands its jobs over at once, "
+        "without WARREN_DRAIN_GRACE_S. Unset: nowhere. Set it on machines that may be taken away.",
     )
 
     @property

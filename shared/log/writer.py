@@ -60,6 +60,10 @@ class LogWriter:
     def is_ended(self) -> bool:
         return all(chain.is_finished for chain in self.chains)
 
+    def missing(self, choice: int, given_ids: Sequence[int]) -> Sequence[int]:
+        """Of the tokens with which a choice has to begin, those that the log does not have yet."""
+        return given_ids[len(self.chains[choice].token_ids) :]
+
     def delta(
         self,
         choice: int,

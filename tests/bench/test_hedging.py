@@ -13,6 +13,8 @@ def run_of(name: str, ttfts_s: tuple[float, ...], answers: tuple[str, ...] = ("a
         answers=answers,
         ttfts_s=ttfts_s,
         hedges={"won": 1.0, "lost": 0.0, "cancelled": 0.0},
+        num_tokens=400,
+        num_computed=420.0,
         other_cores=0.0,
     )
 
@@ -24,6 +26,12 @@ def test_the_slow_fleet_is_compared_with_the_fleet_of_equal_workers() -> None:
 
     assert row["p99_ratio"] == pytest.approx(1.5)
     assert row["hedges_won"] == 0.5
+
+
+def test_the_tokens_that_no_client_asked_for_are_a_share_of_those_that_clients_have() -> None:
+    (row,) = summary([run_of("hedged", (0.1,))])
+
+    assert row["computed_twice"] == pytest.approx(0.05)
 
 
 def test_systems_that_answer_differently_are_not_compared() -> None:

@@ -130,11 +130,23 @@ ENGINE: dict[str, Any] = {
         }
     }
 }
+
+
+def recipe(heading: str) -> dict[str, Any]:
+    """The values that a section of the page about Kubernetes shows."""
+    page = (ROOT / "docs" / "deployment" / "kubernetes.md").read_text()
+    section = page.split(f"## {heading}\n")[1].split("\n## ")[0]
+    values: dict[str, Any] = yaml.safe_load(section.split("```yaml\n")[1].split("```")[0])
+    return values
+
+
+SPOT = recipe("Spot nodes")
 VALUES: dict[str, dict[str, Any]] = {
     "defaults": {},
     "engine": ENGINE,
     "shared": SHARED,
     "everything": EVERYTHING,
+    "spot": SPOT,
     "existing": {
         "broker": {"mode": "existing", "existingSecret": "broker"},
         "gateway": {"existingSecret": "secret", "volume": {"existingClaim": "files"}},
@@ -841,6 +853,24 @@ def test_an_annotation_of_the_users_own_replaces_that_of_the_chart() -> None:
     annotations = annotations_of_ingress({"ingress": ingress})
     assert annotations[BODY_SIZE] == "1g"
     assert annotations["nginx.ingress.kubernetes.io/proxy-buffering"] == "off"
+
+
+def test_spot_workers_may_ask_for_the_notice_that_they_wait_for() -> None:
+    manifests = render(SPOT)
+
+    worker = find(manifests, "Deployment", "warren-worker-spot")
+    policies = [one["spec"] for one in manifests if one["kind"] == "NetworkPolicy"]
+    allowed = [
+        to["ipBlock"]["cidr"]
+        for policy in policies
+        if "worker" in json.dumps(policy["podSelector"])
+        for rule in policy.get("egress", [])
+        for to in rule.get("to", [])
+        if "ipBlock" in to
+    ]
+    place = variables_of(worker)["WARREN_INTERRUPTION_NOTICE"]
+    assert WorkerSettings(interruption_notice=place).interruption_notice == "aws"
+    assert "169.254.169.254/32" in allowed
 
 
 def test_a_broker_of_the_users_own_is_left_alone() -> None:

@@ -20,6 +20,7 @@ from tests.system.chaos.deployment import (
 from tests.system.chaos.equal import equal_requests
 from tests.system.chaos.ledger import ledger_row
 from tests.system.chaos.poison import poison
+from tests.system.chaos.promises import Receipts, sign_with_key_in
 from tests.system.chaos.surroundings import surroundings
 
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(600)]
@@ -46,7 +47,7 @@ async def test_no_fault_takes_a_stream_with_it(own_broker: RabbitNode, tmp_path:
             tmp_path,
             worker_url=around.workers.url,
             gateway_url=around.gateways.url,
-            gateway_options=[SHORT_GRACE],
+            gateway_options=[SHORT_GRACE, sign_with_key_in(tmp_path)],
             gateway_tuning=SHORT_SILENCE,
             start_worker=slow_worker,
             num_workers=2,
@@ -62,7 +63,8 @@ async def test_no_fault_takes_a_stream_with_it(own_broker: RabbitNode, tmp_path:
         }
         expected = await answers(deployment, [*QUESTIONS, OF_ALL])
         for_all = expected.pop(OF_ALL)
-        rows = await Campaign(deployment, expected, NUM_CALLERS).run(plan)
+        receipts = await Receipts.of(deployment)
+        rows = await Campaign(deployment, expected, NUM_CALLERS, check=receipts.check).run(plan)
         rows.append(await poison(deployment, expected, num_innocent=11, num_deadly=1))
         await asyncio.to_thread(ground.wait_clean, own_broker, deployment, {})
         rows.append(await asyncio.to_thread(ledger_row, deployment.data_dir, rows))

@@ -337,11 +337,11 @@ class ChoiceWriter:
     def give(self, token_ids: Sequence[int]) -> Iterator[TokenDelta | Finished]:
         """The events for the tokens with which the choice begins, as far as the log does not have
         them yet."""
-        known = len(self._chain.token_ids)
-        for start in range(known, len(token_ids), _MAX_EVENT_TOKENS):
+        missing = self._log.missing(self._choice, token_ids)
+        for start in range(0, len(missing), _MAX_EVENT_TOKENS):
             if self.is_finished:
                 return
-            part = token_ids[start : start + _MAX_EVENT_TOKENS]
+            part = missing[start : start + _MAX_EVENT_TOKENS]
             identity = SequenceId("", self._choice)
             event = self.advance([StepOutput(identity, token_id) for token_id in part])
             if event is not None:

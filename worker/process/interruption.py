@@ -1,4 +1,5 @@
-"""Notices that this machine ends soon, as clouds give to spot instances, and operators in a file.
+"""Notices that this machine ends soon: clouds give them to spot instances in their metadata, and
+operators in a file or with a signal.
 
 Each cloud has a metadata server that only its machines reach. Sources: AWS, "Spot Instance
 interruption notices" and "Use IMDSv2"; Google, "Spot VMs" (``instance/preempted``); Azure,
@@ -6,8 +7,9 @@ interruption notices" and "Use IMDSv2"; Google, "Spot VMs" (``instance/preempted
 """
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
@@ -17,6 +19,8 @@ _LIFETIME_S = "300"
 """AWS's tokens are valid for so many seconds; each look uses a new token."""
 UNREADABLE = (httpx.HTTPError, OSError, ValueError)
 """What `read_notice` raises if there may be a notice that it cannot read."""
+SIGNAL = "signal:"
+"""The beginning of a place of notice that is a signal."""
 _ENDINGS_OF_AZURE = frozenset({"Preempt", "Terminate"})
 
 
@@ -66,14 +70,18 @@ CLOUDS: Mapping[str, MetadataServer] = {
 
 
 async def read_notice(place: str, clouds: Mapping[str, MetadataServer] = CLOUDS) -> str:
-    """The notice at ``place``, the name of a cloud or the path of a file, which gives notice as
-    soon as it exists; an empty string if there is none.
+    """The notice at ``place``; an empty string if there is none. A place is the name of a cloud,
+    which may be followed by ``=`` and the address of its metadata server, or the path of a file,
+    which gives notice as soon as it exists. A signal is no notice before it comes.
 
     Raises the errors of `UNREADABLE`: `ValueError` for an answer that is no metadata.
     """
-    if place not in clouds:
+    name, _, url = place.partition("=")
+    if place.startswith(SIGNAL):
+        return ""
+    if name not in clouds:
         return place if await asyncio.to_thread(Path(place).exists) else ""
-    server = clouds[place]
+    server = replace(clouds[name], url=url) if url else clouds[name]
     async with httpx.AsyncClient(
         base_url=server.url, timeout=_TIMEOUT_S, trust_env=False
     ) as client:
@@ -90,7 +98,10 @@ async def wait_for_notice(
     clouds: Mapping[str, MetadataServer] = CLOUDS,
 ) -> str:
     """The notice at ``place``, once there is one. A look that fails is repeated like any other, and
-    ``failed`` is called with its error and the number of looks that have failed in a row."""
+    ``failed`` is called with its error and the number of looks that have failed in a row. A signal
+    is heard at once."""
+    if place.startswith(SIGNAL):
+        return await _received(signal.Signals[place.removeprefix(SIGNAL)])
     num_failed = 0
     while True:
         try:
@@ -101,3 +112,12 @@ async def wait_for_notice(
             num_failed += 1
             failed(error, num_failed)
         await asyncio.sleep(interval_s)
+
+
+async def _received(signum: signal.Signals) -> str:
+    """The name of a signal, once it comes. Further signals change nothing: their default action
+    would end the process while it hands its jobs over."""
+    received = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signum, received.set)
+    await received.wait()
+    return signum.name

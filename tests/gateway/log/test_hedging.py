@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
+from gateway.log import hedging
 from gateway.log.hedging import Expectation
 from shared.bus.memory import MemoryBroker
 from tests.support.engines.brake import Brake
@@ -17,6 +18,7 @@ from tests.support.workers.synthetic import echo_worker
 NUM_TAUGHT = 24
 NUM_TOKENS = 400
 """So many that the gateway looks at each stream several times."""
+NUM_FEW_TOKENS = 60
 STEP_S = 0.002
 
 
@@ -49,9 +51,9 @@ async def hedges(gateway: LiveGateway) -> dict[str, float]:
     return {one: total(text, name, outcome=one) for one in ("won", "lost", "cancelled")}
 
 
-async def teach(gateway: LiveGateway) -> list[str]:
+async def teach(gateway: LiveGateway, num_tokens: int = NUM_TOKENS) -> list[str]:
     """Let a gateway learn what to expect; returns the texts of the answers."""
-    return await asyncio.gather(*(ask(gateway, number) for number in range(NUM_TAUGHT)))
+    return await asyncio.gather(*(ask(gateway, number, num_tokens) for number in range(NUM_TAUGHT)))
 
 
 @pytest.mark.parametrize("num_steps", [0, 12], ids=["before its first token", "in mid-stream"])
@@ -84,6 +86,38 @@ async def test_a_worker_that_is_alone_is_not_hedged(
         await asyncio.gather(*(ask(gateway, number, num_tokens=600) for number in range(4)))
 
         assert sum((await hedges(gateway)).values()) == 0
+
+
+async def test_streams_are_not_hedged_any_more_once_the_share_of_extra_work_is_used_up(
+    broker: MemoryBroker,
+    fleet: AsyncExitStack,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "gateway.log.hedging")
+    brakes = [Brake(), Brake()]
+    for brake in brakes:
+        await fleet.enter_async_context(echo_worker(broker, brake=brake))
+    async with live_gateway(broker) as gateway:
+        taught = brakes[0].allow_until(brakes[1].allow_until(teach(gateway, NUM_FEW_TOKENS)))
+        expected = await taught
+        monkeypatch.setattr(hedging, "_MOST_ADVANCED", 2.0)
+        num_before = num_hedged(caplog)
+
+        asking = [asyncio.create_task(ask(gateway, k, NUM_FEW_TOKENS)) for k in range(8)]
+        while num_hedged(caplog) < num_before + 2:  # noqa: ASYNC110 (the gateway tells nobody)
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.5)  # ten looks at eight streams, all of which stand still
+        num_sent = num_hedged(caplog) - num_before
+        for brake in brakes:
+            brake.release()
+
+        assert num_sent == 2
+        assert await asyncio.gather(*asking) == expected[:8]
+
+
+def num_hedged(caplog: pytest.LogCaptureFixture) -> int:
+    return sum(record.message == "request hedged" for record in caplog.records)
 
 
 def test_a_slow_worker_does_not_change_what_is_expected_of_all() -> None:

@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from gateway.once.copies import CopyWriter
-from shared.log import Action, LogReader, Relay, Run
+from shared.log import Action, LogReader, LogWriter, Relay, Run
 from shared.log.writer import Attempt, Verdict
 from shared.messages import (
     Cancel,
@@ -27,6 +27,7 @@ from shared.messages import (
     Started,
     TokenDelta,
 )
+from tests.shared.log.simulation.forks import ForkedSchedule
 from tests.shared.log.simulation.model import Model
 from tests.shared.log.simulation.schedule import Schedule
 
@@ -109,13 +110,32 @@ def a_shared_model(seed: int) -> Model:
     return replace(new_models[seed % len(new_models)](seed), is_shared=True)
 
 
+def a_forked_model(seed: int) -> Model:
+    new_models = (
+        a_model,
+        a_seeded_model,
+        a_model_with_a_deadline,
+        a_mixed_fleet,
+        a_fleet_with_an_affinity_target,
+        a_model_with_a_left_job,
+        a_hedged_model,
+        a_deadly_model,
+        a_shared_model,
+    )
+    return new_models[seed % len(new_models)](seed)
+
+
 def first_failure(
-    seeds: Iterable[int], new_model: Callable[[int], Model] = a_model, **guards: Any
+    seeds: Iterable[int],
+    new_model: Callable[[int], Model] = a_model,
+    *,
+    schedule_class: type[Schedule | ForkedSchedule] = Schedule,
+    **guards: Any,
 ) -> str | None:
     """The error of the first schedule that breaks a promise."""
     for seed in seeds:
         try:
-            Schedule(seed, replace(new_model(seed), **guards)).run()
+            schedule_class(seed, replace(new_model(seed), **guards)).run()
         except AssertionError as error:
             return f"seed {seed}: {error}"
     return None
@@ -188,6 +208,13 @@ def test_second_writers_lose_repeat_and_change_nothing() -> None:
 @pytest.mark.timeout(600)
 def test_equal_requests_read_one_log_to_its_end() -> None:
     failure = first_failure(SEEDS, a_shared_model)
+
+    assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
+
+
+@pytest.mark.timeout(600)
+def test_forks_begin_with_the_tokens_of_their_streams() -> None:
+    failure = first_failure(SEEDS, a_forked_model, schedule_class=ForkedSchedule)
 
     assert failure is None, f"{failure}; replay it with WARREN_TEST_SEED"
 
@@ -484,6 +511,38 @@ class NoCopyAtFailures(CopyWriter):
 def test_without_a_guard_of_copies_a_schedule_fails(seed: int, guard: dict[str, Any]) -> None:
     assert first_failure([seed], a_shared_model) is None
     assert first_failure([seed], a_shared_model, **guard) is not None
+
+
+def gives_all(log: LogWriter, choice: int, given_ids: Sequence[int]) -> Sequence[int]:
+    """Writes the given tokens again behind the tokens that the log has."""
+    return given_ids
+
+
+def gives_once(log: LogWriter, choice: int, given_ids: Sequence[int]) -> Sequence[int]:
+    """Takes the given tokens for complete if there are any."""
+    return () if log.chains[choice].token_ids else given_ids
+
+
+def gives_to_the_first(log: LogWriter, choice: int, given_ids: Sequence[int]) -> Sequence[int]:
+    """Writes the given tokens of one choice only."""
+    return () if choice else log.missing(choice, given_ids)
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        {"missing": gives_all},
+        {"missing": gives_once},
+        {"missing": gives_to_the_first},
+        {"origin_reader_class": AnyAttempt},
+        {"origin_reader_class": AnyPlace},
+    ],
+)
+def test_without_a_guard_of_forks_a_schedule_fails(guard: dict[str, Any]) -> None:
+    failure = first_failure(range(1000), a_forked_model, schedule_class=ForkedSchedule, **guard)
+
+    assert failure is not None
+    assert "begins with" in failure
 
 
 def test_a_record_that_comes_after_the_end_may_be_lost() -> None:

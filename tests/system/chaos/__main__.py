@@ -34,11 +34,20 @@ from tests.system.chaos.batches import (
     short_questions,
 )
 from tests.system.chaos.callers import Question
-from tests.system.chaos.campaign import Campaign, Plan, Row, answers
+from tests.system.chaos.campaign import (
+    Campaign,
+    Check,
+    Plan,
+    Row,
+    answers,
+    equals_its_log,
+    equals_undisturbed,
+)
 from tests.system.chaos.cluster import ClusterFaults, url_of
 from tests.system.chaos.deployment import (
     SHORT_GRACE,
     SHORT_SILENCE,
+    SPOT_TRACE,
     Deployment,
     random_model_workers,
     varied_workers,
@@ -47,6 +56,7 @@ from tests.system.chaos.engines import MODEL, EngineFaults, engine_workers
 from tests.system.chaos.equal import equal_requests
 from tests.system.chaos.ledger import ledger_row
 from tests.system.chaos.poison import poison
+from tests.system.chaos.promises import AUDIT_ALL, promise_rows, sign_with_key_in
 from tests.system.chaos.surroundings import surroundings
 from worker.checkpoints import store
 
@@ -102,7 +112,7 @@ async def campaign(
     questions: list[Question],
     *,
     do_processes_live: bool = False,
-    is_exact: bool = True,
+    check: Check = equals_undisturbed,
 ) -> list[Row]:
     """Run the faults of a plan while callers stream, and check that nothing is left of them but
     their usage records.
@@ -111,7 +121,7 @@ async def campaign(
     """
     expected = await answers(deployment, questions)
     before = ground.usages(deployment.processes) if do_processes_live else {}
-    rows = await Campaign(deployment, expected, num_callers, is_exact=is_exact).run(plan)
+    rows = await Campaign(deployment, expected, num_callers, check=check).run(plan)
     await asyncio.to_thread(ground.wait_clean, node, deployment, before)
     return [*rows, await asyncio.to_thread(ledger_row, deployment.data_dir, rows)]
 
@@ -119,10 +129,12 @@ async def campaign(
 async def processes(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
     """Processes come and go; broker and network are well."""
     async with deployment_at(node, logs) as deployment:
+        replay = functools.partial(deployment.replay, SPOT_TRACE)
         plan: Plan = {
             "worker killed": (deployment.kill_worker, 70),
             "worker drained": (deployment.drain_worker, 20),
             "worker's machine taken away": (deployment.reclaim_machine, 20),
+            "machines taken away by a trace": (replay, 3),
             "gateway killed": (deployment.kill_gateway, 36),
             "gateway drained": (deployment.drain_gateway, 10),
             "worker and gateway killed": (deployment.kill_worker_and_gateway, 16),
@@ -312,7 +324,7 @@ async def engines(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) 
                     scale(plan),
                     num_callers,
                     greedy_questions(),
-                    is_exact=False,
+                    check=equals_its_log,
                 )
             finally:
                 faults.wake_all()
@@ -368,10 +380,27 @@ async def equal(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]
     return [row]
 
 
+async def promises(node: RabbitNode, logs: Path, num_callers: int, scale: Scale) -> list[Row]:
+    """Forks, receipts, audits and deadlines, while workers and gateways are killed."""
+    options = [sign_with_key_in(logs), AUDIT_ALL]
+    async with deployment_at(node, logs, gateway_options=options) as deployment:
+        plan: Plan = {
+            "forks: worker and gateway killed": (deployment.kill_worker_and_gateway, 8),
+            "receipts: worker and gateway killed": (deployment.kill_worker_and_gateway, 8),
+            "audits: worker killed": (deployment.kill_worker, 8),
+            "deadlines: worker killed": (deployment.kill_worker, 8),
+        }
+        expected = await answers(deployment, echo_questions())
+        rows = await promise_rows(deployment, expected, num_callers, scale(plan))
+        await asyncio.to_thread(ground.wait_clean, node, deployment, {})
+        return [*rows, await asyncio.to_thread(ledger_row, deployment.data_dir, rows)]
+
+
 PARTS: dict[str, Part] = {
     "processes": processes,
     "deadly": deadly,
     "equal": equal,
+    "promises": promises,
     "broker": broker,
     "cluster": cluster,
     "power": power,

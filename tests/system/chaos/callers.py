@@ -9,6 +9,7 @@ import logging
 import random
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ _PASSING_CODES = {"service_unavailable", "taken_over", "broker_unavailable"}
 """Codes of errors after which a client should retry, at any gateway."""
 _LIMITED_STATUS = 429
 _GONE_STATUS = 410
+_TOKEN_ID = "token_id:"
 _MAX_EVENTS_READ = 30
 _LEAVES_WITHIN_S = 2.0
 _SHARE_DELETED = 0.25
@@ -44,9 +46,13 @@ class Question:
     max_tokens: int
     seed: int
     temperature: float = 1.0
+    timeout_s: float = 300
+    has_receipt: bool = False
+    """Whether the stream has the ids of its tokens, and ends with a receipt."""
 
     @property
     def body(self) -> dict[str, object]:
+        with_ids = {"receipt": True, "logprobs": 0, "return_tokens_as_token_ids": True}
         return {
             "model": self.model,
             "prompt": self.prompt,
@@ -55,7 +61,8 @@ class Question:
             "temperature": self.temperature,
             "stream": True,
             "ignore_eos": True,
-            "timeout": 300,
+            "timeout": self.timeout_s,
+            **(with_ids if self.has_receipt else {}),
         }
 
 
@@ -77,6 +84,8 @@ class Tally:
     repeat itself exactly."""
     num_failed: int = 0
     worst_gap_s: float = 0.0
+    noted: Counter[str] = field(default_factory=Counter)
+    """How often something happened that the fault's name in the table tells."""
     errors: list[str] = field(default_factory=list)
     answered: dict[str, tuple[str, int]] = field(default_factory=dict)
     """The tenant and the number of tokens of each answer that was read to its end, by the request's
@@ -93,6 +102,11 @@ class Tally:
             self.num_repeated += 1
         else:
             self.num_changed += 1
+
+    def miss(self, reason: str) -> None:
+        """Count a promise that was not kept, of a stream that was counted."""
+        self.num_changed += 1
+        self.errors.append(reason)
 
     def fail(self, reason: str) -> None:
         self.num_streams += 1
@@ -128,26 +142,37 @@ class Caller:
 
     async def ask(self, question: Question, tally: Tally) -> str:
         """The whole answer. Raises `StreamFailed`."""
-        return (await self._ask(question, tally)).text
+        return (await self.read(self.stream(question, tally))).text
 
     async def ask_and_read_again(self, question: Question, tally: Tally) -> tuple[str, str]:
         """The whole answer, and what its log contains afterwards. Raises `StreamFailed`."""
-        stream = await self._ask(question, tally)
-        again = _Stream(question, Tally(), self._tenant, stream_id=stream.stream_id)
+        stream = await self.read(self.stream(question, tally))
+        again = Stream(question, Tally(), self._tenant, stream_id=stream.stream_id)
         await self._read(again)
         return stream.text, again.text
 
-    async def _ask(self, question: Question, tally: Tally) -> "_Stream":
+    def stream(self, question: Question, tally: Tally, *, is_kept: bool = False) -> "Stream":
+        """A stream that was not asked for yet. ``is_kept``: its log can be forked."""
         if self._is_shared:
-            stream = _Stream(question, tally, self._tenant, key=None, is_shared=True)
-        else:
-            stream = _Stream(question, tally, self._tenant)
+            return Stream(question, tally, self._tenant, key=None, is_shared=True)
+        key = secrets.token_hex(8) if is_kept else _key_or_none()
+        return Stream(question, tally, self._tenant, key=key)
+
+    def fork(self, stream: "Stream", at: int, question: Question) -> "Stream":
+        """The stream that begins with so many tokens of ``stream``, and goes on as the answer to
+        ``question``."""
+        path = f"/v1/streams/{stream.stream_id}/fork?at={at}"
+        return Stream(question, stream.tally, self._tenant, path=path)
+
+    async def read(self, stream: "Stream") -> "Stream":
+        """Read the stream to its end; returns it. Raises `StreamFailed`."""
         await self._read(stream)
         if stream.stream_id is not None:
-            tally.answered[stream.stream_id] = self._tenant.name, question.max_tokens
+            num_tokens = stream.question.max_tokens
+            stream.tally.answered[stream.stream_id] = self._tenant.name, num_tokens
         return stream
 
-    async def _read(self, stream: "_Stream") -> None:
+    async def _read(self, stream: "Stream") -> None:
         try:
             async with asyncio.timeout(_PATIENCE_S):
                 await self._follow_to_the_end(stream)
@@ -156,7 +181,7 @@ class Caller:
         if stream.num_ends != 1:
             raise StreamFailed("terminal_events", f"{stream.num_ends}: {stream.place}")
 
-    async def _follow_to_the_end(self, stream: "_Stream") -> None:
+    async def _follow_to_the_end(self, stream: "Stream") -> None:
         while not stream.is_done:
             try:
                 await self._follow(stream)
@@ -165,7 +190,7 @@ class Caller:
             if not stream.is_done:
                 await asyncio.sleep(stream.pause_s)
 
-    async def _follow(self, stream: "_Stream") -> None:
+    async def _follow(self, stream: "Stream") -> None:
         self._next += 1
         gateways = self._gateways()
         url = gateways[self._next % len(gateways)]
@@ -243,16 +268,23 @@ def _key_or_none() -> str | None:
 
 
 @dataclass
-class _Stream:
+class Stream:
+    """An answer as far as its client has it, through any number of connections."""
+
     question: Question
     tally: Tally
     tenant: Tenant
     key: str | None = field(default_factory=_key_or_none)
     """An Idempotency-Key, which half of the streams have."""
     is_shared: bool = False
+    path: str = "/v1/completions"
+    """Where it is asked for."""
     stream_id: str | None = None
     last_id: str | None = None
     text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    """Empty unless the question wants a receipt."""
+    receipt: str = ""
     is_done: bool = False
     waits: bool = field(init=False)
     """Whether the next try waits for the tenant's limits. An Idempotency-Key stands for one body,
@@ -275,7 +307,7 @@ class _Stream:
         if self.stream_id is None:
             return {
                 "method": "POST",
-                "url": f"{url}/v1/completions",
+                "url": f"{url}{self.path}",
                 "json": {**self.question.body, **({"on_limit": "wait"} if self.waits else {})},
                 "headers": {
                     **self.tenant.headers,
@@ -323,6 +355,10 @@ class _Stream:
                 raise StreamFailed(error["code"], self.place)
             return
         self.text += "".join(choice["text"] for choice in event["choices"])
+        self.receipt = event.get("receipt", self.receipt)
+        for choice in event["choices"]:
+            tokens = (choice.get("logprobs") or {}).get("tokens", [])
+            self.token_ids += [int(token.removeprefix(_TOKEN_ID)) for token in tokens]
         self.num_ends += sum(choice["finish_reason"] is not None for choice in event["choices"])
         self.last_id = event_id or self.last_id
 

@@ -8,7 +8,7 @@ import signal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from tests.support.deployment import processes
 from tests.support.deployment.broker import RabbitNode
@@ -34,6 +34,30 @@ _NOTICE_S = 2.0
 """Clouds take a machine away half a minute or two minutes after their notice."""
 _COMPILE_TIMEOUT_S = 180.0
 """For a worker that compiles all kernels for a GPU at its first start."""
+
+
+class Interruption(NamedTuple):
+    """The end of a worker's machine."""
+
+    at_s: float
+    """When the cloud gives notice, or takes the machine away without notice."""
+    worker: int
+    notice_s: float
+    """How long the machine lasts after the notice; 0: there is no notice."""
+
+
+SPOT_TRACE = (
+    Interruption(0.0, 0, _NOTICE_S),
+    Interruption(4.0, 1, _NOTICE_S),  # two machines of one pool
+    Interruption(4.0, 2, _NOTICE_S),
+    Interruption(20.0, 0, _NOTICE_S),  # the whole fleet within a second
+    Interruption(20.5, 1, _NOTICE_S),
+    Interruption(21.0, 2, _NOTICE_S),
+    Interruption(36.0, 1, 0.0),  # a machine that fails while another has notice
+    Interruption(36.0, 2, _NOTICE_S),
+    Interruption(50.0, 0, 0.1),  # too short to hand over
+)
+"""Machines of one pool often end together, because the cloud needs the capacity at once."""
 
 
 def mortal_worker(broker: str, log: Path, *options: str) -> WarrenProcess:
@@ -179,13 +203,21 @@ class Deployment:
     async def reclaim_machine(self) -> None:
         """Give a worker notice that its machine ends, and kill the worker a moment later, whether
         it has ended or not."""
-        worker = _next(self.workers)
-        notice = _notice_beside(worker.log_path)
-        notice.touch()
-        await asyncio.sleep(_NOTICE_S)
-        await asyncio.to_thread(worker.kill)
-        notice.unlink()
-        await asyncio.to_thread(_revive, worker)
+        await _reclaim(_next(self.workers), _NOTICE_S)
+
+    async def replay(self, trace: Sequence[Interruption]) -> None:
+        """Take the machines of workers away at the times of a trace."""
+        machines = [(worker, asyncio.Lock()) for worker in self.workers]
+
+        async def interrupt(at_s: float, worker: int, notice_s: float) -> None:
+            await asyncio.sleep(at_s)
+            process, is_starting = machines[worker]
+            async with is_starting:
+                await _reclaim(process, notice_s)
+
+        async with asyncio.TaskGroup() as interruptions:
+            for one in trace:
+                interruptions.create_task(interrupt(*one))
 
     async def stall_worker(self) -> None:
         """Stop it for longer than all waiting times, then let it continue beside its
@@ -221,6 +253,17 @@ class Deaths:
     """The number of restarts."""
 
     num = 0
+
+
+async def _reclaim(worker: WarrenProcess, notice_s: float) -> None:
+    """Without a notice if ``notice_s`` is 0. The worker starts again on another machine."""
+    notice = _notice_beside(worker.log_path)
+    if notice_s:
+        notice.touch()
+        await asyncio.sleep(notice_s)
+    await asyncio.to_thread(worker.kill)
+    notice.unlink(missing_ok=True)
+    await asyncio.to_thread(_revive, worker)
 
 
 async def _replace(several: list[WarrenProcess], end: Callable[[WarrenProcess], object]) -> None:

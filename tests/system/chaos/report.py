@@ -14,7 +14,7 @@ from tests.system.chaos.campaign import Row
 _TITLE = "Every stream beside its undisturbed run"
 _PACKAGES = ("aio-pika", "aiormq", "torch")
 _COLUMNS: dict[str, Callable[[Row], str]] = {
-    "fault": lambda row: row.fault,
+    "fault": lambda row: row.title,
     "tries": lambda row: str(row.num_tries),
     "streams": lambda row: str(row.tally.num_streams),
     "left": lambda row: str(row.tally.num_left),
@@ -60,6 +60,10 @@ def write_page(path: Path, rows: Sequence[Row], node: RabbitNode) -> None:
         "have a usage record, with its tenant and the tokens that were read. Streams of engines",
         "over HTTP are compared with their logs, because such an engine may not repeat itself",
         "exactly, and *diverged* counts those that differ from the undisturbed run.",
+        "Beside the text, the rows of forks compare forks with undisturbed forks, those of",
+        "receipts compare the signed tokens with the tokens that were read, those of audits",
+        "demand that no two workers disagree, and those of deadlines permit an answer that ends",
+        "early with `deadline_exceeded`.",
         "",
         _line(_COLUMNS),
         _line("---" if heading == "fault" else "---:" for heading in _COLUMNS),

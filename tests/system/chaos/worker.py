@@ -56,6 +56,8 @@ def mortal_model(worker: WorkerSettings, step_s: float) -> ServedModel:
         engine=EngineThread(Engine(runner, limits)),
         max_seq_len=8192,
         fingerprint=MODEL,
+        numerics=honest.numerics,
+        is_exact=honest.is_exact,
     )
 
 

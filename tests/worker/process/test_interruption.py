@@ -1,8 +1,11 @@
 """A worker whose machine is about to end."""
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +126,32 @@ async def test_the_end_of_another_machine_of_a_scale_set_is_no_notice(
 
 
 @pytest.mark.parametrize("name", CLOUDS)
+async def test_the_metadata_of_a_cloud_may_have_another_address(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interruption, "_TIMEOUT_S", 120.0)
+    machine = Machine()
+    machine.is_ending = True
+    async with metadata_of(machine) as clouds:
+        notice = await read_notice(f"{name}={clouds[name].url}")
+
+    assert notice
+
+
+async def test_a_signal_gives_notice_and_ends_nothing() -> None:
+    place = "signal:SIGUSR2"
+    before = await read_notice(place)
+    waiting = asyncio.create_task(wait_for_notice(place, 600.0, lambda error, num: None))
+    await asyncio.sleep(0)  # it listens
+
+    os.kill(os.getpid(), signal.SIGUSR2)
+    notice = await waiting
+    os.kill(os.getpid(), signal.SIGUSR2)
+
+    assert (before, notice) == ("", "SIGUSR2")
+
+
+@pytest.mark.parametrize("name", CLOUDS)
 async def test_a_machine_without_metadata_is_an_error(name: str) -> None:
     gone = {name: MetadataServer(f"http://127.0.0.1:{free_port()}", CLOUDS[name].read)}
 
@@ -152,11 +181,16 @@ async def test_a_notice_is_read_although_looks_before_have_failed() -> None:
     assert failed == [(httpx.ConnectTimeout, 1), (ValueError, 2), (httpx.ConnectError, 1)]
 
 
-async def test_a_worker_with_notice_hands_its_jobs_over_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["file", "signal"])
+async def test_a_worker_with_notice_hands_its_jobs_over_at_once(kind: str, tmp_path: Path) -> None:
     broker, notice = MemoryBroker(), tmp_path / "notice"
     job = new_job("echo", sampling=SamplingParams(max_tokens=200, ignore_eos=True))
+    place, give_notice = {
+        "file": (str(notice), notice.touch),
+        "signal": ("signal:SIGUSR1", partial(os.kill, os.getpid(), signal.SIGUSR1)),
+    }[kind]
     options: dict[str, Any] = {
-        "interruption_notice": str(notice),
+        "interruption_notice": place,
         "notice_interval_s": 0.01,
         "drain_grace_s": 600,
     }
@@ -169,7 +203,7 @@ async def test_a_worker_with_notice_hands_its_jobs_over_at_once(tmp_path: Path) 
         ):
             await publish(bus, job)
             log = await read(bus, job, consumer, num_tokens=1)
-            notice.touch()
+            give_notice()
             async with echo_worker(broker):
                 log = await read(bus, job, consumer, log)
             await stopped.wait()
@@ -187,13 +221,19 @@ async def test_a_worker_does_not_start_on_a_machine_that_ends(tmp_path: Path) ->
             pass
 
 
-@pytest.mark.parametrize("place", [*CLOUDS, "/run/notice", ""])
-def test_every_cloud_and_every_absolute_path_is_a_place_of_notice(place: str) -> None:
+@pytest.mark.parametrize(
+    "place",
+    [*CLOUDS, "aws=http://127.0.0.1:1338", "signal:SIGUSR1", "/run/notice", "/run/a=b", ""],
+)
+def test_clouds_signals_and_absolute_paths_are_places_of_notice(place: str) -> None:
     loaded = settings.load(WorkerSettings, interruption_notice=place)
 
     assert loaded.interruption_notice == place
 
 
-def test_another_place_is_refused() -> None:
-    with pytest.raises(StartupError, match="expected aws, gcp, azure or an absolute path"):
-        settings.load(WorkerSettings, interruption_notice="oracle")
+@pytest.mark.parametrize(
+    "place", ["oracle", "aws=", "aws=127.0.0.1", "aws=http://", "signal:SIGTERM", "notice"]
+)
+def test_another_place_is_refused(place: str) -> None:
+    with pytest.raises(StartupError, match="expected aws, gcp or azure, which may be followed by"):
+        settings.load(WorkerSettings, interruption_notice=place)

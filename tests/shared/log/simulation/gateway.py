@@ -2,7 +2,7 @@
 
 import re
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,7 +21,7 @@ from gateway.log.cursor import (
 from gateway.log.framing import EventId, FramedEncoder, Framer, Payload
 from gateway.log.visiting import visit
 from shared.errors import WarrenError
-from shared.log import LogReader, Relay, Send
+from shared.log import LogReader, Relay, Send, TokenChain
 from shared.messages import (
     Accepted,
     Failed,
@@ -189,9 +189,8 @@ class Outlet(Protocol):
 class OneClient:
     """A stream's only client."""
 
-    retention = Retention.NONE
-
     def __init__(self, client: Client) -> None:
+        self.retention = Retention.KEPT if client.model.is_kept else Retention.NONE
         self._connection = Connection(client)
         self._client = client
 
@@ -331,6 +330,16 @@ class Gateway:
         if not self._cursor.is_waiting:
             self._copy = None
 
+    def read_all(self) -> list[TokenChain]:
+        """Take the log over, read it as far as it is written, and leave it; returns the tokens that
+        count."""
+        if self._broker.log is not None and not self._broker.is_down:
+            self.attach()
+            while self._num_read < len(self._broker.log):
+                self._read()
+            self.leave()
+        return self._cursor.reader.chains
+
     def _end(self) -> None:
         """The clients have all of it."""
         if fate_of(Departure.SERVED, self._cursor.end, self._outlet.retention) is Fate.STAYS:
@@ -384,8 +393,26 @@ class Front(Protocol):
         """A gateway is lost with everything that is under way. Its clients connect through another
         gateway, maybe later (``is_away``)."""
 
+    def read_chains(self, model: Model) -> Sequence[TokenChain]:
+        """Read the log at a gateway that serves another request, by the rules of ``model``. Nothing
+        is read where nobody else has the log."""
+
     def cut_off(self) -> None:
         """The broker is gone, and may forget what it has delivered."""
+
+
+class Passer:
+    """A request that only needs the tokens of the log."""
+
+    retention = Retention.KEPT
+    has_received = False
+    has_all = False
+
+    def give(self, item: Item, cursor: LogCursor) -> None:
+        pass
+
+    def moves(self) -> list[Callable[[], None]]:
+        return []
 
 
 class OwnFront:
@@ -438,6 +465,11 @@ class OwnFront:
         if not self._gateway.has_only_copy:
             self._gateway.leave()
             self._gateway = self._new_gateway(is_away=is_away)
+
+    def read_chains(self, model: Model) -> Sequence[TokenChain]:
+        self.lose_gateway(is_away=False)
+        reader = Gateway(self._broker, model, Passer())
+        return reader.read_all()
 
     def cut_off(self) -> None:
         self._gateway.cut_off()

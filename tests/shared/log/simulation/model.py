@@ -1,11 +1,11 @@
 """A language model in which every token shows whether it follows the right tokens."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.once.copies import CopyWriter
-from shared.log import LogReader, extend_hash
+from shared.log import LogReader, LogWriter, extend_hash
 from shared.log.writer import Attempt
 
 NUMERICS = "ab"
@@ -42,6 +42,16 @@ class Model:
     """Whether a gateway takes runs for slow, and publishes hedges."""
     is_shared: bool = False
     """Whether several clients share the execution, at two gateways."""
+    given_ids: tuple[int, ...] = ()
+    """The tokens of another answer with which each choice begins."""
+    generation: int = 0
+    """How many forks lead to this request. Each draws other tokens than the request before it."""
+    is_kept: bool = False
+    """Whether the log stays when its clients have all of it, so that it can be forked."""
+    origin_reader_class: type[LogReader] = LogReader
+    """How the tokens of an answer are read for its fork."""
+    missing: Callable[[LogWriter, int, Sequence[int]], Sequence[int]] = LogWriter.missing
+    """Which of the given tokens a run writes."""
     renews_copies: bool = True
     """Whether a gateway that may have missed messages of a copy asks for another copy."""
     records_first: bool = True
@@ -66,7 +76,7 @@ class Model:
                 flavour = 0
             elif self.requires_same_numerics:
                 flavour = NUMERICS.index(numerics)
-            tokens.append(_token(tokens, flavour) ^ is_left)
+            tokens.append(self._token(tokens, flavour) ^ is_left)
         return tokens[len(prefix) :]
 
     def execution_of(self, *, is_left: bool) -> int:
@@ -89,17 +99,23 @@ class Model:
         return self.expiry_share > 0 and dice.random() < self.expiry_share
 
     def check(self, token_ids: Sequence[int]) -> None:
-        """Assert that each token follows exactly the tokens before it."""
-        for index, token_id in enumerate(token_ids):
-            assert token_id in {_token(token_ids[:index], flavour) for flavour in (0, 1)}, (
+        """Assert that the answer begins with the given tokens, and that each other token follows
+        exactly the tokens before it."""
+        num_given = len(self.given_ids)
+        assert tuple(token_ids[:num_given]) == self.given_ids[: len(token_ids)], (
+            "it begins with other tokens than the given tokens"
+        )
+        drawn = [*enumerate(token_ids)][num_given:]
+        for index, token_id in drawn:
+            assert token_id in {self._token(token_ids[:index], flavour) for flavour in (0, 1)}, (
                 f"token {index} belongs behind other tokens"
             )
         if self.requires_same_numerics:
             assert any(
-                all(token == _token(token_ids[:k], flavour) for k, token in enumerate(token_ids))
+                all(token == self._token(token_ids[:k], flavour) for k, token in drawn)
                 for flavour in (0, 1)
             ), "the numerics change within the answer"
 
-
-def _token(prefix: Sequence[int], flavour: int) -> int:
-    return extend_hash(len(prefix), [*prefix, flavour]) % (1 << 31)
+    def _token(self, prefix: Sequence[int], flavour: int) -> int:
+        kind = 2 * self.generation + flavour
+        return extend_hash(len(prefix), [*prefix, kind]) % (1 << 31)

@@ -2,7 +2,7 @@
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -31,6 +31,8 @@ _UNCONFIRMED_SHARE = 0.3
 """Of the jobs that are published in place of others."""
 NUM_CACHED = 1
 """Tokens of each choice's prompt that are found in a prefix cache: all of them."""
+_MAX_GIVEN_AT_ONCE = 4
+"""Given tokens in an event."""
 _MAX_COMPANIONS = 8
 """Any of them may take the worker with it: to the suspect that is a worker's death like others."""
 
@@ -118,6 +120,7 @@ class Process:
                 publication=job.publication,
                 hedge=job.hedge,
                 execution=self._model.execution_of(is_left=job.is_left),
+                given_ids=() if job.is_left else self._model.given_ids,
             ),
             worker=self.name,
             ticket=f"{self.name}-{self._num_tickets}",
@@ -337,6 +340,10 @@ class Process:
 
     def _generate(self, delivery: Delivery) -> None:
         log = delivery.run.log
+        if given := self._given(delivery):
+            choice, token_ids = given
+            text = self._model.text(token_ids)
+            return self._tell(delivery, Decoded([log.delta(choice, token_ids, text)]))
         choice, chain = next((k, c) for k, c in enumerate(log.chains) if not c.is_finished)
         if self._model.is_deadly(chain.token_ids):
             raise Crash
@@ -345,7 +352,7 @@ class Process:
         )
         text = self._model.text(token_ids)
         is_last = self._model.is_complete(chain.token_ids, token_ids)
-        self._tell(
+        return self._tell(
             delivery,
             Decoded(
                 [
@@ -355,3 +362,16 @@ class Process:
                 ]
             ),
         )
+
+    def _given(self, delivery: Delivery) -> tuple[int, Sequence[int]] | None:
+        """The next of the given tokens, and their choice. A run writes those of all choices before
+        it generates."""
+        given_ids = () if delivery.job.is_left else self._model.given_ids
+        if not given_ids:
+            return None
+        log = delivery.run.log
+        for choice, chain in enumerate(log.chains):
+            missing = () if chain.is_finished else self._model.missing(log, choice, given_ids)
+            if missing:
+                return choice, missing[: self._dice.randint(1, _MAX_GIVEN_AT_ONCE)]
+        return None

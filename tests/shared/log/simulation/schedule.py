@@ -1,8 +1,10 @@
 """A schedule: each move is drawn from its seed, including a limited number of faults."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from shared.log import LogReader
 from shared.log.writer import MAX_CRASHES
 from shared.messages import Accepted, Hedge
 from tests.shared.log.simulation.broker import Broker, Job
@@ -53,8 +55,9 @@ class Schedule:
             return OwnFront(self._broker, self._model)
         return SharedFront(self._broker, self._model, self._dice, self._publish_unstarted)
 
-    def run(self) -> None:
-        for _ in range(_MAX_STEPS):
+    def advance(self, max_steps: int) -> None:
+        """Run the request for so many steps, or to its end."""
+        for _ in range(max_steps):
             if self._num_faults and self._dice.random() < _FAULT_SHARE:
                 self._num_faults -= 1
                 self._dice.choice(self._faults())()
@@ -64,6 +67,20 @@ class Schedule:
                 continue
             else:
                 break
+
+    def read_tokens(self, choice: int, reader_class: type[LogReader]) -> tuple[int, ...]:
+        """The tokens of a choice so far, for a gateway that takes the log over from its reader; no
+        tokens if the log cannot be read now."""
+        reading = replace(self._model, reader_class=reader_class)
+        return tuple(self._front.read_chains(reading)[choice].token_ids)
+
+    def has_said(self, choice: int, token_ids: Sequence[int]) -> bool:
+        """Whether the answer begins with these tokens."""
+        said = self._client.tokens.get(choice, [])
+        return tuple(said[: len(token_ids)]) == tuple(token_ids)
+
+    def run(self) -> None:
+        self.advance(_MAX_STEPS)
         assert self._is_done, "a stream does not end"
         self._check_clients()
         if self._model.deadly_at is not None:

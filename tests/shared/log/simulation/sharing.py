@@ -6,15 +6,16 @@ after the end, leave, and return to any gateway.
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from gateway.log.cursor import Item, LogCursor, Restarted, Retention
 from gateway.once.copies import Copy, CopyWriter
 from gateway.once.playback import Playback, PlaybackPlace
+from shared.log import TokenChain
 from shared.messages import Failed, ReplyEvent, Restored, Started
 from tests.shared.log.simulation.broker import Broker
-from tests.shared.log.simulation.gateway import Client, Connection, Cursor, Gateway
+from tests.shared.log.simulation.gateway import Client, Connection, Cursor, Gateway, Passer
 from tests.shared.log.simulation.model import Model
 
 _NUM_HOSTS = 2
@@ -325,6 +326,10 @@ class SharedFront:
             self._away += gone
         else:
             self._coming += gone
+
+    def read_chains(self, model: Model) -> Sequence[TokenChain]:
+        self.displace_readers()
+        return Gateway(self.broker, model, Passer()).read_all()
 
     def cut_off(self) -> None:
         for host in self.hosts:

@@ -1,0 +1,51 @@
+"""Forks: requests whose answers begin with tokens of other answers, from logs that may still grow.
+
+A gateway reads the tokens as `gateway.api.routes.forks` does, and the worker that has the job of
+the fork writes them first.
+"""
+
+import random
+from dataclasses import replace
+from typing import NamedTuple
+
+from tests.shared.log.simulation.model import Model
+from tests.shared.log.simulation.schedule import Schedule
+
+_NUM_GENERATIONS = 3
+_MAX_STEPS_BEFORE = 120
+
+
+class Fork(NamedTuple):
+    """A request, and what the next request has of its answer."""
+
+    schedule: Schedule
+    choice: int
+    given_ids: tuple[int, ...]
+
+
+class ForkedSchedule:
+    """Runs a request, a fork of it and a fork of the fork, each with its own faults. A request is
+    forked at any moment, and goes on. Raises `AssertionError` if a promise is broken."""
+
+    def __init__(self, seed: int, model: Model) -> None:
+        self._seed = seed
+        self._dice = random.Random(seed)
+        self._model = replace(model, is_kept=True)
+
+    def run(self) -> None:
+        forks: list[Fork] = []
+        for generation in range(_NUM_GENERATIONS):
+            given_ids = forks[-1].given_ids if forks else ()
+            model = replace(self._model, generation=generation, given_ids=given_ids)
+            forks.append(self._begun(Schedule(_NUM_GENERATIONS * self._seed + generation, model)))
+        for fork in forks:
+            fork.schedule.run()
+            assert fork.schedule.has_said(fork.choice, fork.given_ids), (
+                "the fork begins with tokens that the answer does not have"
+            )
+
+    def _begun(self, schedule: Schedule) -> Fork:
+        schedule.advance(self._dice.randint(0, _MAX_STEPS_BEFORE))
+        choice = self._dice.randrange(self._model.num_choices)
+        token_ids = schedule.read_tokens(choice, self._model.origin_reader_class)
+        return Fork(schedule, choice, token_ids[: self._dice.randint(0, len(token_ids))])
