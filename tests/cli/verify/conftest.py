@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from joserfc.jwk import OKPKey
 
 from shared import settings
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.settings import WorkerSettings
 from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
+from tests.support.gateway.receipts import keys_of, new_signing_key
 from worker.decode import served_model
 from worker.process.service import run_worker
 
@@ -85,9 +85,7 @@ class Answers:
 
 @pytest.fixture(scope="session")
 def signing_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("receipts") / "key.pem"
-    path.write_bytes(OKPKey.generate_key("Ed25519").as_pem(private=True))
-    return path
+    return new_signing_key(tmp_path_factory.mktemp("receipts"))
 
 
 @pytest.fixture(scope="session")
@@ -153,8 +151,3 @@ async def asked(gateway: LiveGateway, path: str, body: bytes, **headers: str) ->
     answer: dict[str, Any] = response.json()
     assert response.status_code == 200, answer
     return answer
-
-
-async def keys_of(gateway: LiveGateway) -> dict[str, Any]:
-    keys: dict[str, Any] = (await gateway.http.get("/.well-known/jwks.json")).json()
-    return keys

@@ -24,9 +24,9 @@ from tests.cli.verify.conftest import (
     asked,
     body_of,
     deployment,
-    keys_of,
 )
 from tests.support.engines.scripted_server import engine_server
+from tests.support.gateway.receipts import keys_of
 from worker.decode.served_model import ServedModel
 from worker.text import Tokenizer
 

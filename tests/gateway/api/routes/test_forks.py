@@ -9,15 +9,14 @@ from typing import Any
 
 import httpx
 import pytest
-from joserfc.jwk import OKPKey
 
 from bench.echo_worker import MODEL
 from gateway.intake.keys.key_file import KeyFile
-from gateway.intake.receipts import verified
 from shared.bus.memory import MemoryBroker
 from shared.messages import Receipt
 from tests.support.engines.brake import Brake
 from tests.support.gateway.http import LiveGateway, events, hears_a_worker, live_gateway
+from tests.support.gateway.receipts import new_signing_key, receipt_of
 from tests.support.workers.synthetic import doomed_worker, echo_worker
 
 BODY: Mapping[str, Any] = {
@@ -51,9 +50,7 @@ TOOL = {
 
 @pytest.fixture
 def signing_key(tmp_path: Path) -> Path:
-    path = tmp_path / "receipts.pem"
-    path.write_bytes(OKPKey.generate_key("Ed25519").as_pem(private=True))
-    return path
+    return new_signing_key(tmp_path)
 
 
 @pytest.fixture
@@ -92,8 +89,7 @@ async def receipt_in(gateway: LiveGateway, response: httpx.Response) -> Receipt:
 
 async def receipt_in_stream(gateway: LiveGateway, body: str) -> Receipt:
     sent = [event for event in events(body) if event != "[DONE]"]
-    keys = (await gateway.http.get("/.well-known/jwks.json")).json()
-    return verified(sent[-1]["receipt"], keys)
+    return await receipt_of(gateway, sent[-1]["receipt"])
 
 
 async def tokens(gateway: LiveGateway, response: httpx.Response) -> list[int]:
