@@ -92,15 +92,20 @@ def _report(result: "Recomputed", duration_s: float) -> None:
     count = f"{number_of(result.num_tokens, 'token')} in {duration_s:.2f} s"
     if result.problem:
         _fail("answer", result.problem)
-    if result.is_exact and result.differences:
-        _fail("answer", f"{result.differences[0]}. This is proof of another model, format or text")
-    if result.is_exact:
-        _say("answer", f"is the one that this model gives: {count}")
-        return
-    num_equal = result.num_tokens - len(result.differences)
-    _say("answer", f"{num_equal} of {count} are the ones that this model draws")
-    for difference in result.differences:
-        _say("", difference)
+    match result.standard:
+        case "exact" if result.differences:
+            found = result.differences[0]
+            _fail("answer", f"{found}. This is proof of another model, format or text")
+        case "exact":
+            _say("answer", f"is the one that this model gives: {count}")
+            return
+        case "margins":
+            num_equal = result.num_tokens - len(result.differences)
+            _say("answer", f"{num_equal} of {count} are the ones that this model draws")
+        case "likelihood":
+            _say("answer", f"is judged without its random numbers, which the engine drew: {count}")
+    for line in (*result.differences, *result.evidence):
+        _say("", line)
     _say("", f"This is evidence and no proof: {result.why_not_exact}")
 
 

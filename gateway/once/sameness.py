@@ -55,4 +55,4 @@ def sameness_of(
 
 def is_determined(sampling: SamplingParams) -> bool:
     """Whether equal jobs have equal answers: they are greedy or have a seed."""
-    return sampling.temperature == 0 or sampling.top_k == 1 or sampling.seed is not None
+    return sampling.is_greedy or sampling.seed is not None

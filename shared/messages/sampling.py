@@ -87,6 +87,11 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether only the most likely token may be drawn, so that the seed has no effect."""
+        return self.temperature == 0 or self.top_k == 1
+
     def used(self, names: Iterable[str]) -> list[str]:
         """The parameters among ``names`` that have another value than the default."""
         default = SamplingParams()

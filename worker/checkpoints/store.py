@@ -3,6 +3,7 @@
 A model directory contains config.json, tokenizer.json and weights in safetensors files.
 """
 
+import hashlib
 import re
 from difflib import get_close_matches
 from pathlib import Path
@@ -53,6 +54,12 @@ def resolve_tokenizer(model: str) -> Path:
         return path if (path / "tokenizer.json").is_file() else resolve(model)
     except PermissionError as error:
         raise unreadable(Path(error.filename or model), error) from None
+
+
+def tokenizer_sha256(directory: Path) -> str:
+    """The SHA-256 hash of a model's tokenizer.json; empty if it has none."""
+    path = directory / "tokenizer.json"
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
 
 
 def pull(model: str, progress: Progress) -> Path:

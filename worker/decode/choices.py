@@ -436,8 +436,10 @@ class Choices:
         self._model = model
         self._log = log
         self._writers = [self._writer(choice) for choice in range(job.total_choices)]
-        self._given = [event for writer in self._writers for event in writer.give(job.given_ids)]
+        # First, because given tokens that the grammar does not allow must not be in the log, after
+        # whose tokens the error has its place.
         self._matchers = [self._matcher(choice) for choice in range(job.total_choices)]
+        self._given = [event for writer in self._writers for event in writer.give(job.given_ids)]
         self._scorers = self._new_scorers()
 
     def begin(self) -> Iterator[ChoiceEvent]:
@@ -557,7 +559,8 @@ class Choices:
         vocabulary, chain = self._plan_of(choice).vocabulary, self._log.chains[choice]
         if vocabulary.grammar is None or chain.is_finished:
             return None
-        return vocabulary.grammar.matcher(tuple(chain.token_ids), vocabulary.allowed)
+        known_ids = max(tuple(chain.token_ids), self._job.given_ids, key=len)
+        return vocabulary.grammar.matcher(known_ids, vocabulary.allowed)
 
     def _submit(
         self,

@@ -1,7 +1,8 @@
 """Recomputes an answer and compares it, token by token, with the answer that a receipt states."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, TypeAlias
 
 from msgspec import structs
 
@@ -18,13 +19,14 @@ from shared.messages import (
 )
 from worker.decode.choices import ChoicePlan, Choices, ChoiceWriter, plan
 from worker.decode.served_model import ServedModel
-from worker.engine.interface import StepOutput, Submit
-from worker.engine.redraw import Redrawing
+from worker.engine.interface import Judgement, StepOutput, Submit
+from worker.engine.redraw import Redrawing, Redrawn
 
-NUM_ALTERNATIVES = 20
-"""The most likely tokens among which a token that differs is looked up, on a runner that is not
-exact."""
 _STEP_TOKENS = 512
+Standard: TypeAlias = Literal["exact", "margins", "likelihood"]
+"""What can be said of a token that differs from the token that a model draws. ``exact``: it is
+proof. ``margins``: it is evidence, and the token's margin says how strong. ``likelihood``: nothing,
+because the token was drawn with another random number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +37,8 @@ class Difference:
     position: int
     stated: int
     drawn: int
-    gap: float | None
-    """The drawn token's logprob minus the stated token's; None if it is not known."""
+    margin: float | None
+    """`Judgement.margin` of the stated token; None if the difference is proof."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +50,22 @@ class Comparison:
     differences: Sequence[Difference]
     problem: str = ""
     """What else is wrong; empty if nothing is."""
+    judgements: Sequence[Judgement] = ()
+    """Of all tokens that were compared, unless the standard is ``exact``."""
 
 
 async def recompute(
-    job: GenerationJob, receipt: Receipt, model: ServedModel, *, is_exact: bool
+    job: GenerationJob, receipt: Receipt, model: ServedModel, standard: Standard
 ) -> Comparison:
     """Compare a receipt with what ``model`` computes for ``job``, whose sampling parameters and
     seed equal the receipt's. The model must not serve.
 
-    ``is_exact``: the model is (`ServedModel.is_exact`) and has the numerics of the receipt, so that
-    the first difference is proof, and ends the search. Raises `InvalidRequest` and
+    ``standard`` may be ``exact`` if the model is (`ServedModel.is_exact`) and has the numerics of
+    the receipt: then the first difference ends the search. Raises `InvalidRequest` and
     `ContextLengthExceeded` for a job that the model would refuse.
     """
-    sampling = job.sampling
-    if not is_exact and sampling.logprobs is None:
-        sampling = structs.replace(sampling, logprobs=NUM_ALTERNATIVES)
-    job = structs.replace(job, sampling=structs.replace(sampling, prompt_logprobs=None))
+    sampling = structs.replace(job.sampling, logprobs=None, prompt_logprobs=None)
+    job = structs.replace(job, sampling=sampling)
     plans = await plan(job, model)
     provenance = receipt.executions[-1].provenance
     stated = () if provenance is None else provenance.prompts
@@ -76,17 +78,15 @@ async def recompute(
     submits = Choices(job, plans, model, log).submits("interactive")
     assert model.runner is not None, "the model is not in this process"
     redrawing = Redrawing(model.runner, _STEP_TOKENS)
-    num_tokens, differences = 0, list[Difference]()
-    for choice, (submit, facts) in enumerate(zip(submits, receipt.choices, strict=True)):
-        num_given = receipt.num_given_tokens
-        outputs, found = _redrawn(redrawing, submit, facts, num_given, is_exact=is_exact)
-        num_tokens += len(outputs)
-        differences += found
-        if found and is_exact:
+    found = _Findings(standard)
+    for submit, facts in zip(submits, receipt.choices, strict=True):
+        draws = redrawing.draw(submit, facts.token_ids, is_judged=standard != "exact")
+        outputs = found.read(submit, facts, receipt.num_given_tokens, draws)
+        if found.is_decided:
             break
-        if not found and (problem := _problem_with_end(choice, facts, outputs, submit, model)):
-            return Comparison(num_tokens, differences, problem)
-    return Comparison(num_tokens, differences)
+        if problem := _problem_with_end(submit, facts, outputs, model):
+            return found.comparison(problem)
+    return found.comparison()
 
 
 def _problem_with_prompts(
@@ -110,43 +110,52 @@ def _problem_with_prompts(
     return ""
 
 
-def _redrawn(
-    redrawing: Redrawing, submit: Submit, facts: ReceiptChoice, num_given: int, *, is_exact: bool
-) -> tuple[list[StepOutput], list[Difference]]:
-    outputs: list[StepOutput] = []
-    differences: list[Difference] = []
-    stated_ids = facts.token_ids
-    for position, output in enumerate(redrawing.draw(submit, stated_ids)):
-        stated = stated_ids[position]
-        if position < num_given:  # another answer gave it
-            output = structs.replace(output, token_id=stated)
-        outputs.append(output)
-        if output.token_id == stated:
-            continue
-        choice = submit.sequence_id.choice
-        gap = _gap(output, stated)
-        differences.append(Difference(choice, position, stated, output.token_id, gap))
-        if is_exact:
-            break
-    return outputs, differences
+@dataclass(slots=True)
+class _Findings:
+    """What the draws of all choices show by a standard."""
 
+    standard: Standard
+    num_tokens: int = 0
+    differences: list[Difference] = field(default_factory=list)
+    judgements: list[Judgement] = field(default_factory=list)
 
-def _gap(output: StepOutput, stated: int) -> float | None:
-    score = output.score
-    if score is None or stated not in score.top_ids:
-        return None
-    return score.logprob - score.top_logprobs[list(score.top_ids).index(stated)]
+    @property
+    def is_decided(self) -> bool:
+        """Whether a difference is proof."""
+        return self.standard == "exact" and bool(self.differences)
+
+    def read(
+        self, submit: Submit, facts: ReceiptChoice, num_given: int, draws: Iterator[Redrawn]
+    ) -> list[StepOutput]:
+        """Compare the draws of a choice, of which another answer gave the first ``num_given``
+        tokens. Returns the outputs with the stated tokens, up to a proof."""
+        outputs: list[StepOutput] = []
+        for position, (stated, draw) in enumerate(zip(facts.token_ids, draws, strict=False)):
+            if position >= num_given:
+                self._compare(submit.sequence_id.choice, position, stated, draw)
+            if self.is_decided:
+                break
+            outputs.append(structs.replace(draw.output, token_id=stated))
+        return outputs
+
+    def comparison(self, problem: str = "") -> Comparison:
+        return Comparison(self.num_tokens, self.differences, problem, self.judgements)
+
+    def _compare(self, choice: int, position: int, stated: int, draw: Redrawn) -> None:
+        self.num_tokens += 1
+        judgement, drawn = draw.judgement, draw.output.token_id
+        if judgement is not None:
+            self.judgements.append(judgement)
+        if drawn != stated and self.standard != "likelihood":
+            margin = None if judgement is None else judgement.margin
+            self.differences.append(Difference(choice, position, stated, drawn, margin))
 
 
 def _problem_with_end(
-    choice: int,
-    facts: ReceiptChoice,
-    outputs: Sequence[StepOutput],
-    submit: Submit,
-    model: ServedModel,
+    submit: Submit, facts: ReceiptChoice, outputs: Sequence[StepOutput], model: ServedModel
 ) -> str:
-    """The error in the end or the text of a choice whose tokens are right; empty without an
-    error."""
+    """The error in the end or the text that the tokens of a choice make; empty without an error."""
+    choice = submit.sequence_id.choice
     if len(outputs) < len(facts.token_ids):
         return f"choice {choice}: no token can follow token {len(outputs)}"
     writer = ChoiceWriter(

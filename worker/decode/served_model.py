@@ -109,7 +109,8 @@ def _load_remote(settings: WorkerSettings) -> ServedModel:
         stall_timeout_s=settings.stall_timeout_s,
         tenant_weights=settings.tenant_weights,
     )
-    opened = open_engine(options, store.resolve_tokenizer(settings.model))
+    directory = store.resolve_tokenizer(settings.model)
+    opened = open_engine(options, directory)
     tokenizer, tool_parser = with_known_calls(opened.tokenizer, settings.tool_parser)
     return ServedModel(
         name=name_of(settings),
@@ -118,6 +119,7 @@ def _load_remote(settings: WorkerSettings) -> ServedModel:
         max_seq_len=opened.max_seq_len,
         fingerprint=opened.fingerprint,
         numerics=opened.numerics,
+        tokenizer_sha256=store.tokenizer_sha256(directory),
         tool_parser=tool_parser,
         reasoning_parser=reasoning_parser(tokenizer, settings.reasoning_parser),
         reasoning_switches=reasoning_switches(tokenizer, settings.reasoning_parser),
@@ -192,7 +194,7 @@ def load(settings: ModelSettings, *, has_grammars: bool = False) -> ServedModel:
         max_seq_len=min(runner.max_seq_len, runner.num_blocks * runner.block_size),
         fingerprint=loading.fingerprint(directory, settings.weight_format),
         numerics=numerics,
-        tokenizer_sha256=loading.tokenizer_sha256(directory),
+        tokenizer_sha256=store.tokenizer_sha256(directory),
         weight_format=settings.weight_format,
         is_exact=traits.is_row_exact,
         runner=runner,

@@ -306,6 +306,9 @@ class ScheduledSequence(Struct, frozen=True, kw_only=True, gc=False):
     scored_start: int = 0
     scored_ids: Sequence[int] = ()
     """Prompt tokens to score, with the logits of the positions from ``scored_start`` on."""
+    stated_ids: Sequence[int] = ()
+    """Tokens that an answer has in place of the draws, one for each row, to be judged by their
+    logits; empty: none."""
     next_id: int | None = None
     """The token after the last token, if it is known."""
     is_predicted: bool = False
@@ -330,6 +333,22 @@ class ScheduledBatch:
         return sum(sequence.num_tokens for sequence in self.sequences)
 
 
+class Judgement(NamedTuple):
+    """How well the logits after processing explain a token that an answer states."""
+
+    margin: float
+    """How far the token is from being drawn: by how much the most likely token's log probability is
+    higher, at temperature 0, and otherwise the distance of the random number to the numbers that
+    draw the token. 0: the token is drawn; infinity: it is banned. A token that top-k, top-p or
+    min-p leave out is judged as if they left out none."""
+    logprob: float
+    """The token's log probability before temperature and filters."""
+    rank: int
+    """The number of tokens that are more likely, and 1."""
+    is_kept: bool
+    """Whether top-k, top-p and min-p leave the token."""
+
+
 class StepScores(NamedTuple):
     """The scores of a step, and the predictions of the model's predictor."""
 
@@ -340,6 +359,8 @@ class StepScores(NamedTuple):
     """For each sequence with ``scored_ids``."""
     predicted: Sequence[int] = ()
     """A token id, or `NO_TOKEN`, for each sequence with ``is_predicted``."""
+    judged: Sequence[Judgement] = ()
+    """For each token of ``stated_ids``, in the order of the rows."""
 
 
 class StepHandle(Protocol):

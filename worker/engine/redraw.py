@@ -14,6 +14,7 @@ from shared.messages import FinishReason
 from worker.engine.cache.alone import BlocksAlone
 from worker.engine.cache.layout import StateCache
 from worker.engine.interface import (
+    Judgement,
     LogitEdits,
     ModelRunner,
     ScheduledBatch,
@@ -32,6 +33,14 @@ class _Draw(NamedTuple):
     """Why the answer ends if the given token is drawn; None: it goes on."""
 
 
+class Redrawn(NamedTuple):
+    """A token that was drawn again."""
+
+    output: StepOutput
+    judgement: Judgement | None
+    """Of the given token, if it was to be judged."""
+
+
 class Redrawing:
     """Draws the tokens of answers on a runner that nothing else uses."""
 
@@ -41,9 +50,12 @@ class Redrawing:
         self._cached_ids: Sequence[int] = ()
         """The prompt whose tokens are in the cache."""
 
-    def draw(self, submit: Submit, output_ids: Sequence[int]) -> Iterator[StepOutput]:
+    def draw(
+        self, submit: Submit, output_ids: Sequence[int], *, is_judged: bool = False
+    ) -> Iterator[Redrawn]:
         """Draw each of ``output_ids``, the whole output of ``submit``, after the tokens before it.
-        The finish reasons assume that the draws are these tokens.
+        The finish reasons assume that the draws are these tokens. ``is_judged``: the runner judges
+        the tokens, too.
 
         Ends early if a constraint leaves no token to draw. Raises `ValueError` if the tokens do not
         fit the cache.
@@ -72,20 +84,17 @@ class Redrawing:
                 position=position,
                 edits=due[0].edits if due else None,
                 draft_edits=[draw.edits for draw in due[1:] if draw.edits is not None],
+                stated_ids=output_ids[position : position + len(due)] if is_judged else (),
             )
             step = self._runner.launch(ScheduledBatch((share,)))
             drawn = step.result()
             if due:
                 # A state is that of the last token, and not that of the prompt's.
                 self._cached_ids = () if self._has_states else submit.prompt_ids
-                scores = {} if submit.sampling.logprobs is None else step.scores().drawn
-                for row, draw in enumerate(due):
-                    yield StepOutput(
-                        submit.sequence_id,
-                        drawn[row],
-                        draw.finish_reason,
-                        score=scores.get(row),
-                    )
+                judged = step.scores().judged if is_judged else [None] * len(due)
+                for token_id, draw, judgement in zip(drawn, due, judged, strict=True):
+                    output = StepOutput(submit.sequence_id, token_id, draw.finish_reason)
+                    yield Redrawn(output, judgement)
             start = end
 
     @property

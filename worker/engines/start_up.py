@@ -112,6 +112,13 @@ def open_engine(options: EngineOptions, directory: Path) -> OpenedEngine:
     )
 
 
+def engine_of(numerics: str) -> str:
+    """The engine over HTTP of a worker with numerics of this name; empty if the worker's engine is
+    Warren's own."""
+    name = numerics.partition(" ")[0]
+    return name if name in ADAPTERS else ""
+
+
 def _wait_healthy(server: EngineServer, adapter: Adapter, process: EngineProcess | None) -> None:
     told_at = 0.0
     while not server.is_healthy(adapter.health_path):

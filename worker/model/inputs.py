@@ -17,14 +17,15 @@ from worker.model.forward import ForwardInputs
 from worker.model.sampling.logits_processor import EditInputs, edit_arrays
 from worker.model.sampling.row_scores import ScoreInputs, ScorePlan
 from worker.model.sampling.sampler import SamplingInputs, uniform
+from worker.model.sampling.stated_tokens import StatedInputs, stated_arrays
 from worker.model.transfer import Packed
 
 _Arrays: TypeAlias = dict[str, NDArray[Any]]
-_Inputs = TypeVar("_Inputs", SamplingInputs, EditInputs, ScoreInputs)
+_Inputs = TypeVar("_Inputs", SamplingInputs, EditInputs, ScoreInputs, StatedInputs)
 
 _NAMES: Mapping[type, tuple[str, ...]] = {
     kind: tuple(field.name for field in fields(kind))
-    for kind in (SamplingInputs, EditInputs, ScoreInputs)
+    for kind in (SamplingInputs, EditInputs, ScoreInputs, StatedInputs)
 }
 NO_SLOT = -1
 """The slot of a token whose key and value are not written."""
@@ -47,6 +48,8 @@ class StepInputs:
     """None if no logits are edited."""
     scores: ScoreInputs | None
     """None if no logprobs are requested."""
+    stated: StatedInputs | None
+    """None if no tokens are judged."""
     carried_tokens: Tensor
     """[num_carried] int64: positions in ``forward.token_ids`` of tokens that the last step drew."""
     carried_rows: Tensor
@@ -80,12 +83,13 @@ class HostStep:
         sampling = _taken(SamplingInputs, tensors)
         edits = _taken(EditInputs, tensors)
         scores = _taken(ScoreInputs, tensors)
+        stated = _taken(StatedInputs, tensors)
         others = [tensors.pop(name) for name in _OTHERS]
         tensors["slots"] = tensors["slots"][:, : len(tensors["token_ids"])]
         forward = ForwardInputs(
             **tensors, num_decodes=self.num_decodes, max_query_len=self.max_query_len
         )
-        return StepInputs(forward, sampling, edits, scores, *others)
+        return StepInputs(forward, sampling, edits, scores, stated, *others)
 
 
 def _taken(kind: type[_Inputs], tensors: dict[str, Tensor]) -> _Inputs | None:
@@ -130,6 +134,7 @@ def lay_out(
     rows = _row_arrays(batch.sequences, query_lens, num_decodes)
     plan = ScorePlan(sampled, scored)
     draws = _sampling_arrays(sampled) | edit_arrays(sampled) | plan.arrays()
+    draws |= stated_arrays(batch.sequences)
     return HostStep(
         packed=Packed(tokens | rows | draws, device),
         num_decodes=size or num_decodes,

@@ -432,12 +432,6 @@ def fingerprint(directory: Path, weight_format: str = "auto") -> str:
     return digest.hexdigest()[:32]
 
 
-def tokenizer_sha256(directory: Path) -> str:
-    """The SHA-256 hash of a model's tokenizer.json; empty if it has none."""
-    path = directory / "tokenizer.json"
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
-
-
 def refuse_foreign_kernels() -> None:
     """Raise `StartupError` if another distribution provides a package named ``kernels``, and
     Warren's has this name, too, because transformers would import Warren's in its place.

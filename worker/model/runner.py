@@ -18,6 +18,7 @@ from worker.model.inputs import HostStep, StepInputs, lay_out
 from worker.model.kv_cache import KVCache
 from worker.model.sampling.row_scores import RowScores, ScorePlan, score
 from worker.model.sampling.sampler import sample
+from worker.model.sampling.stated_tokens import JudgedRows, judge
 
 _Work = TypeVar("_Work")
 _Prepared: TypeAlias = tuple[StepInputs, Callable[[], Tensor]]
@@ -33,6 +34,7 @@ class _Result:
     copied: torch.Event | None
     predicted: Sequence[int] = ()
     """Already on the host."""
+    judged: JudgedRows | None = None
 
 
 class TorchStep:
@@ -51,7 +53,8 @@ class TorchStep:
         scores = StepScores({}, ())
         if result.scores is not None:
             scores = self._score_plan.step_scores(result.scores)
-        return scores._replace(predicted=result.predicted)
+        judged = () if result.judged is None else result.judged.on_host()
+        return scores._replace(predicted=result.predicted, judged=judged)
 
     def _wait(self) -> _Result:
         result = self._step.result()
@@ -234,6 +237,11 @@ class TorchRunner:
             # A copy, because edits are applied in place; of megabytes, so only if necessary.
             is_shared = is_every and inputs.edits is None
             scored = logits if is_shared else logits[inputs.scores.score_rows]
+        judged = None
+        if inputs.stated is not None:
+            judged = judge(
+                self._ops, logits[: step.num_sampled], inputs.sampling, inputs.edits, inputs.stated
+            )
         drawn = sample(self._ops, logits[: step.num_sampled], inputs.sampling, inputs.edits)
         # `NO_TOKEN` is no index: the next step reads an embedding for it, and its score is NaN.
         indices = torch.clamp(drawn, min=0, out=self._drawn[: step.num_sampled])
@@ -242,10 +250,10 @@ class TorchRunner:
         is_kept = self._predicts and (bool(step.predicted_rows) or step.max_query_len > 1)
         predicted = self._predict(step, inputs, indices) if is_kept else []
         if scored is None or inputs.scores is None:
-            return _to_host(drawn, predicted=predicted)
+            return _to_host(drawn, predicted=predicted, judged=judged)
         depth = step.score_plan.depth
         scores = score(self._ops, scored, inputs.scores, indices, depth)
-        return _to_host(drawn, scores, predicted)
+        return _to_host(drawn, scores, predicted, judged)
 
     def _predict(self, step: HostStep, inputs: StepInputs, drawn: Tensor) -> list[int]:
         """Let the decoder keep what predictions need of the step, and predict the token after the
@@ -272,16 +280,20 @@ def use_device(device: torch.device) -> None:
 
 
 def _to_host(
-    drawn: Tensor, scores: RowScores | None = None, predicted: Sequence[int] = ()
+    drawn: Tensor,
+    scores: RowScores | None = None,
+    predicted: Sequence[int] = (),
+    judged: JudgedRows | None = None,
 ) -> _Result:
     """Copy to the host asynchronously."""
     if drawn.device.type == "cpu":
-        return _Result(drawn, scores, None, predicted)
+        return _Result(drawn, scores, None, predicted, judged)
     there = _pinned(drawn)
     scores = None if scores is None else RowScores(*map(_pinned, scores))
+    judged = None if judged is None else JudgedRows(*map(_pinned, judged))
     copied = torch.Event("cuda")
     copied.record()
-    return _Result(there, scores, copied, predicted)
+    return _Result(there, scores, copied, predicted, judged)
 
 
 def _pinned(tensor: Tensor) -> Tensor:

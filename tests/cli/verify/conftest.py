@@ -3,18 +3,19 @@
 import asyncio
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from joserfc.jwk import OKPKey
 
 from shared import settings
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.settings import WorkerSettings
 from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
+from tests.support.gateway.receipts import keys_of, new_signing_key
 from worker.decode import served_model
 from worker.process.service import run_worker
 
@@ -84,9 +85,7 @@ class Answers:
 
 @pytest.fixture(scope="session")
 def signing_key(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("receipts") / "key.pem"
-    path.write_bytes(OKPKey.generate_key("Ed25519").as_pem(private=True))
-    return path
+    return new_signing_key(tmp_path_factory.mktemp("receipts"))
 
 
 @pytest.fixture(scope="session")
@@ -101,6 +100,22 @@ async def answers_of(
     **options: Any,
 ) -> Answers:
     """Ask a worker that has the model in the directory ``model`` all ``requests``."""
+    bodies = {name: body_of(body) for name, (_, body) in requests.items()}
+    found, seconds = list[dict[str, Any]](), list[float]()
+    async with deployment(model, signing_key, **options) as gateway:
+        for (path, _), body in zip(requests.values(), bodies.values(), strict=True):
+            began = time.process_time()
+            found.append(await asked(gateway, path, body))
+            seconds.append(time.process_time() - began)
+        keys = await keys_of(gateway)
+    answers = dict(zip(bodies, found, strict=True))
+    return Answers(bodies, answers, keys, signing_key, dict(zip(bodies, seconds, strict=True)))
+
+
+@asynccontextmanager
+async def deployment(model: Path, signing_key: Path, **options: Any) -> AsyncIterator[LiveGateway]:
+    """A gateway that signs receipts, and a worker of the model in the directory ``model``.
+    ``options`` are the worker's."""
     worker = settings.load(
         WorkerSettings,
         model=str(model),
@@ -111,34 +126,27 @@ async def answers_of(
         **options,
     )
     broker, stop, ready = MemoryBroker(), asyncio.Event(), asyncio.Event()
-    served = served_model.load(worker)
-    bodies = {
-        name: json.dumps({"model": MODEL, "receipt": True, **body}).encode()
-        for name, (_, body) in requests.items()
-    }
+    served = served_model.load_for_worker(worker)
     async with (
         MemoryBus(broker) as bus,
-        live_gateway(broker, receipt_keys_file=signing_key) as gateway,
+        live_gateway(broker, receipt_keys_file=signing_key, disconnect_grace_s=5) as gateway,
     ):
         working = asyncio.create_task(
             run_worker(worker, bus, stop=stop, ready=ready.set, model=served)
         )
         await hears_a_worker(gateway)
-        paths: Sequence[str] = [path for path, _ in requests.values()]
-        found, seconds = list[dict[str, Any]](), list[float]()
-        for path, body in zip(paths, bodies.values(), strict=True):
-            began = time.process_time()
-            found.append(await _asked(gateway, path, body))
-            seconds.append(time.process_time() - began)
-        keys = (await gateway.http.get("/.well-known/jwks.json")).json()
+        yield gateway
         stop.set()
         await working
-    answers = dict(zip(bodies, found, strict=True))
-    return Answers(bodies, answers, keys, signing_key, dict(zip(bodies, seconds, strict=True)))
 
 
-async def _asked(gateway: LiveGateway, path: str, body: bytes) -> dict[str, Any]:
-    headers = {"content-type": "application/json"}
+def body_of(body: Mapping[str, Any]) -> bytes:
+    """The body of a request that asks for a receipt."""
+    return json.dumps({"model": MODEL, "receipt": True, **body}).encode()
+
+
+async def asked(gateway: LiveGateway, path: str, body: bytes, **headers: str) -> dict[str, Any]:
+    headers = {"content-type": "application/json", **headers}
     response = await gateway.http.post(path, content=body, headers=headers)
     answer: dict[str, Any] = response.json()
     assert response.status_code == 200, answer

@@ -89,12 +89,23 @@ def _at(server: ScriptedEngine) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def real_worker(place: Bus | MemoryBroker, **options: Any) -> AsyncIterator[asyncio.Event]:
+async def real_worker(
+    place: Bus | MemoryBroker,
+    *,
+    on_loaded: Callable[[ServedModel], object] = lambda model: None,
+    **options: Any,
+) -> AsyncIterator[asyncio.Event]:
     """Run a worker of the model and engine that ``options`` name; yields the event that makes it
-    drain."""
+    drain. ``on_loaded`` is called with its model."""
     stop = asyncio.Event()
+
+    def new_model(worker: WorkerSettings) -> ServedModel:
+        model = served_model.load_for_worker(worker)
+        on_loaded(model)
+        return model
+
     async with connected(place) as bus:
-        task = await _start(bus, stop, served_model.load_for_worker, lambda: None, options)
+        task = await _start(bus, stop, new_model, lambda: None, options)
         try:
             yield stop
         finally:

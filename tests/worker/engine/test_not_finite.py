@@ -37,14 +37,15 @@ class _OddStep:
         return [NO_TOKEN if r in self._odd_rows else t for r, t in enumerate(self._step.result())]
 
     def scores(self) -> StepScores:
-        drawn, prompts, predicted = self._step.scores()
-        return StepScores(
-            {row: NAN if row in self._odd_rows else score for row, score in drawn.items()},
-            [
-                [NAN, *scores[1:]] if is_odd else scores
-                for is_odd, scores in zip(self._is_odd, prompts, strict=True)
+        scores = self._step.scores()
+        return scores._replace(
+            drawn={
+                row: NAN if row in self._odd_rows else score for row, score in scores.drawn.items()
+            },
+            prompts=[
+                [NAN, *prompt[1:]] if is_odd else prompt
+                for is_odd, prompt in zip(self._is_odd, scores.prompts, strict=True)
             ],
-            predicted,
         )
 
 

@@ -32,7 +32,6 @@ SUBMITS: dict[str, dict[str, Any]] = {
     },
     "bad words": {"bad_words": [[5], [7, 8], [1, 2, 3]]},
     "allowed": {"allowed": mask_of(range(0, VOCAB_SIZE, 2))},
-    "scored": {"sampling": SamplingParams(logprobs=3)},
     "ended": {"eos_ids": frozenset(range(0, VOCAB_SIZE, 9))},
 }
 
@@ -70,6 +69,10 @@ def generated(asked: Submit) -> list[StepOutput]:
     return SmallEngine().run(asked)
 
 
+def redrawn(drawing: Redrawing, asked: Submit, token_ids: Sequence[int]) -> list[StepOutput]:
+    return [draw.output for draw in drawing.draw(asked, token_ids)]
+
+
 def redrawing(max_step_tokens: int = 64) -> tuple[Redrawing, RecordingRunner]:
     runner = RecordingRunner(16, 4)
     return Redrawing(runner, max_step_tokens), runner
@@ -82,11 +85,10 @@ def test_the_draws_are_the_tokens_that_the_engine_has_generated(
 ) -> None:
     expected = generated(submit(**SUBMITS[name]))
 
-    drawn = redrawing(max_step_tokens)[0].draw(
-        submit(**SUBMITS[name]), [output.token_id for output in expected]
-    )
+    token_ids = [output.token_id for output in expected]
+    drawn = redrawn(redrawing(max_step_tokens)[0], submit(**SUBMITS[name]), token_ids)
 
-    assert list(drawn) == expected
+    assert drawn == expected
 
 
 def test_a_constraint_ends_the_answer_and_masks_each_draw() -> None:
@@ -94,7 +96,7 @@ def test_a_constraint_ends_the_answer_and_masks_each_draw() -> None:
     token_ids = [output.token_id for output in expected]
     assert len(token_ids) == 8
 
-    drawn = list(redrawing()[0].draw(submit(constraint=EvenThenOdd(8)), token_ids))
+    drawn = redrawn(redrawing()[0], submit(constraint=EvenThenOdd(8)), token_ids)
 
     assert drawn == expected
     assert drawn[-1].finish_reason == "stop"
@@ -104,7 +106,7 @@ def test_a_token_that_a_constraint_does_not_allow_is_not_drawn() -> None:
     token_ids = [output.token_id for output in generated(submit(constraint=EvenThenOdd(8)))]
     token_ids[3] += 1
 
-    drawn = list(redrawing()[0].draw(submit(constraint=EvenThenOdd(8)), token_ids))
+    drawn = redrawn(redrawing()[0], submit(constraint=EvenThenOdd(8)), token_ids)
 
     assert [output.token_id == token_ids[k] for k, output in enumerate(drawn)] == [
         True,
@@ -119,7 +121,7 @@ def test_the_first_token_that_was_changed_is_the_first_that_differs(place: int) 
     token_ids = [output.token_id for output in generated(submit())]
     token_ids[place] = (token_ids[place] + 1) % VOCAB_SIZE
 
-    drawn = [output.token_id for output in redrawing()[0].draw(submit(), token_ids)]
+    drawn = [output.token_id for output in redrawn(redrawing()[0], submit(), token_ids)]
 
     assert drawn[:place] == token_ids[:place]
     assert drawn[place] != token_ids[place]
@@ -131,7 +133,7 @@ def test_one_step_draws_all_tokens_and_the_next_choice_finds_its_prompt() -> Non
     drawing, runner = redrawing()
 
     for asked, token_ids in zip((first, second), answers, strict=True):
-        assert [output.token_id for output in drawing.draw(asked, token_ids)] == token_ids
+        assert [output.token_id for output in redrawn(drawing, asked, token_ids)] == token_ids
 
     sizes = [batch.num_tokens for batch in runner.batches]
     assert sizes == [NUM_PROMPT + NUM_TOKENS - 1, NUM_TOKENS]
@@ -144,7 +146,7 @@ def test_groups_of_tokens_and_of_states_have_blocks_of_their_own() -> None:
 
     for choice in range(2):
         token_ids = [output.token_id for output in generated(submit(choice=choice))]
-        drawn = drawing.draw(submit(choice=choice), token_ids)
+        drawn = redrawn(drawing, submit(choice=choice), token_ids)
         assert [output.token_id for output in drawn] == token_ids
 
 

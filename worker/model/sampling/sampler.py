@@ -47,13 +47,20 @@ def sample(
         logits = edit(ops, logits, edits)
     if sampling is None:
         return ops.most_likely(logits)
+    floors = floors_of(ops, logits, sampling)
+    return ops.draw_rows(logits, sampling.temperatures, floors, sampling.uniforms)
+
+
+def floors_of(ops: Ops, logits: Tensor, sampling: SamplingInputs) -> Tensor:
+    """The lowest logit that may be drawn of each row of the edited ``logits``, [num_sampled]
+    float32; -infinity for the rows without filters."""
     floors = torch.full_like(sampling.temperatures, -torch.inf)
     rows = sampling.filtered_rows
     if rows.numel():
         params = (sampling.temperatures, sampling.top_ks, sampling.top_ps, sampling.min_ps)
         filtered = logits if rows.numel() == len(logits) else logits[rows]  # a copy of megabytes
         floors[rows] = ops.filter_floors(filtered, *(param[rows] for param in params))
-    return ops.draw_rows(logits, sampling.temperatures, floors, sampling.uniforms)
+    return floors
 
 
 def uniform(seed: int, choice: int, position: int) -> float:

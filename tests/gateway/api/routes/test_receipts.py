@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from joserfc.jwk import OKPKey
 
 from gateway.intake.keys.key_file import KeyFile
 from gateway.intake.receipts import hash_request, verified
 from shared.bus.memory import MemoryBus
-from shared.messages import Receipt, hash_ids, hash_text
+from shared.messages import hash_ids, hash_text
 from tests.support.gateway.http import LiveGateway, chat_body, events, live_gateway
+from tests.support.gateway.receipts import new_signing_key, receipt_of
 from tests.support.workers.scripted_worker import MODEL, ScriptedWorker
 
 USER = [{"role": "user", "content": "one two"}]
@@ -29,9 +29,7 @@ TEXT = "one two"
 
 @pytest.fixture
 def signing_key(tmp_path: Path) -> Path:
-    path = tmp_path / "receipts.pem"
-    path.write_bytes(OKPKey.generate_key("Ed25519").as_pem(private=True))
-    return path
+    return new_signing_key(tmp_path)
 
 
 @pytest.fixture
@@ -41,11 +39,6 @@ def gateway_options(signing_key: Path) -> Mapping[str, Any]:
 
 def body_for(path: str, **more: Any) -> bytes:
     return json.dumps({"model": MODEL, **BODIES[path], "receipt": True, **more}).encode()
-
-
-async def read(gateway: LiveGateway, signed: str) -> Receipt:
-    """The receipt, whose signature is checked."""
-    return verified(signed, (await gateway.http.get("/.well-known/jwks.json")).json())
 
 
 async def post(gateway: LiveGateway, path: str, body: bytes, **headers: str) -> Any:
@@ -59,7 +52,7 @@ async def test_a_whole_answer_ends_with_a_receipt(gateway: LiveGateway, path: st
 
     answer = (await post(gateway, path, body)).json()
 
-    receipt = await read(gateway, answer["receipt"])
+    receipt = await receipt_of(gateway, answer["receipt"])
     assert receipt.id == answer["id"]
     assert receipt.request_sha256 == hash_request(body)
     assert (receipt.seed, receipt.sampling.seed) == (str(1 << 60), None)
@@ -80,7 +73,7 @@ async def test_a_stream_ends_with_a_receipt(gateway: LiveGateway, path: str) -> 
         for part in (event, event.get("response", {}))
         if "receipt" in part
     ]
-    receipt = await read(gateway, *found)
+    receipt = await receipt_of(gateway, *found)
     assert receipt.choices[0].text_sha256 == hash_text([TEXT])
     assert receipt.id == response.headers["x-request-id"]
 
@@ -95,7 +88,7 @@ async def test_a_log_that_is_kept_has_its_receipt(gateway: LiveGateway) -> None:
     ]
 
     assert [(one["object"], one["id"]) for one in answers] == [("receipt", stream_id)] * 2
-    first, second = [await read(gateway, one["receipt"]) for one in answers]
+    first, second = [await receipt_of(gateway, one["receipt"]) for one in answers]
     assert first.choices == second.choices
     assert first.choices[0].text_sha256 == hash_text([TEXT])
 
@@ -119,7 +112,7 @@ async def test_a_retry_has_the_receipt_of_the_first_request(gateway: LiveGateway
         for _ in range(2)
     ]
 
-    first, second = [await read(gateway, one["receipt"]) for one in answers]
+    first, second = [await receipt_of(gateway, one["receipt"]) for one in answers]
     assert (first.id, first.choices) == (second.id, second.choices)
 
 
