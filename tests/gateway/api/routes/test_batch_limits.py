@@ -229,7 +229,7 @@ async def test_a_repeated_line_that_new_limits_never_permit_has_an_error_of_its_
     may_end = wait_before_the_end(worker)
     secret = file.add("alice", tokens_per_minute=1000)
     headers = {"authorization": f"Bearer {secret}"}
-    equal = {"content": "a b", "max_tokens": 50, "temperature": 0}
+    equal: dict[str, Any] = {"content": "a b", "max_tokens": 50, "temperature": 0}
     options = {"keys_look_s": 0.0, "batch_lease_s": 3600.0}
     async with with_key(bus, file, secret, **options) as gateway:
         await hears_a_worker(gateway, headers)
