@@ -200,6 +200,18 @@ async def test_what_is_not_determined_or_of_its_own_is_computed_for_itself(
     assert len(worker.jobs) == 3
 
 
+async def test_a_setting_has_all_requests_computed_once_but_those_that_decline(
+    bus: MemoryBus, worker: ScriptedWorker
+) -> None:
+    async with live_gateway(bus, exact_cache=True) as gateway:
+        await hears_a_worker(gateway)
+        answers = [await ask(gateway, headers) for headers in ({}, {}, {"x-warren-cache": "off"})]
+
+    results = [answer.headers.get("x-warren-cache") for answer in answers]
+    assert results == ["miss", "hit", None]
+    assert len(worker.jobs) == 2
+
+
 async def test_an_unknown_kind_of_cache_is_refused(known: LiveGateway) -> None:
     answer = await ask(known, {"x-warren-cache": "maybe"})
 
@@ -398,9 +410,11 @@ async def test_usage_says_what_was_cached(known: LiveGateway) -> None:
     assert (runs["num_exact_miss"], runs["num_exact_hit"]) == (1, 2)
 
 
+@pytest.mark.parametrize("word_len", [1, 100_000], ids=["small", "large"])
 async def test_a_stored_answer_is_read_by_another_gateway_after_its_log_is_gone(
-    broker: MemoryBroker, worker: ScriptedWorker
+    word_len: int, broker: MemoryBroker, worker: ScriptedWorker
 ) -> None:
+    wait_before_the_end(worker, last="x" * word_len).set()
     async with two(broker) as (here, there):
         first = again = await ask(here)
 
