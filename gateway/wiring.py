@@ -145,10 +145,6 @@ class Tuning:
     """The time between two looks at which models have been seen."""
     renew_models_s: float = 3600.0
     """The time after which the time at which a model was last seen is written again."""
-    exact_answer_s: float = DAY_S
-    """The time for which the answer of an execution is kept for equal requests."""
-    exact_answers_bytes: int = 1 << 30
-    """The size of all these answers."""
     settled_s: float = SETTLED_S
     """The time until all gateways know that keys are revoked."""
 
@@ -260,8 +256,8 @@ class Gateway:
         answers = AnswerShelf(
             store,
             metrics.catalog,
-            kept_s=tuning.exact_answer_s,
-            max_bytes=tuning.exact_answers_bytes,
+            kept_s=settings.retention_days.answers * DAY_S,
+            max_bytes=settings.max_exact_cache_bytes,
         )
         sources = Sources(bus, relays, reply_queues, answers, settings.disconnect_grace_s)
         prices = PriceTable.of(settings.prices_file)
@@ -310,7 +306,7 @@ class Gateway:
                 store,
                 publishers,
                 metrics.catalog,
-                settings.usage_retention_days * DAY_S,
+                settings.retention_days.usage * DAY_S,
                 on_record=on_record,
             ),
             prices=prices,

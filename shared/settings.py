@@ -8,6 +8,7 @@ Variables that Kubernetes injects for a Service are ignored.
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network
 from pathlib import Path
@@ -87,7 +88,8 @@ REMOVED = {
     "secret_file": "set secret=file:PATH",
     "send_timeout_s": "it is always 30",
     "stream_events_per_s": "it is always 10; a request may set stream_options.each_token",
-    "usage_retention_s": "set usage_retention_days",
+    "usage_retention_days": "set retention_days=30,usage=DAYS",
+    "usage_retention_s": "set retention_days=30,usage=DAYS",
     "webhook_max_tries": "it is always 16",
     "webhook_retry_s": "it is always 5",
     "worker_silence_s": "it is always 8",
@@ -148,6 +150,38 @@ def _listener(value: object) -> object:
         return value
     host, _, port = str(value).rpartition(":")
     return Listener(host.strip("[]") or "127.0.0.1", port)  # type: ignore[arg-type]  # validated
+
+
+@dataclass(frozen=True)
+class RetentionDays:
+    """For how many days a gateway keeps what it has stored."""
+
+    files: Days = 30.0
+    """Files, ended batches, stored responses, and conversations without changes."""
+    usage: Days = 400.0
+    """The usage records of requests."""
+    answers: Days = 1.0
+    """The answers of requests that are computed once."""
+
+    def __str__(self) -> str:
+        return f"{self.files:g},usage={self.usage:g},answers={self.answers:g}"
+
+
+_KINDS_KEPT = ("", "usage", "answers")
+
+
+def _retention(value: object) -> object:
+    """The days of each kind, from ``DAYS,usage=DAYS,answers=DAYS``, of which each may be
+    missing."""
+    if not isinstance(value, str | int | float):
+        return value
+    parts = [part.strip().rpartition("=") for part in str(value).split(",")]
+    days = {name.strip(): number.strip() for name, _, number in parts}
+    if len(days) < len(parts) or not days.keys() <= set(_KINDS_KEPT):
+        raise PydanticCustomError(
+            "no_retention", "expected DAYS, usage=DAYS or answers=DAYS, separated by commas"
+        )
+    return {name or "files": number for name, number in days.items()}
 
 
 def _read_secret(value: object) -> object:
@@ -420,26 +454,32 @@ class GatewaySettings(CommonSettings):
         "changed responses and conversations beyond it are deleted at once, and once a minute "
         "those beyond one for each 64 KiB of it. Lower it if the storage is small.",
     )
-    retention_days: Days = Field(
-        30,
+    retention_days: Annotated[RetentionDays, NoDecode, BeforeValidator(_retention)] = Field(
+        RetentionDays(),
         description="Days after which files, ended batches and stored responses are deleted, and "
-        "conversations without changes, unless a request says otherwise. Lower it to save storage, "
-        "or if your rules on privacy demand it.",
+        "conversations without changes, unless a request says otherwise; `usage=`: days after "
+        "which the usage record of a request is deleted; `answers=`: days after which the answer "
+        "of a request that was computed once is deleted. What is missing has its default. Lower "
+        "it to save storage, or if your rules on privacy demand it; set `usage=` to what your "
+        "accounting needs.",
     )
     store_responses: bool = Field(
         True,
         description="Store the responses of `/v1/responses` whose requests do not set `store`, as "
         "OpenAI does. Turn it off to store nothing unless a client asks for it.",
     )
+    exact_cache: bool = Field(
+        False,
+        description="Compute equal requests of a tenant once if they are greedy or have a seed, "
+        "as if each had the header `x-warren-cache: exact`; `x-warren-cache: off` declines it. "
+        "Answers are kept as long as `answers=` in WARREN_RETENTION_DAYS says, and all of them "
+        "have at most an eighth of WARREN_MAX_TENANT_BYTES. Set it if clients often send the same "
+        "requests.",
+    )
     webhook_networks: Networks = Field(
         (),
         description="Comma-separated private networks that webhooks may reach, such as 10.0.0.0/8; "
         "http:// is allowed there only. Unset: public addresses only.",
-    )
-    usage_retention_days: Days = Field(
-        400,
-        description="Days after which the usage record of a request is deleted. Set it to what "
-        "your accounting needs.",
     )
     prices_file: Path | None = Field(
         None,
@@ -461,6 +501,11 @@ class GatewaySettings(CommonSettings):
     def max_connections(self) -> int:
         """The open connections of one gateway: idle clients keep theirs for a while."""
         return self.max_requests + IDLE_CONNECTIONS
+
+    @property
+    def max_exact_cache_bytes(self) -> int:
+        """The stored answers of requests that are computed once, of all tenants, in bytes."""
+        return self.max_tenant_bytes // 8
 
     @property
     def max_bytes_in_flight(self) -> int:

@@ -1,5 +1,5 @@
-"""Requests that are computed once: their keys or headers ask for it, and equal requests share an
-execution."""
+"""Requests that are computed once: their headers, their keys or a setting ask for it, and equal
+requests share an execution."""
 
 import time
 from typing import NamedTuple
@@ -30,11 +30,12 @@ class SharedSubmission(NamedTuple):
     terms: ExecutionTerms
 
 
-def wants_once(request: Request) -> bool:
-    """Whether a request is to be computed once: its header decides, otherwise its API key. Raises
-    `InvalidRequest`."""
+def wants_once(gateway: Gateway, request: Request) -> bool:
+    """Whether a request is to be computed once: its header decides, otherwise its API key or the
+    gateway's setting. Raises `InvalidRequest`."""
     caller: ApiKey = request.state.caller
-    wanted = request.headers.get(CACHE_HEADER, caller.cache)
+    default = _EXACT if gateway.settings.exact_cache else caller.cache
+    wanted = request.headers.get(CACHE_HEADER, default)
     if wanted not in (_EXACT, _OFF, ""):
         raise refused(CACHE_HEADER, f"expected {_EXACT} or {_OFF}.")
     return wanted == _EXACT

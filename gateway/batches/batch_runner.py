@@ -60,7 +60,7 @@ class BatchRunner:
         claim them at once."""
         store = self._gateway.store
         state = await store.wait_open()
-        sweep = partial(_sweep, kept_s=self._gateway.settings.retention_days * DAY_S)
+        sweep = partial(_sweep, kept_s=self._gateway.settings.retention_days.files * DAY_S)
         keep_swept = partial(store.keep_swept, sweep, _SWEEP_INTERVAL_S)
         sweeping = asyncio.create_task(incidents.keep_running(keep_swept))
         try:
@@ -454,7 +454,7 @@ class _BatchRun:
     async def _write(self, name: str, *, is_error: bool, ending: Ending = "completed") -> str:
         """Write a file that exists once the batch has ended; returns its id."""
         batch = self.batch
-        kept_s = batch.output_expires_after_s or self._gateway.settings.retention_days * DAY_S
+        kept_s = batch.output_expires_after_s or self._gateway.settings.retention_days.files * DAY_S
         writing = self._files.writing(
             batch.tenant, f"{batch.id}_{name}.jsonl", OUTPUT_PURPOSE, is_hidden=True
         )

@@ -5,7 +5,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 
 from msgspec import structs
@@ -72,6 +72,8 @@ LOG_RETENTION_S = 120.0
 """Seconds for which the log of a line waits for the next gateway; longer than a lease."""
 
 Record = Callable[[LineOutcome], Awaitable[None]]
+Attempt = Callable[[], AbstractAsyncContextManager[object]]
+"""An attempt to answer a line: a context that has the answer and ends once it is recorded."""
 
 
 class LineServer:
@@ -103,9 +105,10 @@ class LineServer:
                 computed = await role.group.wait()
             async with self._limits.slot() as slot:
                 if computed is not None:
-                    await self._repeat(request_id, computed, slot, record)
+                    attempt = partial(self._repeated, request_id, computed, slot)
                 else:
-                    await self._answer(request_id, line, slot, record, role)
+                    attempt = partial(self._answered, request_id, line, slot, role)
+                await self._answer(request_id, line, attempt, record)
 
     async def stop(self, request_id: str) -> None:
         """End the job of a line, if a gateway has published a job, and delete its log."""
@@ -120,16 +123,20 @@ class LineServer:
     def request_id(self, number: int) -> str:
         return request_id_of(self.batch.id, number, ENDPOINTS[self.batch.endpoint].id_prefix)
 
-    async def _repeat(
-        self, request_id: str, computed: ComputedAnswer, slot: LineSlot, record: Record
-    ) -> None:
-        """Record the answer to an equal line as the answer to this line."""
+    @asynccontextmanager
+    async def _repeated(
+        self, request_id: str, computed: ComputedAnswer, slot: LineSlot
+    ) -> AsyncIterator[object]:
+        """The answer to an equal line as the answer to this line. Its use is noted only once it is
+        recorded: what is not recorded is repeated by another gateway."""
         gateway = self.gateway
         job = structs.replace(computed.job, request_id=request_id, is_counted=False)
+        answer = computed.rendered(request_id)
         grant = await slot.take(tokens_of(job), job)
         with Observation(gateway.metrics, job, "batch", {}) as observation:
             observation.read_all(computed.events)
         grant.settle(observation.total_tokens)
+        yield answer
         gateway.recorder.note(
             UsageRecord(
                 request_id=request_id,
@@ -145,20 +152,15 @@ class LineServer:
             )
         )
         gateway.executions.count(job.model, "attached")
-        await record(LineOutcome(request_id, computed.rendered(request_id)))
 
     async def _answer(
-        self,
-        request_id: str,
-        line: InputLine,
-        slot: LineSlot,
-        record: Record,
-        role: TwinRole | None,
+        self, request_id: str, line: InputLine, attempt: Attempt, record: Record
     ) -> None:
+        """Try until the line has an outcome, and record it."""
         backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while True:
             try:
-                async with self._answered(request_id, line, slot, role) as answer:
+                async with attempt() as answer:
                     return await record(LineOutcome(request_id, answer))
             except MessageTooLarge as error:
                 return await record(LineOutcome(request_id, error))

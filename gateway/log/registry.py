@@ -106,9 +106,11 @@ class Relays:
         with ExitStack() as opened:
             relay = await self._begin(log, job, facts, retention, opened)
             relay.lane = lane
+            job = relay.job or job
             relay.repeats_earlier = relay.is_answered
+            relay.is_first = not relay.repeats_earlier and job.publication == 0
             if not relay.repeats_earlier:
-                await self._publish(relay, relay.job or job)
+                await self._publish(relay, job)
             try:
                 yield relay
             except LogLost:

@@ -65,6 +65,8 @@ class LogRelay:
         """Monotonic time."""
         self.repeats_earlier = False
         """Whether the log was already there when this client sent the request."""
+        self.is_first = False
+        """Whether no gateway had accepted the request before."""
         self.claim = claim
         self.request_id = claim.request_id
         self._log = log

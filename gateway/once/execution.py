@@ -34,7 +34,7 @@ from shared.errors import (
     Unavailable,
     WarrenError,
 )
-from shared.messages import Failed, GenerationJob, JobClass, Release
+from shared.messages import GenerationJob, JobClass, Release
 from shared.telemetry import incidents
 
 logger = logging.getLogger(__name__)
@@ -237,7 +237,7 @@ class SharedExecution:
                     relay.close(Departure.LEFT)
                 raise
             relay.close(Departure.SERVED)
-        if self._terms is not None and not isinstance(self.playback.events[-1], Failed):
+        if self._terms is not None and not self.playback.has_failed:
             await self._sources.shelf.put(
                 self.execution_id, relay.cursor, self.playback.events, self._terms.numerics
             )
@@ -255,7 +255,7 @@ class SharedExecution:
             yield relay
 
     def _note_beginning(self, relay: LogRelay) -> None:
-        if relay.repeats_earlier:
+        if not relay.is_first:
             # Another gateway may have clients, and asks for a copy.
             self._await("", _MOVING_S)
         elif not any(one.is_payer for one in self.relays.values()):

@@ -3,8 +3,9 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from itertools import chain
 
 from prometheus_client import Counter, Gauge
 
@@ -32,6 +33,10 @@ class Executions:
         self._ids = ExecutionIds(key)
         self._sources = sources
         self._running: dict[str, SharedExecution] = {}
+        """The executions that requests join, by id."""
+        self._failed: set[SharedExecution] = set()
+        """Executions whose clients still read a failure, or may return, while another execution has
+        begun for the requests that came later."""
         self.requests = _requests(catalog)
         """Requests that asked to be computed once, by model and result."""
         _gauge(catalog).set_function(lambda: len(self._running))
@@ -45,7 +50,7 @@ class Executions:
         """Whether a request with these times, in Unix time, may join the execution: it would end
         with the execution's deadline, which is earlier than its own."""
         running = self._running.get(execution_id)
-        if running is None or running.playback.is_complete:
+        if running is None or running.playback.is_complete or running.playback.has_failed:
             return True
         return running.ends_by - time.time() >= _LEAST_SHARE_LEFT * (deadline - created_at)
 
@@ -58,6 +63,7 @@ class Executions:
         claim = _claim(job.request_id, job.tenant)
         assert job.deadline is not None
         ends_by = asyncio.get_running_loop().time() + job.deadline - time.time()
+        self._set_failed_aside(terms.job.request_id)
         shared = self._execution(terms.job.request_id)
         relay = self._relay(shared, claim, job, ends_by, has_ids=has_ids)
         shared.join(relay, terms)
@@ -93,16 +99,15 @@ class Executions:
         if execution_id is None or not await self._exists(execution_id):
             await self._sources.relays.cancel(request_id, tenant)
             return
-        running = self._running.get(execution_id)
-        relay = None if running is None else running.relays.get(request_id)
-        if relay is not None and tenant not in (None, relay.tenant):
+        own = (relay for relay in self.current() if relay.request_id == request_id)
+        if any(tenant not in (None, relay.tenant) for relay in own):
             raise StreamNotFound(NOT_FOUND)
         await self._tell_all(_claim(request_id, tenant, is_cancelled=True))
 
     def obey(self, command: Release) -> bool:
         """Apply a command from any gateway; returns whether it concerns a shared execution's
         client."""
-        for shared in self._running.values():
+        for shared in self._all():
             if shared.holds(command.request_id):
                 shared.obey(command)
                 return True
@@ -116,7 +121,7 @@ class Executions:
 
     def current(self) -> Sequence[SharedRelay]:
         """The relays to clients."""
-        return [relay for shared in self._running.values() for relay in shared.relays.values()]
+        return [relay for shared in self._all() for relay in shared.relays.values()]
 
     def end_all(self, error: WarrenError, is_meant: Callable[[LogRelay], bool]) -> list[str]:
         """End the streams of clients with ``error``; returns their ids."""
@@ -131,8 +136,11 @@ class Executions:
 
     async def close(self) -> None:
         """Leave all logs to other gateways."""
-        for shared in list(self._running.values()):
+        for shared in list(self._all()):
             await shared.close()
+
+    def _all(self) -> Iterator[SharedExecution]:
+        return chain(self._running.values(), self._failed)
 
     def _execution(self, execution_id: str) -> SharedExecution:
         shared = self._running.get(execution_id)
@@ -141,7 +149,15 @@ class Executions:
             self._running[execution_id] = shared
         return shared
 
+    def _set_failed_aside(self, execution_id: str) -> None:
+        """Let the next request begin another execution if the current one has failed."""
+        shared = self._running.get(execution_id)
+        if shared is not None and shared.playback.has_failed:
+            del self._running[execution_id]
+            self._failed.add(shared)
+
     def _forget(self, shared: SharedExecution) -> None:
+        self._failed.discard(shared)
         if self._running.get(shared.execution_id) is shared:
             del self._running[shared.execution_id]
 

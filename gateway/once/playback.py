@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from gateway.log.cursor import Item, LogCursor, LogEvent, Restarted
 from shared.errors import WarrenError
+from shared.messages import Failed
 
 
 class Playback:
@@ -22,6 +23,12 @@ class Playback:
         """Whether the last event of the log is there."""
         self.error: WarrenError | None = None
         self._changed: set[asyncio.Future[None]] = set()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the events end with a failure."""
+        is_failure = self.is_complete and isinstance(self.events[-1], Failed)
+        return is_failure or self.error is not None
 
     def restart(self) -> None:
         """Begin another reading, unless the current reading has no events yet."""

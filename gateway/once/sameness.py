@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from shared.messages import Announcement, GenerationJob, SamplingParams
+from shared.messages import Announcement, ChatPrompt, GenerationJob, SamplingParams
 
 
 class Sameness(NamedTuple):
@@ -30,11 +30,14 @@ def sameness_of(
 
     ``rendering`` is how its answer is rendered, without ids and times; ``workers`` are the live
     workers of its model. If they differ in weights, tokenizer or numerics, any of several answers
-    may come, so that no two requests are equal.
+    may come, so that no two requests are equal. The same holds for a chat whose template may print
+    the time of day, unless the prompt says which time.
     """
     arithmetics = {(worker.fingerprint, worker.numerics) for worker in workers}
     is_ours = all(not worker.engine for worker in workers)
     if len(arithmetics) != 1 or not is_ours or not is_determined(job.sampling):
+        return None
+    if _is_timed(job) and any(worker.template_tells_time for worker in workers):
         return None
     ((fingerprint, numerics),) = arithmetics
     same = msgspec.structs.replace(
@@ -47,7 +50,7 @@ def sameness_of(
         context=b"",
         trace={},
     )
-    # A chat template may print the date.
+    # Any chat template may print the date.
     day = datetime.fromtimestamp(job.created_at, UTC).date().isoformat()
     named = (msgspec.msgpack.encode(same), rendering, fingerprint, numerics, day)
     return Sameness(hashlib.sha256(msgspec.msgpack.encode(named)).hexdigest(), numerics)
@@ -56,3 +59,8 @@ def sameness_of(
 def is_determined(sampling: SamplingParams) -> bool:
     """Whether equal jobs have equal answers: they are greedy or have a seed."""
     return sampling.is_greedy or sampling.seed is not None
+
+
+def _is_timed(job: GenerationJob) -> bool:
+    """Whether chat templates print the time at which the request was sent."""
+    return any(isinstance(prompt, ChatPrompt) and not prompt.now for prompt in job.prompts)

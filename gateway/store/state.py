@@ -211,7 +211,7 @@ class Store:
             uploads = Uploads(database, files, settings.max_file_bytes)
             batches, webhooks = Batches(database), Webhooks(database)
             limits = StoreLimits(
-                settings.retention_days * DAY_S,
+                settings.retention_days.files * DAY_S,
                 settings.max_tenant_bytes // _BYTES_PER_OBJECT,
                 settings.max_tenant_bytes,
             )

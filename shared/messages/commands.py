@@ -251,6 +251,8 @@ class Announcement(Wire, frozen=True, kw_only=True):
     """The format in which the model writes its reasoning; None if it does not."""
     reasoning_switches: tuple[ReasoningSwitch, ...] = ()
     """The variables of the chat template that change this format."""
+    template_tells_time: bool = False
+    """Whether the chat template may print more of a request's time than its date in UTC."""
     engine: Annotated[str, Meta(max_length=256)] = ""
     """The kind and version of the engine over HTTP that computes the tokens; empty for Warren's
     own."""

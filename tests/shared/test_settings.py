@@ -130,6 +130,26 @@ def test_the_number_of_settings_does_not_grow() -> None:
     assert len(names) <= MAX_SETTINGS
 
 
+@pytest.mark.parametrize(
+    ("text", "days"),
+    [("30", (30, 400, 1)), ("7,usage=90", (7, 90, 1)), (" answers=0.5 , 3", (3, 400, 0.5))],
+)
+def test_each_kind_of_stored_object_has_its_days(
+    text: str, days: tuple[float, float, float], env: pytest.MonkeyPatch
+) -> None:
+    env.setenv("WARREN_RETENTION_DAYS", text)
+
+    kept = settings.load(GatewaySettings).retention_days
+
+    assert (kept.files, kept.usage, kept.answers) == days
+
+
+@pytest.mark.parametrize("text", ["", "x", "0", "30,logs=4", "usage=", "30,31", "usage=1,usage=2"])
+def test_days_of_an_unknown_kind_or_without_a_number_are_refused(text: str) -> None:
+    with pytest.raises(StartupError, match="--retention-days: "):
+        settings.load(GatewaySettings, retention_days=text)
+
+
 def test_a_bad_value_is_named_with_its_variable(env: pytest.MonkeyPatch) -> None:
     env.setenv("WARREN_MAX_NUM_SEQS", "many")
 

@@ -68,8 +68,15 @@ async def test_no_fault_takes_a_stream_with_it(own_broker: RabbitNode, tmp_path:
         rows.append(await poison(deployment, expected, num_innocent=11, num_deadly=1))
         await asyncio.to_thread(ground.wait_clean, own_broker, deployment, {})
         rows.append(await asyncio.to_thread(ledger_row, deployment.data_dir, rows))
-        faults = [deployment.kill_worker, deployment.kill_gateway]
-        rows.append(await equal_requests(deployment, OF_ALL, for_all, 60, faults))
+        rows.append(
+            await equal_requests(
+                deployment,
+                OF_ALL,
+                for_all,
+                60,
+                lambda runs: [runs.kill_worker, deployment.kill_gateway],
+            )
+        )
         await asyncio.to_thread(ground.wait_clean, own_broker, deployment, {})
 
     assert wrong(rows) == []

@@ -494,6 +494,7 @@ class Worker:
             tool_parser=self._model.tool_parser,
             reasoning_parser=self._model.reasoning_parser,
             reasoning_switches=self._model.reasoning_switches,
+            template_tells_time=self._model.tokenizer.tells_time,
             engine=self._model.engine_version,
             is_engine_away=self._generations.away.is_set(),
             unsupported=self._model.unsupported,

@@ -41,6 +41,11 @@ _QUESTION = ChatMessage(role="user", content="?")
 HARMONY = "<|channel|>analysis<|message|>"
 """Part of templates for models that answer in OpenAI's Harmony format."""
 _SERIALIZED_ARGUMENTS = re.compile(r"""arguments['"\]]*\s*\|\s*tojson""")
+_CLOCK = "strftime_now"
+"""The function with which templates print the time."""
+_DIRECTIVE = re.compile(r"%[-_0^#]?[EO]?(.)", re.DOTALL)
+_DATE_DIRECTIVES = frozenset("aAbBhdejmyYCgGuUVwWxDFzZnt%")
+"""The directives of strftime that print the same during a whole day in UTC."""
 _END = "<warren-the-final-message-ends-here> "
 """Without its space, the template has removed the whitespace at the end of the message."""
 
@@ -82,6 +87,12 @@ class ChatTemplate:
     def for_tools(self) -> "ChatTemplate":
         """The template of conversations with tools."""
         return self._tool_use or self
+
+    @cached_property
+    def tells_time(self) -> bool:
+        """Whether the template may print more of the time than the date."""
+        of_tools = self._tool_use is not None and self._tool_use.tells_time
+        return of_tools or _tells_time(self.source)
 
     def render(self, prompt: ChatPrompt, *, max_chars: int | None = None) -> str:
         """The prompt, up to the point where the answer begins or continues. Rendering stops once
@@ -144,7 +155,7 @@ class ChatTemplate:
         variables = {
             **self._special_tokens,
             **prompt.template_kwargs,
-            "strftime_now": partial(_strftime, prompt.now),
+            _CLOCK: partial(_strftime, prompt.now),
             "messages": messages,
             "tools": [_tool(tool) for tool in prompt.tools] or None,
             "add_generation_prompt": (
@@ -157,6 +168,29 @@ class ChatTemplate:
             raise InvalidRequest(
                 f"The model's chat template rejects these messages: {error}", param="messages"
             ) from error
+
+
+def _tells_time(source: str) -> bool:
+    """See `ChatTemplate.tells_time`. The clock must be called with the text of a format everywhere:
+    any other use may print the time."""
+    tree = _environment().parse(source)
+    num_uses = sum(name.name == _CLOCK for name in tree.find_all(nodes.Name))
+    num_dates = sum(map(_is_date, tree.find_all(nodes.Call)))
+    num_tests = sum(map(_is_clock, (test.node for test in tree.find_all(nodes.Test))))
+    return num_uses > num_dates + num_tests
+
+
+def _is_clock(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Name) and node.name == _CLOCK
+
+
+def _is_date(call: nodes.Call) -> bool:
+    """Whether a call prints a date."""
+    match call:
+        case nodes.Call(node=nodes.Name(name=name), args=[nodes.Const(value=str(text))]):
+            return name == _CLOCK and _DATE_DIRECTIVES.issuperset(_DIRECTIVE.findall(text))
+        case _:
+            return False
 
 
 def _without_developers(messages: Iterable[ChatMessage]) -> Iterator[ChatMessage]:

@@ -79,6 +79,11 @@ class Tokenizer:
             eos_ids=frozenset(end_id for end_id in eos_ids if end_id < vocab_size),
         )
 
+    @property
+    def tells_time(self) -> bool:
+        """Whether the chat template may print more of the time than the date."""
+        return self.template is not None and self.template.tells_time
+
     def with_written_tools(self) -> "Tokenizer":
         """The same with tools in the messages, even if the chat template describes some."""
         tokenizer = copy(self)

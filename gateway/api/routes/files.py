@@ -93,7 +93,7 @@ def router(gateway: Gateway) -> APIRouter:
                     await draft.write(data)
 
                 fields = await read_form(request, left, take)
-                _complete(draft, fields, settings.retention_days * DAY_S)
+                _complete(draft, fields, settings.retention_days.files * DAY_S)
         return json_response(file_object(draft.record))
 
     @routes.get("/v1/files", openapi_extra={"responses": {"200": answered(FileList)}})

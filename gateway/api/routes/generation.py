@@ -247,7 +247,7 @@ def _shared(
 ) -> tuple[Submission, ExecutionTerms | None]:
     """The request under the id of its stream, and the execution that it shares; None if it shares
     none. Raises `InvalidRequest`."""
-    if not compute_once.wants_once(request):
+    if not compute_once.wants_once(gateway, request):
         return submitted, None
     is_of_its_own = submitted.facts.body_hash or storage is not None or parsed.background_answer
     if not is_of_its_own:

@@ -182,10 +182,10 @@ def _require_costs(gateway: Gateway) -> None:
     """Raises `Conflict` if the gateway does not know what a month costs."""
     if not gateway.prices.models:
         raise Conflict("This gateway has no prices for a budget. Set WARREN_PRICES_FILE.")
-    if gateway.settings.usage_retention_days * DAY_S < LONGEST_MONTH_S:
+    if gateway.settings.retention_days.usage * DAY_S < LONGEST_MONTH_S:
         raise Conflict(
             "Usage records are deleted before the month of a budget ends. Set "
-            f"WARREN_USAGE_RETENTION_DAYS to {LONGEST_MONTH_S / DAY_S:.0f} at least."
+            f"usage= in WARREN_RETENTION_DAYS to {LONGEST_MONTH_S / DAY_S:.0f} at least."
         )
 
 

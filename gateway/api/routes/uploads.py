@@ -89,7 +89,9 @@ def router(gateway: Gateway) -> APIRouter:
                 filename=plain_name(body.filename),
                 purpose=body.purpose,
                 num_bytes=body.bytes,
-                kept_s=int(settings.retention_days * DAY_S) if expiry is None else expiry.seconds,
+                kept_s=int(settings.retention_days.files * DAY_S)
+                if expiry is None
+                else expiry.seconds,
             )
         return await _described(state, upload)
 

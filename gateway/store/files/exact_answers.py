@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from sqlalchemy import Select, func, select
+from sqlalchemy import Select, and_, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from gateway.store.database import Database, uncancelled
@@ -32,7 +32,10 @@ class ExactAnswers:
         self._blobs = blobs
 
     async def write(self, answer: ExactAnswer) -> None:
-        """Store an answer, unless the execution has one: then both are equal."""
+        """Store an answer, unless the execution has an answer that has not expired: then both are
+        equal."""
+        if await self._is_expired(answer.execution_id, answer.created_at):
+            await self._delete([answer.execution_id])
         is_small = len(answer.body) <= _MAX_IN_ROW
         # The row comes first, so that a process that dies leaves no blob without a row.
         await self._insert(answer, answer.body if is_small else None)
@@ -92,6 +95,12 @@ class ExactAnswers:
         async with self._database.read() as connection:
             row = (await connection.execute(query)).first()
             return None if row is None else (row.body,)
+
+    async def _is_expired(self, execution_id: str, now: float) -> bool:
+        """Whether the execution has an answer that has expired and was not swept yet."""
+        table = EXACT_ANSWERS.c
+        condition = and_(table.execution_id == execution_id, table.expires_at <= now)
+        return bool(await self._ids(select(table.execution_id).where(condition)))
 
     async def _expired(self, now: float) -> list[str]:
         condition = EXACT_ANSWERS.c.expires_at <= now

@@ -200,6 +200,18 @@ async def test_what_is_not_determined_or_of_its_own_is_computed_for_itself(
     assert len(worker.jobs) == 3
 
 
+async def test_a_setting_has_all_requests_computed_once_but_those_that_decline(
+    bus: MemoryBus, worker: ScriptedWorker
+) -> None:
+    async with live_gateway(bus, exact_cache=True) as gateway:
+        await hears_a_worker(gateway)
+        answers = [await ask(gateway, headers) for headers in ({}, {}, {"x-warren-cache": "off"})]
+
+    results = [answer.headers.get("x-warren-cache") for answer in answers]
+    assert results == ["miss", "hit", None]
+    assert len(worker.jobs) == 2
+
+
 async def test_an_unknown_kind_of_cache_is_refused(known: LiveGateway) -> None:
     answer = await ask(known, {"x-warren-cache": "maybe"})
 
@@ -309,6 +321,61 @@ async def test_all_clients_get_the_failure_and_the_next_request_runs_again(
     assert later.json()["choices"][0]["message"]["content"] == "done"
 
 
+async def test_a_failure_for_which_a_client_may_return_does_not_answer_later_requests(
+    broker: MemoryBroker, worker: ScriptedWorker
+) -> None:
+    may_fail = asyncio.Event()
+
+    async def fail(job: ScriptedJob) -> None:
+        await job.start()
+        await job.say("w0 ")
+        await may_fail.wait()
+        await job.fail("worker_lost", "The worker was lost.")
+
+    worker.script = fail
+    async with two(broker) as (gateway, _):
+        async with asking(gateway) as stayed:
+            await stayed.read_words(1)
+            async with asking(gateway) as gone:
+                await gone.read_words(1)
+
+            async def has_left() -> bool:
+                return await gateway.sample("warren_gateway_requests_total") == 1
+
+            await eventually(has_left)
+            may_fail.set()
+            seen = await stayed.read_all()
+        wait_before_the_end(worker).set()
+        async with asking(gateway) as later:
+            body = await later.read_all()
+
+    assert '"code":"worker_lost"' in seen
+    assert (later.result, text_of(body)) == ("miss", "done")
+
+
+async def test_only_the_gateway_that_accepts_an_execution_has_a_request_that_pays(
+    broker: MemoryBroker, worker: ScriptedWorker, speaker: Speaker
+) -> None:
+    may_start = asyncio.Event()
+
+    async def speak_later(job: ScriptedJob) -> None:
+        await may_start.wait()
+        await speaker(job)
+
+    worker.script = speak_later
+    async with two(broker) as (here, there), asyncio.TaskGroup() as tasks:
+        first = tasks.create_task(ask(here))
+        await worker.wait_until(lambda: len(worker.jobs) == 1)
+        second = tasks.create_task(ask(there))
+        await worker.wait_until(lambda: len(worker.jobs) == 2)
+        may_start.set()
+        await speaker.allow()
+        answers = [await first, await second]
+
+    assert [answer.headers["x-warren-cache"] for answer in answers] == ["miss", "attached"]
+    assert answers[0].json()["choices"] == answers[1].json()["choices"]
+
+
 async def test_a_worker_that_dies_is_replaced_for_all(
     known: LiveGateway, worker: ScriptedWorker, worker_bus: MemoryBus, speaker: Speaker
 ) -> None:
@@ -343,9 +410,11 @@ async def test_usage_says_what_was_cached(known: LiveGateway) -> None:
     assert (runs["num_exact_miss"], runs["num_exact_hit"]) == (1, 2)
 
 
+@pytest.mark.parametrize("word_len", [1, 100_000], ids=["small", "large"])
 async def test_a_stored_answer_is_read_by_another_gateway_after_its_log_is_gone(
-    broker: MemoryBroker, worker: ScriptedWorker
+    word_len: int, broker: MemoryBroker, worker: ScriptedWorker
 ) -> None:
+    wait_before_the_end(worker, last="x" * word_len).set()
     async with two(broker) as (here, there):
         first = again = await ask(here)
 

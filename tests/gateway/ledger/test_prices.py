@@ -46,6 +46,27 @@ def test_a_cost_is_exact(tmp_path: Path, price: str, cost: str) -> None:
     assert costs(prices, "m") == [Decimal(cost)]
 
 
+@pytest.mark.parametrize(
+    ("price", "cost"),
+    [
+        ('{"input": 1, "output": 3, "cached_input": 0.5}', "6.8"),
+        ('{"input": 1, "output": 3, "cached_input": 0.5, "cached_answer": 0.1}', "5.08"),
+        ('{"input": 1, "output": 3, "cached_input": 0.5, "cached_answer": 0}', "5.0"),
+    ],
+    ids=["no price of their own", "a price of their own", "free"],
+)
+def test_cached_answers_have_a_price_of_their_own(tmp_path: Path, price: str, cost: str) -> None:
+    prices = table(tmp_path, f'{{"models": {{"m": {price}}}}}')
+    cached = {
+        "num_cached_answer_prompt_tokens": 300_000,
+        "num_cached_answer_output_tokens": 500_000,
+    }
+
+    (priced,) = prices.priced([UsageSum({"model": "m"}, USED._replace(**cached))], ["model"])
+
+    assert priced.cost == Decimal(cost)
+
+
 def test_models_are_added_up_each_at_its_price(tmp_path: Path) -> None:
     cheap, dear = '{"input": 0, "output": 1}', '{"input": 0, "output": 5}'
     prices = table(tmp_path, f'{{"models": {{"m": {cheap}, "*": {dear}}}}}')

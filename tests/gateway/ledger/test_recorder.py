@@ -235,7 +235,8 @@ async def test_a_gateway_deletes_old_records(
         (found,) = await usage.sums((), start=0, end=now)
         return found.used.num_requests == 1
 
-    async with live_gateway(broker, data_dir=tmp_path / "data", usage_retention_days=1000 / DAY_S):
+    options = {"data_dir": tmp_path / "data", "retention_days": f"usage={1000 / DAY_S}"}
+    async with live_gateway(broker, **options):
         await eventually(is_one_left)
     (left,) = await usage.sums((), start=now - 1000, end=now)
 

@@ -6,7 +6,14 @@ import pytest
 from msgspec.structs import replace
 
 from gateway.once.sameness import sameness_of
-from shared.messages import Announcement, GenerationJob, SamplingParams, TextPrompt
+from shared.messages import (
+    Announcement,
+    ChatMessage,
+    ChatPrompt,
+    GenerationJob,
+    SamplingParams,
+    TextPrompt,
+)
 
 DAY_S = 86400.0
 WORKER = Announcement(
@@ -87,3 +94,24 @@ def test_a_sampled_answer_without_a_seed_is_not_determined() -> None:
     sampled = replace(JOB, sampling=SamplingParams(temperature=0.7))
 
     assert sameness_of(sampled, b"rendering", [WORKER]) is None
+
+
+@pytest.mark.parametrize(
+    ("now", "has_equals"), [(0.0, False), (5e8, True)], ids=["of the request", "of the prompt"]
+)
+def test_a_chat_whose_template_prints_the_time_of_the_request_has_no_equals(
+    now: float, has_equals: bool
+) -> None:
+    prompt = ChatPrompt(messages=(ChatMessage(role="user", content="?"),), now=now)
+    chat = replace(JOB, prompts=(prompt,))
+    timed = replace(WORKER, template_tells_time=True)
+
+    same = sameness_of(chat, b"rendering", [WORKER, timed])
+
+    assert (same is not None) == has_equals
+
+
+def test_a_text_has_equals_whatever_the_chat_template_prints() -> None:
+    timed = replace(WORKER, template_tells_time=True)
+
+    assert sameness_of(JOB, b"rendering", [timed]) == SAME

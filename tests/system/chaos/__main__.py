@@ -366,16 +366,21 @@ async def equal(node: RabbitNode, logs: Path, _: int, scale: Scale) -> list[Row]
     if not planned:
         return []
     async with deployment_at(node, logs, gateway_options=[SHORT_GRACE]) as deployment:
-        faults = [
-            deployment.kill_worker,
-            deployment.kill_gateway,
-            deployment.kill_worker_and_gateway,
-            deployment.kill_gateway,
-        ]
-        question = Question("echo", "The same for all", 300, seed=1)
+        question = Question("echo", "The same for all", 1000, seed=1)
         (expected,) = (await answers(deployment, [question])).values()
         num_clients = planned["equal requests"][1]
-        row = await equal_requests(deployment, question, expected, num_clients, faults)
+        row = await equal_requests(
+            deployment,
+            question,
+            expected,
+            num_clients,
+            lambda runs: [
+                runs.kill_worker,
+                deployment.kill_gateway,
+                runs.kill_worker_and_gateway,
+                deployment.kill_gateway,
+            ],
+        )
         await asyncio.to_thread(ground.wait_clean, node, deployment, {})
     return [row]
 

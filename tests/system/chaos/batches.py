@@ -151,8 +151,9 @@ def _mark(line: int) -> dict[str, str]:
 async def _asked(
     deployment: Deployment, client: httpx.AsyncClient, method: str, path: str, **more: Any
 ) -> httpx.Response:
-    """Ask the gateways in turn until a gateway answers."""
-    headers = deployment.tenants[0].headers
+    """Ask the gateways in turn until a gateway answers. The key has limits, which each line is
+    checked against."""
+    headers = deployment.tenants[-1].headers
     for url in itertools.cycle(deployment.urls()):
         try:
             response = await client.request(method, f"{url}{path}", headers=headers, **more)

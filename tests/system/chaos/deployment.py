@@ -175,17 +175,18 @@ class Deployment:
     def urls(self) -> list[str]:
         return [gateway.url for gateway in self.gateways]
 
-    async def kill_worker(self) -> None:
-        await _replace(self.workers, WarrenProcess.kill)
+    async def kill_worker(self, worker: WarrenProcess | None = None) -> None:
+        """Kill ``worker``, or each in turn."""
+        await _replace(worker or _next(self.workers), WarrenProcess.kill)
 
     async def drain_worker(self) -> None:
-        await _replace(self.workers, WarrenProcess.terminate)
+        await _replace(_next(self.workers), WarrenProcess.terminate)
 
     async def kill_gateway(self) -> None:
-        await _replace(self.gateways, WarrenProcess.kill)
+        await _replace(_next(self.gateways), WarrenProcess.kill)
 
     async def drain_gateway(self) -> None:
-        await _replace(self.gateways, WarrenProcess.terminate)
+        await _replace(_next(self.gateways), WarrenProcess.terminate)
 
     async def kill_worker_and_gateway(self) -> None:
         await asyncio.gather(self.kill_worker(), self.kill_gateway())
@@ -266,8 +267,7 @@ async def _reclaim(worker: WarrenProcess, notice_s: float) -> None:
     await asyncio.to_thread(_revive, worker)
 
 
-async def _replace(several: list[WarrenProcess], end: Callable[[WarrenProcess], object]) -> None:
-    process = _next(several)
+async def _replace(process: WarrenProcess, end: Callable[[WarrenProcess], object]) -> None:
     await asyncio.to_thread(end, process)
     process.start()
     await asyncio.to_thread(process.wait_healthy)

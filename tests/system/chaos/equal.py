@@ -1,19 +1,67 @@
 """Equal requests, which share an execution while workers and gateways are killed."""
 
 import asyncio
-import sqlite3
+import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import closing
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from gateway.store.database import SQLITE_FILE
+from tests.support.deployment.processes import WarrenProcess
 from tests.system.chaos.callers import Caller, Question, StreamFailed
-from tests.system.chaos.campaign import Row, patient_client
+from tests.system.chaos.campaign import Fault, Row, patient_client
 from tests.system.chaos.deployment import Deployment
 
 _BETWEEN_FAULTS_S = 1.0
-_RECORDED_WITHIN_S = 30.0
+_BEGINS_WITHIN_S = 60.0
+_LOOK_INTERVAL_S = 0.05
+_STARTED, _TAKEN_OVER = "job started", "job taken over"
+
+
+class Runs:
+    """The runs of an execution, which are the only runs of a deployment, from the logs of its
+    workers. The log of a worker that was killed still has its runs."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        """Runs that have begun before do not count."""
+        self._deployment = deployment
+        self._starts = {one.log_path: len(one.log) for one in deployment.workers}
+        self._num_kills = 0
+
+    def problems(self) -> list[str]:
+        """What differs from a single execution that all killed workers had."""
+        lines = [line for line, _ in self._begun()]
+        num_executions = sum(line["attempt"] == 1 for line in lines)
+        num_taken_over = sum(line["event"] == _TAKEN_OVER for line in lines)
+        problems = []
+        if num_executions != 1:
+            problems.append(f"{num_executions} executions have begun")
+        if num_taken_over < self._num_kills:
+            problems.append(f"{num_taken_over} runs continue those of {self._num_kills} workers")
+        return problems
+
+    async def kill_worker(self) -> None:
+        """Kill the worker that has the execution, as soon as a worker has it again."""
+        worker = await self._next_worker()
+        self._num_kills += 1
+        await self._deployment.kill_worker(worker)
+
+    async def kill_worker_and_gateway(self) -> None:
+        await asyncio.gather(self.kill_worker(), self._deployment.kill_gateway())
+
+    async def _next_worker(self) -> WarrenProcess:
+        async with asyncio.timeout(_BEGINS_WITHIN_S):
+            while True:
+                begun = sorted(self._begun(), key=lambda run: str(run[0]["timestamp"]))
+                if len(begun) > self._num_kills:
+                    return begun[-1][1]
+                await asyncio.sleep(_LOOK_INTERVAL_S)
+
+    def _begun(self) -> Iterator[tuple[dict[str, Any], WarrenProcess]]:
+        """The log line of each beginning of a run, and its worker."""
+        for worker in self._deployment.workers:
+            for line in worker.log[self._starts[worker.log_path] :].splitlines():
+                if _STARTED in line or _TAKEN_OVER in line:
+                    yield json.loads(line), worker
 
 
 async def equal_requests(
@@ -21,12 +69,14 @@ async def equal_requests(
     question: Question,
     expected: str,
     num_clients: int,
-    faults: Sequence[Callable[[], Awaitable[None]]],
+    faults: Callable[[Runs], Sequence[Fault]],
 ) -> Row:
     """Ask the same at all gateways while ``faults`` strike: every client gets the whole answer, and
     it is computed once."""
-    row = Row(f"equal requests: {num_clients}", len(faults))
-    asked_at, began_at = time.time(), time.monotonic()
+    runs = Runs(deployment)
+    striking = faults(runs)
+    row = Row(f"equal requests: {num_clients}", len(striking))
+    began_at = time.monotonic()
     async with patient_client() as client:
 
         async def ask() -> None:
@@ -40,26 +90,10 @@ async def equal_requests(
         async with asyncio.TaskGroup() as asking:
             for _ in range(num_clients):
                 asking.create_task(ask())
-            for fault in faults:
+            for fault in striking:
                 await asyncio.sleep(_BETWEEN_FAULTS_S)
                 await fault()
     row.duration_s = time.monotonic() - began_at
-    num_computed = await _settled(deployment.data_dir, asked_at)
-    if num_computed != 1:
-        row.tally.fail(f"{num_computed} executions are recorded")
+    for problem in runs.problems():
+        row.tally.fail(problem)
     return row
-
-
-async def _settled(data_dir: Path, since: float) -> int:
-    """The number of executions that have ended since a time, once one is recorded."""
-    until = time.monotonic() + _RECORDED_WITHIN_S
-    while not _num_computed(data_dir, since) and time.monotonic() < until:  # noqa: ASYNC110 - another process writes
-        await asyncio.sleep(0.1)
-    return _num_computed(data_dir, since)
-
-
-def _num_computed(data_dir: Path, since: float) -> int:
-    """How many executions of the gateways' database have ended since a time."""
-    with closing(sqlite3.connect(data_dir / SQLITE_FILE)) as database:
-        query = "SELECT COUNT(*) FROM usage WHERE NOT is_cached AND ended_at > ?"
-        return int(database.execute(query, (since,)).fetchone()[0])

@@ -54,7 +54,7 @@ def write_page(path: Path, rows: Sequence[Row], node: RabbitNode) -> None:
         "`make chaos` writes this page. A gap is the time between two events of a stream,",
         "whatever happened in between; a client that was cut off resumed its stream at any",
         "gateway. Streams whose client left in the middle ran beside those that were compared.",
-        "The clients belong to four tenants with weights; three have limits, of concurrent",
+        "The clients belong to five tenants with weights; four have limits, of concurrent",
         "requests, requests or tokens a minute, and *limited* counts the refusals, after which a",
         "client tries again and waits for the limits. At the end of each part every answer must",
         "have a usage record, with its tenant and the tokens that were read. Streams of engines",

@@ -11,6 +11,11 @@ _LIMITS = {
     "few-at-once": {"max_concurrent": 4, "max_detached": 16},
     "few-requests": {"requests_per_minute": 300},
     "few-tokens": {"tokens_per_minute": 40_000, "max_tokens": 300},
+    "enough": {
+        "max_concurrent": 100_000,
+        "requests_per_minute": 1_000_000,
+        "tokens_per_minute": 100_000_000,
+    },
 }
 WEIGHTS = "few-at-once=3,few-requests=2"
 """``WARREN_TENANT_WEIGHTS`` of the workers."""
@@ -32,6 +37,7 @@ NOBODY = Tenant("", "")
 
 
 def create_tenants(keys_file: Path) -> Sequence[Tenant]:
-    """Write the file of their keys. The first tenant has no limits."""
+    """Write the file of their keys. The first tenant has no limits, and the last tenant has limits
+    that it does not reach."""
     keys = KeyFile(keys_file)
     return [Tenant(name, keys.add(name, **limits)) for name, limits in _LIMITS.items()]

@@ -399,3 +399,27 @@ def test_text_needs_no_transformers(smollm2: Path) -> None:
 def test_a_template_reaches_nothing_but_its_variables(template: str) -> None:
     with pytest.raises(InvalidRequest):
         ChatTemplate(template, {}).render(prompt(CHATS[0]))
+
+
+@pytest.mark.parametrize(
+    ("source", "tells_time"),
+    [
+        ("{{ messages }}", False),
+        ("{% set day = strftime_now('%d %b %Y') %}{{ day }}", False),
+        ("{% if strftime_now is defined %}{{ strftime_now('%-d %B, 100%%') }}{% endif %}", False),
+        ("{{ strftime_now('%Y') }}{{ strftime_now('%H:%M') }}", True),
+        ("{{ strftime_now('%c') }}", True),
+        ("{{ strftime_now(date_format) }}", True),
+        ("{% set now = strftime_now %}{{ now('%Y') }}", True),
+    ],
+)
+def test_a_template_tells_more_than_the_date_unless_all_its_formats_are_of_dates(
+    source: str, tells_time: bool
+) -> None:
+    assert ChatTemplate(source, {}).tells_time == tells_time
+
+
+def test_a_template_for_tools_may_tell_the_time() -> None:
+    template = ChatTemplate("plain", {}, tool_source="{{ strftime_now('%M') }}")
+
+    assert template.tells_time

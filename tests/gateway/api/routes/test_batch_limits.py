@@ -13,12 +13,13 @@ from gateway.intake.keys.key_file import KeyFile
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.messages import EmbeddingJob
 from tests.support.gateway.batches import chat, ended, jsonl, order, output, texts, until
-from tests.support.gateway.http import LiveGateway, live_gateway
+from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
 from tests.support.workers.scripted_worker import (
     MODEL,
     ScriptedJob,
     ScriptedWorker,
     count_words,
+    wait_before_the_end,
 )
 
 EMBEDDINGS = "/v1/embeddings"
@@ -220,3 +221,25 @@ async def test_answers_end_where_the_tenants_files_have_no_room(
     assert {error["response"]["status_code"] for error in errors} == {400}
     messages = {error["response"]["body"]["error"]["message"] for error in errors}
     assert messages == {"The tenant's files exceed their total size limit."}
+
+
+async def test_a_repeated_line_that_new_limits_never_permit_has_an_error_of_its_own(
+    bus: MemoryBus, worker: ScriptedWorker, file: KeyFile
+) -> None:
+    may_end = wait_before_the_end(worker)
+    secret = file.add("alice", tokens_per_minute=1000)
+    headers = {"authorization": f"Bearer {secret}"}
+    equal: dict[str, Any] = {"content": "a b", "max_tokens": 50, "temperature": 0}
+    options = {"keys_look_s": 0.0, "batch_lease_s": 3600.0}
+    async with with_key(bus, file, secret, **options) as gateway:
+        await hears_a_worker(gateway, headers)
+        ordered = await order(gateway, [chat("first", **equal), chat("second", **equal)])
+        await worker.wait_until(lambda: len(worker.jobs) == 1)
+        text = file.path.read_text().replace("tokens_per_minute=1000", "tokens_per_minute=20")
+        file.path.write_text(text)
+        may_end.set()
+        batch = await ended(gateway, ordered)
+        (error,) = await output(gateway, batch.error_file_id)
+
+    assert len(worker.jobs) == 1
+    assert (error["custom_id"], error["response"]["status_code"]) == ("second", 400)

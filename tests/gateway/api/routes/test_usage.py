@@ -18,7 +18,7 @@ from shared.messages import UsageRecord, encode
 from tests.support.gateway.http import LiveGateway, chat_body, eventually, live_gateway
 from tests.support.workers.scripted_worker import ScriptedWorker
 
-PRICES = '{"models": {"m": {"input": 1, "cached_input": 0.5, "output": 4}}}'
+PRICES = '{"models": {"m": {"input": 1, "cached_input": 0.5, "output": 4, "cached_answer": 0.2}}}'
 NUM_RECORDS = 4
 NOW = float(int(time.time()))
 DAY_S = 24 * 3600
@@ -144,6 +144,24 @@ async def test_a_tenant_sees_its_own_requests_only(recorded: Recorded) -> None:
         }
     ]
     assert (of_bob["object"], of_bob["currency"]) == ("list", "USD")
+
+
+async def test_an_answer_computed_for_another_request_has_its_own_price(
+    recorded: Recorded, bus: MemoryBus
+) -> None:
+    cached = record("2", "bob", attempt=0, num_cached_tokens=0, is_cached=True)
+    await bus.publish(topology.LEDGER_RECORDS.bindings[0], Message(encode(cached)))
+
+    async def is_written() -> bool:
+        num_written = await recorded.gateway.sample("warren_gateway_usage_records_total")
+        return num_written == NUM_RECORDS + 1
+
+    await eventually(is_written)
+    (row,) = (await recorded.get("/v1/usage", recorded.bob, group_by="model"))["data"]
+
+    assert (row["requests"], row["completed"], row["cached_answers"]) == (2, 2, 1)
+    assert (row["input_tokens"], row["output_tokens"]) == (20, 10)
+    assert row["cost"] == 0.000028 + 0.000003
 
 
 async def test_operators_see_all(recorded: Recorded) -> None:

@@ -4,7 +4,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +18,7 @@ from gateway.store.files import blobs as blobs_module
 from gateway.store.files.blobs import Blobs
 from shared.bus.memory import MemoryBus
 from shared.errors import StartupError, Unavailable
-from tests.gateway.store.files.s3 import BUCKET, running_s3
+from tests.gateway.store.files.s3 import BUCKET
 from tests.support.gateway.batches import chat, ended, order, output, texts
 from tests.support.gateway.http import eventually, live_gateway
 from tests.support.network.connections import serving
@@ -26,25 +26,6 @@ from tests.support.workers.scripted_worker import ScriptedWorker
 
 LONG = bytes(range(256)) * 50_000
 """More than two parts of an upload."""
-
-
-@pytest.fixture(scope="module")
-def s3() -> Iterator[dict[str, str]]:
-    with running_s3() as variables:
-        yield variables
-
-
-@pytest.fixture(params=["directory", "s3"])
-async def blobs(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[Blobs]:
-    """The same tests for each kind of storage."""
-    if request.param == "directory":
-        yield Blobs.in_directory(tmp_path / "new" / "files")
-        return
-    for name, value in request.getfixturevalue("s3").items():
-        monkeypatch.setenv(name, value)
-    yield Blobs.at(f"s3://{BUCKET}/a/prefix")
 
 
 async def write(blobs: Blobs, name: str, *parts: bytes) -> int:
