@@ -368,7 +368,8 @@ class _BatchRun:
         async def record(outcome: LineOutcome) -> None:
             text = outcome.line(line_id(self.batch.id, line.number), line.custom_id)
             written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            answer = LineAnswer(line.number, outcome.is_error, text, outcome.used)
+            is_error, is_promoted = outcome.is_error, outcome.is_promoted
+            answer = LineAnswer(line.number, is_error, text, outcome.used, is_promoted)
             self._answers.put_nowait((answer, written))
             self._hold(len(text))
             await written
