@@ -36,7 +36,7 @@ def replay(
         str,
         typer.Option(
             metavar="MODEL",
-            help="The model that answers: the name or the fingerprint of a model that a live worker "
+            help="The model that answers: the name or fingerprint of a model that a live worker "
             "serves, such as that of a new release, weight format or quantization.",
         ),
     ],

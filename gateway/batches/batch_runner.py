@@ -266,7 +266,7 @@ class _BatchRun:
         does not hold up the other models."""
         models = self.batch.models or ()
         memory = BatchMemory(self._memory, _NUM_WINDOWS * len(models))
-        with closing(LineOrder()) as order:
+        with closing(self._new_order()) as order:
             await self._arrange(order)
             async with asyncio.TaskGroup() as tasks:
                 for model in models:
@@ -317,13 +317,16 @@ class _BatchRun:
         """End the jobs that the last gateway had published. Only the first lines without an answer
         can have a job, for each model as many lines as fit into the two largest windows."""
         num_begun = 2 * self._gateway.tuning.max_batch_window
-        with closing(LineOrder()) as order:
+        with closing(self._new_order()) as order:
             await self._arrange(order)
             async with asyncio.TaskGroup() as tasks:
                 for model in self.batch.models or ():
                     for place in islice(order.of_model(model), num_begun):
                         request_id = self._lines.request_id(place.number)
                         tasks.create_task(self._lines.stop(request_id))
+
+    def _new_order(self) -> LineOrder:
+        return LineOrder(is_ranked=self._gateway.tuning.has_batch_order)
 
     async def _arrange(self, order: LineOrder) -> None:
         """Add the lines that have no answer. A line of no model of the batch is added to the first

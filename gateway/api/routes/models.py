@@ -25,7 +25,7 @@ class Model(
     parent: None = None
     max_model_len: int
     fingerprint: str
-    """A hash of weights, configuration and tokenizer, which all workers of a model have in common."""
+    """A hash of weights, configuration and tokenizer, the same for all workers of a model."""
     engine: str
     """The kind and version of the server that computes the tokens; empty for Warren's engine."""
     unsupported_parameters: Sequence[str]
