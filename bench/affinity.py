@@ -68,6 +68,8 @@ class Plan:
     step_s: float = 0.02
     step_tokens: int = 64
     """Both about as SmolLM2's on two cores: 3,200 prompt tokens per second."""
+    token_s: float = 0.0
+    """What each token of a step takes in addition."""
     num_slots: int = 8
     num_blocks: int = 2048
     """Blocks of 16 tokens. All workers together have room for 1.1 times all conversations."""
@@ -83,6 +85,7 @@ class System:
     """The size of a worker, relative to the plan's workers."""
     has_affinity: bool = True
     has_hedging: bool = False
+    has_batch_order: bool = True
     slowdown: float = 1.0
     """How many times as long as a step of the others a step of the first worker takes."""
     is_one_killed: bool = False
@@ -157,8 +160,12 @@ class Fleet:
 
     def __init__(self, broker: str, plan: Plan, system: System, stack: ExitStack) -> None:
         logs = Path(stack.enter_context(TemporaryDirectory(prefix="warren-affinity-")))
-        options = ("--log-level=warning", "--max-requests=4096")
-        tuning = {"has_affinity": system.has_affinity, "has_hedging": system.has_hedging}
+        options = ("--log-level=warning", "--max-requests=4096", f"--data-dir={logs / 'data'}")
+        tuning = {
+            "has_affinity": system.has_affinity,
+            "has_hedging": system.has_hedging,
+            "has_batch_order": system.has_batch_order,
+        }
         self.gateway = stack.enter_context(
             processes.gateway(broker, logs / "gateway", *options, tuning=tuning)
         )
@@ -168,11 +175,18 @@ class Fleet:
             "WARREN_MAX_NUM_SEQS": str(size * plan.num_slots),
             "WARREN_MAX_NUM_BATCHED_TOKENS": str(size * plan.step_tokens),
         }
-        blocks = f"--num-blocks={size * plan.num_blocks}"
+        worker_options = (
+            f"--num-blocks={size * plan.num_blocks}",
+            f"--token-ms={1e3 * plan.token_s}",
+        )
         steps_ms = [1e3 * plan.step_s * system.slowdown, *[1e3 * plan.step_s] * system.num_workers]
         self.workers = [
             processes.echo_worker(
-                broker, logs / f"worker-{k}", f"--step-ms={steps_ms[k]}", blocks, **variables
+                broker,
+                logs / f"worker-{k}",
+                f"--step-ms={steps_ms[k]}",
+                *worker_options,
+                **variables,
             )
             for k in range(system.num_workers)
         ]

@@ -1,7 +1,8 @@
 """Batches over HTTP: how fast and in how much memory large files are checked, and throughput.
 
     python -m bench.batches --check-only [--lines N]...
-    python -m bench.batches --order-only [--lines N]... [--prefixes N] [--prefix-tokens N]
+    python -m bench.batches --order-only [--lines N]... [--workers N] [--prefixes N]
+                            [--prefix-tokens N]
     python -m bench.batches [--lines N]... [--tokens N] [--step-ms MS] [--model NAME]...
                             [--vllm PATH] [--vllm-dtype DTYPE]... [--http-only]
     python -m bench.batches --duplicates SHARE [--lines N] [--tokens N] [--model NAME]
@@ -20,7 +21,8 @@ engine alone has all prompts of a large file in its memory. With ``--duplicates`
 lines repeats other lines, which the gateway computes once and the engine alone computes each time.
 
 The order: lines that share system prompts, and lines of different lengths, in the order of their
-file and in that in which batches run them, by the engine in simulated time (`bench.batch_order`).
+file and in that in which batches run them, by the engine in simulated time (`bench.batch_order`)
+and by a batch over HTTP with several workers (`bench.batch_fleet`).
 """
 
 import asyncio
@@ -45,9 +47,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.table import Table
 
-from bench import batch_order, echo_worker, machine
+from bench import batch_fleet, batch_order, echo_worker, machine
 from bench.batch_client import URL, BatchClient
-from bench.batch_order import Ordered
+from bench.batch_fleet import WORDS
 from bench.broker import broker_node
 from bench.interrupt import ends_on_sigterm
 from bench.options import RESULTS, Out, Runs
@@ -68,8 +70,6 @@ from worker.decode.served_model import ServedModel
 from worker.engine.interface import SequenceId, Submit
 from worker.text import Tokenizer
 
-_WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life", "child", "world")
-"""Each word is a token after a space."""
 _NO_LIMIT = 1 << 40
 
 
@@ -227,11 +227,11 @@ class Work:
             raise typer.BadParameter("fewer tokens than the chat template has")
         draw = random.Random(0)
         num_distinct = max(1, round(num_lines * (1 - duplicates)))
-        if len(_WORDS) ** num_words < 1.5 * num_distinct:
+        if len(WORDS) ** num_words < 1.5 * num_distinct:
             raise typer.BadParameter("too few tokens for so many different lines")
         different: set[str] = set()
         while len(different) < num_distinct:
-            different.add(" " + " ".join(draw.choices(_WORDS, k=num_words)))
+            different.add(" " + " ".join(draw.choices(WORDS, k=num_words)))
         contents = sorted(different)
         contents += draw.choices(contents, k=num_lines - num_distinct)
         draw.shuffle(contents)
@@ -435,7 +435,8 @@ def main(
         list[int] | None, typer.Option(min=1, help="Of the file: one for all models, or for each.")
     ] = None,
     check_only: Annotated[bool, typer.Option(help="Check files, and run nothing.")] = False,
-    order_only: Annotated[bool, typer.Option(help="Compare orders of lines, simulated.")] = False,
+    order_only: Annotated[bool, typer.Option(help="Compare orders of lines.")] = False,
+    workers: Annotated[int, typer.Option(min=1, help="With --order-only: over HTTP.")] = 2,
     prefixes: Annotated[int, typer.Option(min=1, help="With --order-only: system prompts.")] = 10,
     prefix_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each of them.")] = 1000,
     tokens: Annotated[
@@ -470,13 +471,8 @@ def main(
         _show_checks(checks)
         return _save(out / "batch-check.json", about, checks)
     if order_only:
-        orders = [
-            row
-            for num_lines in lines or [1000]
-            for row in batch_order.measure(num_lines, prefixes, prefix_tokens)
-        ]
-        batch_order.show(orders)
-        return _save(out / "batch-order.json", about, orders)
+        path, nums_lines = out / "batch-order.json", lines or [1000]
+        return _compare_orders(path, about, broker, nums_lines, workers, prefixes, prefix_tokens)
     models = model or [echo_worker.MODEL, settings.DEFAULT_MODEL]
     given = lines or [10_000]
     if len(given) not in (1, len(models)):
@@ -499,7 +495,36 @@ def main(
     return _save(out / ("batch-duplicates.json" if duplicates else "batches.json"), about, rows)
 
 
-def _save(path: Path, about: dict[str, Any], rows: Sequence[Check | Ordered | Throughput]) -> None:
+def _compare_orders(
+    path: Path,
+    about: dict[str, Any],
+    broker: str | None,
+    nums_lines: Sequence[int],
+    num_workers: int,
+    num_prefixes: int,
+    prefix_tokens: int,
+) -> None:
+    """Compare the orders of files with so many lines, in simulated time and over HTTP."""
+    simulated = [
+        row
+        for num_lines in nums_lines
+        for row in batch_order.measure(num_lines, num_prefixes, prefix_tokens)
+    ]
+    batch_order.show(simulated)
+    with broker_node(broker) as node:
+        of_fleets = [
+            row
+            for num_lines in nums_lines
+            for row in batch_fleet.measure(
+                node.url, num_workers, num_lines, num_prefixes, prefix_tokens
+            )
+        ]
+    batch_fleet.show(of_fleets)
+    rows, over_http = map(asdict, simulated), map(asdict, of_fleets)
+    write_json(path, {**about, "rows": list(rows), "over_http": list(over_http)})
+
+
+def _save(path: Path, about: dict[str, Any], rows: Sequence[Check | Throughput]) -> None:
     write_json(path, {**about, "rows": [asdict(row) for row in rows]})
 
 

@@ -46,8 +46,10 @@ def echo_model(
     numerics: str = MODEL,
     *,
     is_clock: bool = False,
+    token_s: float = 0.0,
 ) -> ServedModel:
-    """The synthetic model. Each step takes ``step_s``, independent of the batch."""
+    """The synthetic model. Each step takes ``step_s``, and without ``is_clock`` ``token_s`` for
+    each of its tokens."""
     tokenizer = synthetic_tokenizer()
     sizes: dict[str, Any] = {
         "num_blocks": num_blocks,
@@ -58,7 +60,7 @@ def echo_model(
     runner: EchoRunner | ClockRunner = (
         ClockRunner(list(words(tokenizer).values()), **sizes, step_s=step_s)
         if is_clock
-        else EchoRunner(**sizes, step_s=step_s)
+        else EchoRunner(**sizes, step_s=step_s, token_s=token_s)
     )
     limits = SchedulerLimits(
         max_num_seqs=worker.max_num_seqs,
@@ -98,6 +100,7 @@ def main(
     health_port: int | None = None,
     drain_grace_s: float | None = None,
     step_ms: Annotated[float, typer.Option(help="Duration of one step.")] = 0.0,
+    token_ms: Annotated[float, typer.Option(help="Of each token of a step, in addition.")] = 0.0,
     num_blocks: Annotated[int, typer.Option(help="Of the KV cache.")] = 8192,
     numerics: Annotated[str, typer.Option(help="What it announces as its numerics.")] = MODEL,
     clock: Annotated[bool, typer.Option("--clock", help="Tokens state the time.")] = False,
@@ -107,7 +110,9 @@ def main(
         WorkerSettings, broker=broker, health_port=health_port, drain_grace_s=drain_grace_s
     )
     setup.configure(worker, "warren-echo-worker")
-    model = echo_model(worker, step_ms / 1e3, num_blocks, numerics, is_clock=clock)
+    model = echo_model(
+        worker, step_ms / 1e3, num_blocks, numerics, is_clock=clock, token_s=token_ms / 1e3
+    )
     run(_run(RabbitBus(broker), worker, model, msgspec.json.decode(tuning, type=WorkerTuning)))
 
 

@@ -102,6 +102,9 @@ class Tuning:
     """Whether slow streams get a second worker; benchmarks compare."""
     has_affinity: bool = True
     """Whether conversations have affinity targets; benchmarks compare."""
+    has_batch_order: bool = True
+    """Whether a batch runs its lines in the best order, or in the order of the file; benchmarks
+    compare."""
     worker_silence_s: float = 4 * topology.ANNOUNCE_INTERVAL_S
     """The time without a heartbeat after which a worker counts as lost, and its jobs are published
     again."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _DURATION = re.compile(r"([1-9]\d{0,6})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 24 * 3600}
 _MAX_PARALLEL = 64
+_MIN_PREFIX_LEN = 8
+"""Characters of a fingerprint that are enough to name a model."""
 
 
 @takes_gateway
@@ -34,8 +36,8 @@ def replay(
         str,
         typer.Option(
             metavar="MODEL",
-            help="The model that answers: a name that a live worker serves, such as that of a new "
-            "release, weight format or quantization.",
+            help="The model that answers: the name or fingerprint of a model that a live worker "
+            "serves, such as that of a new release, weight format or quantization.",
         ),
     ],
     share: Annotated[
@@ -70,7 +72,8 @@ def replay(
         raise StartupError(f"--min-equal: {min_equal} is not a share from 0 to 1")
     began_at = int(time.time()) - _seconds("--since", since)
     with connect(*gateway) as client:
-        with_logprobs = "logprobs" not in _served(client, to)["unsupported_parameters"]
+        served = _served(client, to)
+        model, with_logprobs = served["id"], "logprobs" not in served["unsupported_parameters"]
         draw = Draw(share, seed)
         drawn = [stored for source in SOURCES for stored in source(client, began_at, draw)]
         if not drawn:
@@ -78,14 +81,16 @@ def replay(
                 f"no request was drawn from what the API key's tenant has stored in {since}: raise "
                 "--share or --since"
             )
-        by_kind = _replayed(client, drawn, to, with_logprobs=with_logprobs, num_parallel=parallel)
+        by_kind = _replayed(
+            client, drawn, model, with_logprobs=with_logprobs, num_parallel=parallel
+        )
     whole = total(by_kind.values())
     if as_json:
-        terms = {"model": to, "since": began_at, "share": share, "seed": seed}
+        terms = {"model": model, "since": began_at, "share": share, "seed": seed}
         kinds = {kind: found.described() for kind, found in by_kind.items()}
         print_json({**terms, "kinds": kinds, "total": whole.described()})
     else:
-        print_tables(tables(f"Stored answers, and those of {to}", by_kind))
+        print_tables(tables(f"Stored answers, and those of {model}", by_kind))
     equal = whole.share_equal
     if equal is None or equal < min_equal or whole.failures:
         raise typer.Exit(1)
@@ -145,14 +150,31 @@ def _choices(stored: StoredRequest, answer: Any) -> list[SpokenChoice]:
     return KINDS[stored.endpoint].read(answer)
 
 
-def _served(client: "httpx.Client", model: str) -> dict[str, Any]:
-    """The gateway's description of a model. Raises `StartupError` if no live worker serves it."""
-    models = {one["id"]: one for one in request_json(client, "GET", "/v1/models")["data"]}
-    if model not in models:
-        names = f"; these have one: {', '.join(models)}" if models else ""
-        raise StartupError(f"--to: no live worker serves {model}{names}")
-    served: dict[str, Any] = models[model]
-    return served
+def _served(client: "httpx.Client", to: str) -> dict[str, Any]:
+    """The gateway's description of the model with the name ``to``, or else with the fingerprint
+    ``to``. Raises `StartupError` if no live worker serves it, or if several models have it."""
+    models: list[dict[str, Any]] = request_json(client, "GET", "/v1/models")["data"]
+    named = [model for model in models if model["id"] == to]
+    found = named or [model for model in models if _has_fingerprint(model, to)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise StartupError(f"--to: {to} is the fingerprint of several models: {_names(found)}")
+    served = f"; these have one: {_names(models)}" if models else ""
+    raise StartupError(
+        f"--to: no live worker serves {to}, which is to be a name or at least {_MIN_PREFIX_LEN} "
+        f"characters of a fingerprint{served}"
+    )
+
+
+def _has_fingerprint(model: dict[str, Any], beginning: str) -> bool:
+    # A gateway of an earlier version does not state fingerprints.
+    fingerprint: str = model.get("fingerprint", "")
+    return len(beginning) >= _MIN_PREFIX_LEN and fingerprint.startswith(beginning)
+
+
+def _names(models: Sequence[dict[str, Any]]) -> str:
+    return ", ".join(model["id"] for model in models)
 
 
 def _seconds(option: str, duration: str) -> int:

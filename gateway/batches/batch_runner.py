@@ -266,7 +266,7 @@ class _BatchRun:
         does not hold up the other models."""
         models = self.batch.models or ()
         memory = BatchMemory(self._memory, _NUM_WINDOWS * len(models))
-        with closing(LineOrder()) as order:
+        with closing(self._new_order()) as order:
             await self._arrange(order)
             async with asyncio.TaskGroup() as tasks:
                 for model in models:
@@ -317,13 +317,16 @@ class _BatchRun:
         """End the jobs that the last gateway had published. Only the first lines without an answer
         can have a job, for each model as many lines as fit into the two largest windows."""
         num_begun = 2 * self._gateway.tuning.max_batch_window
-        with closing(LineOrder()) as order:
+        with closing(self._new_order()) as order:
             await self._arrange(order)
             async with asyncio.TaskGroup() as tasks:
                 for model in self.batch.models or ():
                     for place in islice(order.of_model(model), num_begun):
                         request_id = self._lines.request_id(place.number)
                         tasks.create_task(self._lines.stop(request_id))
+
+    def _new_order(self) -> LineOrder:
+        return LineOrder(is_ranked=self._gateway.tuning.has_batch_order)
 
     async def _arrange(self, order: LineOrder) -> None:
         """Add the lines that have no answer. A line of no model of the batch is added to the first
@@ -368,7 +371,8 @@ class _BatchRun:
         async def record(outcome: LineOutcome) -> None:
             text = outcome.line(line_id(self.batch.id, line.number), line.custom_id)
             written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            answer = LineAnswer(line.number, outcome.is_error, text, outcome.used)
+            is_error, is_promoted = outcome.is_error, outcome.is_promoted
+            answer = LineAnswer(line.number, is_error, text, outcome.used, is_promoted)
             self._answers.put_nowait((answer, written))
             self._hold(len(text))
             await written

@@ -218,6 +218,8 @@ class LineOutcome(NamedTuple):
     request_id: str
     answer: object
     """The body of the response, or the error."""
+    is_promoted: bool = False
+    """Whether it was answered with interactive priority."""
 
     @property
     def is_error(self) -> bool:

@@ -100,7 +100,9 @@ class LineOrder:
     """The lines of a batch in their order, in a temporary database. Data that exceeds its cache is
     in a file that SQLite deletes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_ranked: bool = True) -> None:
+        """Without ``is_ranked``, lines have the order of the file."""
+        self._is_ranked = is_ranked
         self._database = sqlite3.connect("")
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute(
@@ -115,7 +117,13 @@ class LineOrder:
         """Add a line of a checked file; again, it changes nothing."""
         assert line.text is not None
         rank_, twin = await off_loop(partial(_place_of, line.text), len(line.text))
-        row = (model, rank_, line.number, line.start, line.start + len(line.text))
+        row = (
+            model,
+            rank_ if self._is_ranked else b"",
+            line.number,
+            line.start,
+            line.start + len(line.text),
+        )
         self._database.execute(
             "INSERT OR IGNORE INTO lines VALUES (?, ?, ?, ?, ?, ?, ?)",
             (*row, await line.num_bytes(), twin),

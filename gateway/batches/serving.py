@@ -72,7 +72,7 @@ LOG_RETENTION_S = 120.0
 """Seconds for which the log of a line waits for the next gateway; longer than a lease."""
 
 Record = Callable[[LineOutcome], Awaitable[None]]
-Attempt = Callable[[], AbstractAsyncContextManager[object]]
+Attempt = Callable[[], AbstractAsyncContextManager[LineOutcome]]
 """An attempt to answer a line: a context that has the answer and ends once it is recorded."""
 
 
@@ -126,7 +126,7 @@ class LineServer:
     @asynccontextmanager
     async def _repeated(
         self, request_id: str, computed: ComputedAnswer, slot: LineSlot
-    ) -> AsyncIterator[object]:
+    ) -> AsyncIterator[LineOutcome]:
         """The answer to an equal line as the answer to this line. Its use is noted only once it is
         recorded: what is not recorded is repeated by another gateway."""
         gateway = self.gateway
@@ -136,7 +136,7 @@ class LineServer:
         with Observation(gateway.metrics, job, "batch", {}) as observation:
             observation.read_all(computed.events)
         grant.settle(observation.total_tokens)
-        yield answer
+        yield LineOutcome(request_id, answer)
         gateway.recorder.note(
             UsageRecord(
                 request_id=request_id,
@@ -160,8 +160,8 @@ class LineServer:
         backoff = Backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while True:
             try:
-                async with attempt() as answer:
-                    return await record(LineOutcome(request_id, answer))
+                async with attempt() as outcome:
+                    return await record(outcome)
             except MessageTooLarge as error:
                 return await record(LineOutcome(request_id, error))
             except _PASSING as error:
@@ -180,19 +180,20 @@ class LineServer:
     @asynccontextmanager
     async def _answered(
         self, request_id: str, line: InputLine, slot: LineSlot, role: TwinRole | None
-    ) -> AsyncIterator[object]:
+    ) -> AsyncIterator[LineOutcome]:
         num_bytes = await line.num_bytes()
         request, body_hash = await off_loop(partial(self._read, line), num_bytes)
         body = request if isinstance(request, EmbeddingRequest) else request.body
         trace.get_current_span().set_attribute("model", body.model or "")
         if isinstance(request, EmbeddingRequest):
-            yield await self._embeddings(request_id, request, slot, num_bytes)
+            answer = await self._embeddings(request_id, request, slot, num_bytes)
+            yield LineOutcome(request_id, answer)
             return
         with request.translate_errors():
             async with self._generation(
                 request_id, request, body_hash, slot, num_bytes, role
-            ) as answer:
-                yield answer
+            ) as outcome:
+                yield outcome
 
     def _read(self, line: InputLine) -> tuple[Request, str]:
         """The request of a line, and the hash of its body. No copy of the body is kept."""
@@ -237,7 +238,7 @@ class LineServer:
         slot: LineSlot,
         num_bytes: int,
         role: TwinRole | None,
-    ) -> AsyncIterator[object]:
+    ) -> AsyncIterator[LineOutcome]:
         gateway, batch, body, key = self.gateway, self.batch, request.body, self._limits.key
         key.require_model(body.model)
         build = partial(
@@ -287,7 +288,7 @@ class LineServer:
                 if role is not None:
                     role.group.give(self._computed(submitted, relay))
                 try:
-                    yield answer
+                    yield LineOutcome(request_id, answer, job_class == "interactive")
                 except BaseException:  # it was not recorded
                     relay.close(Departure.LEFT)
                     raise

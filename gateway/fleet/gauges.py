@@ -15,7 +15,7 @@ from shared.telemetry.metrics import Catalog, Samples
 
 _BY_MODEL = ("model",)
 _BY_CLASS = ("model", "class")
-_HORIZONS_S = (10, 60, 600)
+DUE_WITHIN_S = (10, 60, 600)
 """Seconds within which tokens are due."""
 _LIMITS = (
     "max_requests",
@@ -94,7 +94,7 @@ def export_fleet(
             for model in sorted(workers.known_models)
             for job_class in topology.JOB_CLASSES
             for within_s, num_tokens in zip(
-                _HORIZONS_S, due_tokens(model, job_class, _HORIZONS_S), strict=True
+                DUE_WITHIN_S, due_tokens(model, job_class, DUE_WITHIN_S), strict=True
             )
         ],
     )

@@ -102,6 +102,8 @@ class BatchRecord:
     num_cached_tokens: int | None
     num_output_tokens: int | None
     num_reasoning_tokens: int | None
+    num_promoted: int | None
+    """Its answered lines that ran as interactive jobs; None if they were not counted."""
 
     @property
     def used(self) -> "TokensUsed | None":
@@ -125,7 +127,9 @@ class LineAnswer(NamedTuple):
     text: bytes
     """The line of the output or error file, without its end."""
     used: TokensUsed = TokensUsed()
-    """Only to be recorded: answers that are read have none."""
+    """Only to be recorded, like the next field: answers that are read have none."""
+    is_promoted: bool = False
+    """Whether the line ran as an interactive job."""
 
 
 class Order(NamedTuple):
@@ -172,6 +176,7 @@ class Batches:
             "num_lines": 0,
             "num_completed": 0,
             "num_failed": 0,
+            "num_promoted": 0,
             "fence": 0,
             "lease_until": 0.0,
             **ordered,
@@ -396,8 +401,8 @@ class Batches:
             if not new:
                 return
             rows = [
-                {"batch_id": batch_id, "line": line, "is_error": is_error, "text": text}
-                for line, is_error, text, _ in new
+                {"batch_id": batch_id, "line": one.line, "is_error": one.is_error, "text": one.text}
+                for one in new
             ]
             await connection.execute(insert(ANSWERS), rows)
             num_failed = sum(answer.is_error for answer in new)
@@ -408,6 +413,7 @@ class Batches:
                 .values(
                     num_completed=BATCHES.c.num_completed + len(new) - num_failed,
                     num_failed=BATCHES.c.num_failed + num_failed,
+                    num_promoted=BATCHES.c.num_promoted + sum(one.is_promoted for one in new),
                     **{name: BATCHES.c[name] + num for name, num in used._asdict().items()},
                 )
             )

@@ -103,6 +103,8 @@ BATCHES = Table(
     Column("num_cached_tokens", BigInteger),
     Column("num_output_tokens", BigInteger),
     Column("num_reasoning_tokens", BigInteger),
+    # The lines that ran as interactive jobs; null of batches from before they were counted.
+    Column("num_promoted", Integer),
     UniqueConstraint("tenant", "idempotency_key", name="batches_idempotency_key"),
     Index("batches_of_tenant", "tenant", "created_at", "id"),
     Index("batches_to_run", "status", "lease_until"),

@@ -264,6 +264,8 @@ class Announcement(Wire, frozen=True, kw_only=True):
     """Jobs whose prefix the worker may have in its cache can be published to its own queue."""
     is_leaving: bool = False
     """The worker takes no more jobs."""
+    end_notice: Annotated[str, Meta(max_length=1024)] = ""
+    """The notice that the worker's machine ends soon; empty if there is none."""
     started_at: UnixTime = 0.0
     """Unix time in seconds at which the worker was ready; 0 if unknown."""
     sent_at: UnixTime = 0.0

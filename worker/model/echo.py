@@ -142,7 +142,8 @@ class _EchoHandle:
 
 
 class EchoRunner:
-    """A `ModelRunner` whose steps take ``step_s`` each, one after another.
+    """A `ModelRunner` whose steps take ``step_s`` each, and ``token_s`` for each of their tokens,
+    one after another.
 
     A step reads only the last slot of a context, so its cost depends on the new tokens only. With
     ``is_thorough`` it reads all that its layers read, as a model does, and raises `ValueError` if a
@@ -159,6 +160,7 @@ class EchoRunner:
         vocab_size: int = 256,
         max_seq_len: int = 1 << 20,
         step_s: float = 0.0,
+        token_s: float = 0.0,
         is_thorough: bool = False,
     ) -> None:
         """The state of a group of states is the hash of the tokens before it.
@@ -171,6 +173,7 @@ class EchoRunner:
         self.vocab_size = vocab_size
         self.max_seq_len = max_seq_len
         self._step_s = step_s
+        self._token_s = token_s
         self._is_thorough = is_thorough
         self._slots = _SlotArrays(num_blocks * block_size)
         self._previous: list[int] = []
@@ -201,7 +204,8 @@ class EchoRunner:
             if sequence.scored_ids
         ]
         self._previous = token_ids
-        self._done_at = max(self._done_at, time.monotonic()) + self._step_s
+        step_s = self._step_s + self._token_s * sum(one.num_tokens for one in batch.sequences)
+        self._done_at = max(self._done_at, time.monotonic()) + step_s
         return _EchoHandle(token_ids, StepScores(drawn, prompts, predicted), self._done_at)
 
     def close(self) -> None:

@@ -59,6 +59,8 @@ _MAX_NAMED_JOBS = 10
 _PROGRESS_INTERVAL_S = 5.0
 """Seconds between the lines about draining."""
 _BALANCE_INTERVAL_S = 0.25
+_MAX_NOTICE_LEN = 1024
+"""Characters of the notice of the machine's end that an announcement may have."""
 _PAUSE_AGAIN_S = 0.5
 _ANNOUNCED_WITHIN_S = 2.0
 """Seconds to wait for a confirmation, which needs every process that listens."""
@@ -177,6 +179,7 @@ class Worker:
         self._stop = stop
         self._must_hand_over = asyncio.Event()
         self._started_at = 0.0
+        self._end_notice = ""
         self._control = topology.worker_queue(self._id)
         self._address = self._control.bindings[0].routing_key
         self._metrics = JobMetrics(model.name, settings.metrics_tenants)
@@ -418,6 +421,7 @@ class Worker:
         notice = await interruption.wait_for_notice(place, interval_s, failed)
         logger.warning("machine ends soon, jobs are handed over", extra={"notice": notice})
         self._metrics.interruptions.inc()
+        self._end_notice = notice[:_MAX_NOTICE_LEN]
         self._stop.set()
         self._must_hand_over.set()
 
@@ -500,6 +504,7 @@ class Worker:
             unsupported=self._model.unsupported,
             takes_near_jobs=self._takes_near_jobs,
             is_leaving=self._is_draining,
+            end_notice=self._end_notice,
             started_at=self._started_at,
             sent_at=time.time(),
         )

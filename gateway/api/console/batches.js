@@ -16,7 +16,7 @@ const STATES = [
     fill: ({ status }) => [tag(status.replaceAll("_", " "), status === "completed" ? "good" : status === "failed" ? "warn" : "")],
   },
   {
-    title: "Progress", version: (batch) => batch.status + JSON.stringify(batch.request_counts),
+    title: "Progress", version: (batch) => batch.status + batch.num_promoted + JSON.stringify(batch.request_counts),
     fill: (batch) => [el("span", {}, ...progress(batch))],
   },
   { title: "Age", kind: "number", text: (batch) => duration(since(batch.created_at)) },
@@ -49,10 +49,11 @@ const ofAll = new Table($("#batches-of-all"), {
 });
 
 // Requests that were not executed before the batch was cancelled or expired did not fail.
-function progress({ status, request_counts: { total = 0, completed = 0, failed = 0 } = {} }) {
+function progress({ status, num_promoted: promoted, request_counts: { total = 0, completed = 0, failed = 0 } = {} }) {
   const left = total - completed - failed;
   const words = [`${count(completed)} of ${count(total)}`];
   if (failed) words.push(`${count(failed)} failed`);
+  if (promoted) words.push(`${count(promoted)} with priority`);
   if (left && (status === "cancelled" || status === "expired")) words.push(`${count(left)} ${status}`);
   return bar(total ? (completed + failed) / total : 0, words.join(", "), { isLimited: false });
 }

@@ -7,7 +7,8 @@ import { $, show } from "./dom.js";
 import { Exchange, discard } from "./exchange.js";
 import { History } from "./history.js";
 import { bodyOf, curl, forkOf, pathOf } from "./messages.js";
-import { checkTools, isMarkdown, listModels, readSettings, startSettings } from "./settings.js";
+import { signsReceipts } from "./receipts.js";
+import { checkTools, isMarkdown, listModels, offerReceipts, readSettings, startSettings } from "./settings.js";
 import { NEW, TurnView, isRunning, isTold } from "./turn.js";
 
 const OPEN = "warren.open"; // the conversation of this tab
@@ -176,4 +177,5 @@ export async function startChat() {
 
   draw();
   await listModels();
+  if (await signsReceipts()) offerReceipts();
 }

@@ -108,6 +108,7 @@ export class Exchange {
     const { turn, view } = this;
     if (chunk.error) throw new ApiError(0, chunk.error.code, chunk.error.message, 0);
     turn.usage = chunk.usage ?? turn.usage;
+    turn.receipt = chunk.receipt ?? turn.receipt;
     const choice = chunk.choices[0];
     if (!choice) return;
     turn.finish = choice.finish_reason ?? turn.finish;

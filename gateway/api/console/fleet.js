@@ -2,6 +2,7 @@
 
 import { attempt, json, request } from "./api.js";
 import { $, Table, ask, bar, count, day, duration, el, percent, plural, shortId, show, since, tag } from "./dom.js";
+import { showDeadlines } from "./deadlines.js";
 import { lacksConsumer, problemsOf } from "./problems.js";
 import { showRuns } from "./runs.js";
 
@@ -34,8 +35,8 @@ const workers = new Table($("#workers"), {
     { title: "Answered", kind: "number", text: (worker) => count(worker.num_answered) },
     { title: "Uptime", kind: "number", text: (worker) => duration(since(worker.started_at)) },
     {
-      title: "State", version: (worker) => worker.state,
-      fill: (worker) => [worker.state === "serving" ? tag("serving", "good") : tag("leaving", "warn")],
+      title: "State", kind: "name", version: (worker) => worker.state + worker.end_notice,
+      fill: (worker) => [el("span", {}, tag(worker.state.replaceAll("_", " "), worker.state === "serving" ? "good" : "warn"), reasonOf(worker))],
     },
     { title: "Actions", kind: "act", version: (worker) => worker.state, fill: (worker) => [drainButton(worker)] },
   ],
@@ -130,6 +131,11 @@ function moved({ num_workers: all, num_crashes: lost }) {
   return el("span", { className: "sub", textContent: lost ? `${plural(lost, "worker")} lost` : "moved" });
 }
 
+// Why a worker leaves. An older gateway does not say.
+function reasonOf({ end_notice: notice }) {
+  return notice ? el("span", { className: "sub", textContent: `Its machine ends: ${notice}` }) : null;
+}
+
 function drainButton(worker) {
   const isLeaving = worker.state === "leaving";
   const button = el("button", {
@@ -206,6 +212,7 @@ export async function showStatus() {
   streams.show(allStreams(statuses));
   tenants.show(allTenants(statuses));
   showRuns(statuses);
+  showDeadlines(statuses);
   keys.show(status.keys ?? []); // an older gateway lists none
   $("#problems").replaceChildren(...problemsOf(status).map(({ state, text }) => el("li", { className: state, textContent: text })));
   const numRequests = statuses.reduce((sum, { gateway }) => sum + gateway.num_requests, 0);

@@ -45,11 +45,12 @@ export const pathOf = ({ fork }) => (fork ? `/v1/streams/${fork.id}/fork?at=${fo
 
 // The request of a turn.
 export function bodyOf(conversation, turn) {
-  const { model, temperature, max_tokens, seed, tools } = turn.settings;
+  const { model, temperature, max_tokens, seed, tools, receipt } = turn.settings;
   const messages = [...system(turn.settings), ...messagesOf(pathTo(conversation, turn.parent), turn)];
   const body = { model, messages, temperature, stream: true, stream_options: { include_usage: true }, detach: true };
   if (max_tokens !== null) body.max_tokens = max_tokens;
   if (seed !== null) body.seed = seed;
+  if (receipt) body.receipt = true;
   const declared = parseTools(tools ?? "");
   if (declared.length) body.tools = declared;
   if (turn.fork?.regex) body.structured_outputs = { regex: turn.fork.regex };

@@ -19,14 +19,21 @@ export function readSettings() {
     seed: seed === "" ? null : Number(seed),
     system: system.trim(),
     tools: tools.trim(),
+    receipt: !$("#receipt-option").hidden && $("#receipt").checked,
   };
+}
+
+// Offers to ask for receipts.
+export function offerReceipts() {
+  $("#receipt-option").hidden = false;
 }
 
 // Shows what was kept, and calls `onMarkdown` when answers are to be shown differently.
 export function startSettings(onMarkdown) {
-  const { isMarkdown = true, model, ...values } = kept;
+  const { isMarkdown = true, isReceipt = false, model, ...values } = kept;
   for (const [name, value] of Object.entries(values)) form.elements[name].value = value ?? "";
   $("#markdown").checked = isMarkdown;
+  $("#receipt").checked = isReceipt;
   showTemperature();
   form.addEventListener("input", () => {
     showTemperature();
@@ -35,6 +42,7 @@ export function startSettings(onMarkdown) {
   form.addEventListener("change", () => limitTokens());
   form.addEventListener("submit", (event) => event.preventDefault());
   $("#tools").addEventListener("change", checkTools);
+  $("#receipt").addEventListener("change", keep);
   $("#markdown").addEventListener("change", () => {
     keep();
     onMarkdown();
@@ -44,9 +52,9 @@ export function startSettings(onMarkdown) {
 export const isMarkdown = () => $("#markdown").checked;
 
 function keep() {
-  const { max_tokens, ...settings } = readSettings();
+  const { max_tokens, receipt, ...settings } = readSettings();
   if (isChosen()) settings.max_tokens = max_tokens;
-  sessionStorage.setItem(STORE, JSON.stringify({ ...settings, isMarkdown: isMarkdown() }));
+  sessionStorage.setItem(STORE, JSON.stringify({ ...settings, isMarkdown: isMarkdown(), isReceipt: $("#receipt").checked }));
 }
 
 function showTemperature() {

@@ -2,6 +2,7 @@
 
 import { MarkdownText, PlainText } from "./answer.js";
 import { copy, el, plural, speak } from "./dom.js";
+import { showReceipt } from "./receipts.js";
 import { CallsView, collect } from "./tools.js";
 
 const MOVED = {
@@ -16,7 +17,7 @@ const MARKUP = /[*_`#|~]/g; // of Markdown, which is not to be read out
 // answer, and `marks` has the lengths of the text after whole tokens, with the numbers of tokens.
 export const NEW = {
   key: "", parent: null, question: "", results: null, settings: null, fork: null, marks: [], id: null, place: "", text: "", reasoning: "", calls: [], moves: [], state: "running",
-  error: "", usage: null, finish: null, firstAt: null, seconds: null,
+  error: "", usage: null, receipt: null, finish: null, firstAt: null, seconds: null,
 };
 
 // Whether the answer can be continued at one of its tokens: the gateway may keep it still.
@@ -46,7 +47,8 @@ export class TurnView {
     this.edit = button("Edit", () => this.#edit(onEdit));
     this.edit.hidden = turn.results !== null;
     this.change = button("Change answer", () => this.#change(onFork));
-    this.actions = el("span", { className: "turn-tools" }, this.again, this.edit, this.change,
+    this.receipt = button("Receipt", () => showReceipt(turn.receipt, this.receipt));
+    this.actions = el("span", { className: "turn-tools" }, this.again, this.edit, this.change, this.receipt,
       button("Copy", () => copy(turn.text, "Answer")),
       button("Copy as curl", () => copy(curlOf(turn), "Command")));
     this.place = el("span");
@@ -180,6 +182,7 @@ export class TurnView {
     this.problem.textContent = turn.error;
     this.actions.hidden = isRunning(turn);
     this.change.hidden = !canFork(turn);
+    this.receipt.hidden = !turn.receipt;
     if (!isRunning(turn) && this.unspoken) {
       speak(this.unspoken);
       this.unspoken = "";

@@ -4,14 +4,15 @@ With API keys, an operator's key has the scope ``operator``. Without them, every
 if the gateway listens on the loopback interface only, and otherwise nobody.
 """
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from typing import Literal
 
 from fastapi import APIRouter, Path, Query, Response
-from msgspec import Struct
+from msgspec import Struct, field
 from starlette.exceptions import HTTPException
 
 from gateway.api.openapi import answered
@@ -24,6 +25,7 @@ from gateway.api.routes.second_runs import (
     disagreements,
     runs_by_model,
 )
+from gateway.fleet.gauges import DUE_WITHIN_S
 from gateway.fleet.queue_watch import QueueReading
 from gateway.intake.keys.api_key import ApiKey
 from gateway.log.cursor import LogEnd
@@ -32,7 +34,7 @@ from gateway.wiring import Gateway, GatewayState
 from shared import topology
 from shared.bus.base import Message
 from shared.errors import StreamNotFound, Unroutable
-from shared.messages import Announcement, Drain, encode
+from shared.messages import Announcement, Drain, JobClass, encode
 from shared.topology import Lane
 from shared.version import VERSION
 
@@ -57,6 +59,8 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     model: str
     state: Literal["serving", "engine_away", "leaving"]
     """With `engine_away`, its engine's server does not answer, and it takes no jobs."""
+    end_notice: str
+    """The notice that its machine ends soon, for which it leaves; empty if there is none."""
     engine: str
     """The kind and version of the engine's server; empty for Warren's own engine."""
     device: str
@@ -147,6 +151,17 @@ class KeyStatus(Struct, frozen=True, kw_only=True):
     """Unix time in seconds."""
 
 
+class DeadlineStatus(Struct, frozen=True, kw_only=True):
+    """The requests of a model and a class at this gateway that no worker has started."""
+
+    model: str
+    job_class: JobClass = field(name="class")
+    slack_s: float
+    """Seconds to the nearest deadline; negative if it has passed."""
+    due_tokens: Mapping[str, int]
+    """About how many tokens, prompts and answers together, are due within so many seconds."""
+
+
 class Status(Struct, frozen=True, kw_only=True):
     gateway: GatewayStatus
     workers: Sequence[WorkerStatus]
@@ -160,6 +175,8 @@ class Status(Struct, frozen=True, kw_only=True):
     num_dead_letters: int
     runs: Sequence[ModelRuns]
     """What became of hedges, audits and equal requests."""
+    deadlines: Sequence[DeadlineStatus]
+    """The deadlines of the requests of this gateway that no worker has started."""
     disagreements: Sequence[DisagreementStatus]
     """The newest 20 answers about which workers disagree, the newest first."""
     recent: HistorySample | None
@@ -191,6 +208,7 @@ def router(gateway: Gateway) -> APIRouter:
             keys=[_key(key, gateway) for key in gateway.keys.known[:_MAX_KEYS]],
             num_dead_letters=gateway.queues.num_dead,
             runs=runs_by_model(gateway),
+            deadlines=_deadlines(gateway),
             disagreements=disagreements(gateway),
             recent=history_sample(gateway.samples.latest[-1]) if gateway.samples.latest else None,
         )
@@ -256,6 +274,7 @@ def _worker(worker: Announcement, heard_s: float) -> WorkerStatus:
         id=topology.worker_id_of(worker.worker),
         model=worker.model,
         state=_state_of(worker),
+        end_notice=worker.end_notice,
         engine=worker.engine,
         device=worker.numerics.partition(" ")[0],
         numerics=worker.numerics,
@@ -269,6 +288,23 @@ def _worker(worker: Announcement, heard_s: float) -> WorkerStatus:
         started_at=worker.started_at or None,
         heard_s=heard_s,
     )
+
+
+def _deadlines(gateway: Gateway) -> list[DeadlineStatus]:
+    """Of each model and class with requests that no worker has started."""
+    relays = gateway.relays
+    found = []
+    for model in sorted(gateway.workers.known_models):
+        for job_class in topology.JOB_CLASSES:
+            num_tokens = relays.due_tokens(model, job_class, (*DUE_WITHIN_S, math.inf))
+            if not num_tokens[-1]:
+                continue
+            due = {str(s): num for s, num in zip(DUE_WITHIN_S, num_tokens, strict=False)}
+            slack_s = relays.slack_s(model, job_class)
+            found.append(
+                DeadlineStatus(model=model, job_class=job_class, slack_s=slack_s, due_tokens=due)
+            )
+    return found
 
 
 def _queue(name: tuple[str, Lane], reading: QueueReading) -> QueueStatus:

@@ -126,6 +126,9 @@ class Batch(Struct, frozen=True, kw_only=True, tag_field="object", tag="batch"):
     model: str | None
     """That of all requests, once they are checked; null if there are several."""
     usage: BatchUsage | None
+    num_promoted: int | None
+    """Answered requests that ran with interactive priority, because the batch was late; null for
+    batches of earlier versions."""
 
 
 class BatchList(Struct, frozen=True, kw_only=True, tag_field="object", tag="list"):

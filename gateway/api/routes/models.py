@@ -24,6 +24,8 @@ class Model(
     root: str
     parent: None = None
     max_model_len: int
+    fingerprint: str
+    """A hash of weights, configuration and tokenizer, the same for all workers of a model."""
     engine: str
     """The kind and version of the server that computes the tokens; empty for Warren's engine."""
     unsupported_parameters: Sequence[str]
@@ -44,6 +46,7 @@ def router(gateway: Gateway) -> APIRouter:
             created=gateway.workers.first_seen_at(model),
             root=model,
             max_model_len=min(worker.max_seq_len for worker in workers),
+            fingerprint=", ".join(sorted({worker.fingerprint for worker in workers})),
             engine=", ".join(sorted({worker.engine for worker in workers})),
             unsupported_parameters=sorted({n for worker in workers for n in worker.unsupported}),
         )

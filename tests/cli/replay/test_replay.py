@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from cli.batch.over_http import run_over_http
 from cli.gateway_client import connect, request_json
@@ -21,6 +22,8 @@ from tests.support.workers.batch_files import write_lines
 from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker, words
 
 OTHER = "scripted-q4"
+FINGERPRINT = "b4c2a5088578ae95f6083227d7849976"
+"""That of the other model."""
 CHANGED: Mapping[str, tuple[str, Mapping[str, float]]] = {
     "old": ("new", {"new": -0.25, "old": -1.75}),
     "stale": ("fresh", {"fresh": -0.1, "ripe": -3.0}),
@@ -88,14 +91,17 @@ RESPONSES: Sequence[dict[str, Any]] = [
 
 
 @asynccontextmanager
-async def another_model(bus: Bus, gateway: LiveGateway) -> AsyncIterator[None]:
+async def another_model(bus: Bus, gateway: LiveGateway, name: str = OTHER) -> AsyncIterator[None]:
     """A worker of the other model, which the gateway has heard of."""
 
     async def is_served() -> bool:
         listed = await gateway.http.get("/v1/models")
-        return OTHER in {model["id"] for model in listed.json()["data"]}
+        return (name, FINGERPRINT) in {
+            (model["id"], model["fingerprint"]) for model in listed.json()["data"]
+        }
 
-    async with ScriptedWorker(bus, rephrase, OTHER):
+    async with ScriptedWorker(bus, rephrase, name) as worker:
+        worker.announcement = structs.replace(worker.announcement, fingerprint=FINGERPRINT)
         await eventually(is_served)
         yield
 
@@ -210,6 +216,27 @@ def test_a_request_without_a_new_answer_sets_the_exit_status(url: str) -> None:
     assert replay(url, "--min-equal", "0").returncode == 1
 
 
+@pytest.mark.parametrize("to", [FINGERPRINT, FINGERPRINT[:8]])
+def test_a_model_is_named_by_its_fingerprint_or_the_beginning(url: str, to: str) -> None:
+    found = json.loads(replay(url, "--json", "--to", to).stdout)
+
+    assert (found["model"], found["total"]["equal"]) == (OTHER, 4)
+
+
+def test_a_fingerprint_of_several_models_is_refused(tmp_path: Path) -> None:
+    @asynccontextmanager
+    async def twins(bus: Bus, gateway: LiveGateway) -> AsyncIterator[None]:
+        async with another_model(bus, gateway), another_model(bus, gateway, "scripted-twin"):
+            yield
+
+    with served(twins, script=repeat) as url:
+        ended = replay(url, "--to", FINGERPRINT)
+
+    assert ended.returncode == 2
+    error = f"--to: {FINGERPRINT} is the fingerprint of several models: {OTHER}, scripted-twin"
+    assert error in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -217,7 +244,9 @@ def test_a_request_without_a_new_answer_sets_the_exit_status(url: str) -> None:
         (["--share", "nan"], "--share: nan is not a share above 0 and up to 1"),
         (["--min-equal", "2"], "--min-equal: 2.0 is not a share from 0 to 1"),
         (["--since", "yesterday"], "--since: yesterday is not a duration such as 90m, 24h or 7d"),
-        (["--to", "unknown"], f"--to: no live worker serves unknown; these have one: {MODEL}, "),
+        (["--to", "unknown"], "--to: no live worker serves unknown"),
+        (["--to", "unknown"], f"; these have one: {MODEL}, {OTHER}"),
+        (["--to", FINGERPRINT[:7]], f"--to: no live worker serves {FINGERPRINT[:7]}"),
     ],
 )
 def test_bad_input_is_named(url: str, options: list[str], error: str) -> None:

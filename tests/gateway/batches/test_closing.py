@@ -58,3 +58,5 @@ async def test_the_lines_of_a_late_batch_are_published_as_interactive(
     assert batch.status == "completed"
     assert [job.lane for job in worker.jobs] == ["interactive", "batch", "batch"]
     assert num_promoted == 1
+    assert batch.model_extra is not None
+    assert batch.model_extra["num_promoted"] == 1

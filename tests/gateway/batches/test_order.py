@@ -59,6 +59,13 @@ async def test_the_longest_answers_start_first() -> None:
     assert [lengths[number - 1] for number in numbers] == sorted(lengths, reverse=True)
 
 
+async def test_lines_can_have_the_order_of_the_file() -> None:
+    with closing(LineOrder(is_ranked=False)) as order:
+        numbers = await arranged(order, shared_lines(30))
+
+    assert numbers == list(range(1, 31))
+
+
 async def test_answers_of_similar_lengths_do_not_separate_equal_beginnings() -> None:
     lines = [
         {**line, "body": {**line["body"], "max_tokens": 64 + k}}

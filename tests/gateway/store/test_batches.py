@@ -201,6 +201,16 @@ async def test_what_an_answer_has_used_counts_once(files: Files, batches: Batche
     assert (await batches.get("a", batch.id)).used == TokensUsed(10, 4, 9, 3)
 
 
+async def test_promoted_lines_count_once(files: Files, batches: Batches) -> None:
+    batch = await started(files, batches)
+    promoted = answer(1)._replace(is_promoted=True)
+
+    await batches.record(batch.id, batch.fence, [promoted])
+    await batches.record(batch.id, batch.fence, [promoted, answer(2)])
+
+    assert (await batches.get("a", batch.id)).num_promoted == 1
+
+
 async def test_answers_are_read_in_pages_of_limited_size(files: Files, batches: Batches) -> None:
     batch = await started(files, batches, num_lines=5)
     answers = [LineAnswer(line, False, bytes(size)) for line, size in enumerate((4, 4, 40, 1), 1)]

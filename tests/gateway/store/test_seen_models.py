@@ -42,6 +42,7 @@ async def test_an_older_database_has_the_models_of_recent_requests(
         for kind in ("input", "cached", "output", "reasoning"):
             column = text(f"ALTER TABLE batches DROP COLUMN num_{kind}_tokens")
             await connection.execute(column)
+        await connection.execute(text("ALTER TABLE batches DROP COLUMN num_promoted"))
         for index in ("webhook_deliveries_of_webhook_due", "uploads_of_tenant"):
             await connection.execute(text(f"DROP INDEX {index}"))
         index = "CREATE INDEX webhook_deliveries_of_webhook ON webhook_deliveries (webhook_id)"

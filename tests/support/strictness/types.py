@@ -75,6 +75,7 @@ EXTENSIONS: Fields = {
         "root": str,
         "parent": None,
         "max_model_len": int,
+        "fingerprint": str,
         "engine": str,
         "unsupported_parameters": list[str],
     },

@@ -10,9 +10,16 @@ from worker.model.echo import EchoRunner, next_token
 VOCAB_SIZE = 1000
 
 
-def new_runner(*, is_thorough: bool = False, step_s: float = 0.0) -> EchoRunner:
+def new_runner(
+    *, is_thorough: bool = False, step_s: float = 0.0, token_s: float = 0.0
+) -> EchoRunner:
     return EchoRunner(
-        num_blocks=8, block_size=4, vocab_size=VOCAB_SIZE, is_thorough=is_thorough, step_s=step_s
+        num_blocks=8,
+        block_size=4,
+        vocab_size=VOCAB_SIZE,
+        is_thorough=is_thorough,
+        step_s=step_s,
+        token_s=token_s,
     )
 
 
@@ -143,11 +150,11 @@ def test_steps_take_their_time_one_after_another_while_the_host_goes_on(
 ) -> None:
     clock = Clock()
     monkeypatch.setattr(echo, "time", clock)
-    runner = new_runner(step_s=0.02)
+    runner = new_runner(step_s=0.02, token_s=0.005)
 
-    handles = [runner.launch(ScheduledBatch([share([1], [0])])) for _ in range(10)]
+    handles = [runner.launch(ScheduledBatch([share([1, 2], [0])])) for _ in range(10)]
     launched_at = clock.now
     handles[-1].result()
 
     assert launched_at == 0
-    assert clock.now == pytest.approx(0.2)
+    assert clock.now == pytest.approx(10 * (0.02 + 2 * 0.005))

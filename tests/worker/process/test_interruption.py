@@ -17,10 +17,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from shared import settings
+from shared import settings, topology
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.errors import StartupError
-from shared.messages import SamplingParams
+from shared.messages import SamplingParams, decode_announcement
 from shared.settings import WorkerSettings
 from tests.support.deployment.processes import free_port
 from tests.support.engines.brake import Brake
@@ -210,6 +210,21 @@ async def test_a_worker_with_notice_hands_its_jobs_over_at_once(kind: str, tmp_p
 
     assert log.token_ids == undisturbed.token_ids
     assert (log.reader.attempt, log.reader.num_lost_runs) == (2, 0)
+
+
+async def test_a_worker_with_notice_says_why_it_leaves(tmp_path: Path) -> None:
+    notice, queue = tmp_path / "notice", topology.announcements_queue("test")
+    options: dict[str, Any] = {"interruption_notice": str(notice), "notice_interval_s": 0.01}
+    async with MemoryBus() as bus:
+        await bus.declare(queue)
+        async with bus.consume(queue.name) as consumer, echo_worker(bus, **options):
+            notice.touch()
+            async for delivery in consumer:
+                said = decode_announcement(delivery.message.body)
+                if said.is_leaving:
+                    break
+
+    assert said.end_notice == str(notice)
 
 
 async def test_a_worker_does_not_start_on_a_machine_that_ends(tmp_path: Path) -> None:

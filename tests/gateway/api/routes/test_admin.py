@@ -138,10 +138,13 @@ async def test_a_worker_that_leaves_is_listed_as_leaving(
     gateway: LiveGateway, worker: ScriptedWorker
 ) -> None:
     await hears_a_worker(gateway)
-    worker.announcement = msgspec.structs.replace(worker.announcement, is_leaving=True)
+    worker.announcement = msgspec.structs.replace(
+        worker.announcement, is_leaving=True, end_notice="preempted"
+    )
 
     async def is_leaving() -> bool:
-        return [one["state"] for one in (await status_of(gateway))["workers"]] == ["leaving"]
+        workers = (await status_of(gateway))["workers"]
+        return [(one["state"], one["end_notice"]) for one in workers] == [("leaving", "preempted")]
 
     await eventually(is_leaving)
 

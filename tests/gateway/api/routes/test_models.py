@@ -30,6 +30,7 @@ async def test_a_model_is_described(gateway: LiveGateway) -> None:
 
     model = (await gateway.http.get(f"/v1/models/{MODEL}")).json()
     assert (model["object"], model["owned_by"], model["max_model_len"]) == ("model", "warren", 2048)
+    assert model["fingerprint"] == "f"
     assert isinstance(model["created"], int)
 
 
