@@ -73,7 +73,7 @@ async def gateway_alone(
         yield gateway
 
 
-async def asked(gateway: LiveGateway, path: str = CHAT, **more: Any) -> httpx.Response:
+async def asked(gateway: LiveGateway, path: str = CHAT, /, **more: Any) -> httpx.Response:
     """A request whose log is kept."""
     return await gateway.http.post(path, json={**BODY, "stream": True, "detach": True, **more})
 
