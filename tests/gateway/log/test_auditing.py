@@ -182,7 +182,7 @@ async def test_a_worker_whose_memory_breaks_is_the_suspect_from_then_on(
     models: list[ServedModel] = []
     for _ in range(3):
         await fleet.enter_async_context(
-            real_worker(broker, on_loaded=models.append, model=str(checkpoint), **SMALL)
+            real_worker(broker, models.append, model=str(checkpoint), **SMALL)
         )
     async with live_gateway(broker, audit_share=1.0) as gateway:
         for number in range(3):

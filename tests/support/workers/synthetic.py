@@ -91,8 +91,8 @@ def _at(server: ScriptedEngine) -> dict[str, Any]:
 @asynccontextmanager
 async def real_worker(
     place: Bus | MemoryBroker,
-    *,
     on_loaded: Callable[[ServedModel], object] = lambda model: None,
+    /,
     **options: Any,
 ) -> AsyncIterator[asyncio.Event]:
     """Run a worker of the model and engine that ``options`` name; yields the event that makes it
