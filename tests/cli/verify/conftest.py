@@ -15,7 +15,7 @@ from shared import settings
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.settings import WorkerSettings
 from tests.support.gateway.http import LiveGateway, hears_a_worker, live_gateway
-from tests.support.gateway.receipts import keys_of, new_signing_key
+from tests.support.receipts import keys_of, new_signing_key
 from worker.decode import served_model
 from worker.process.service import run_worker
 

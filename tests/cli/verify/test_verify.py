@@ -26,7 +26,7 @@ from tests.cli.verify.conftest import (
     deployment,
 )
 from tests.support.engines.scripted_server import engine_server
-from tests.support.gateway.receipts import keys_of
+from tests.support.receipts import keys_of
 from worker.decode.served_model import ServedModel
 from worker.text import Tokenizer
 

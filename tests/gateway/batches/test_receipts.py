@@ -16,8 +16,8 @@ from shared.messages import Receipt
 from tests.support.engines.brake import Brake
 from tests.support.gateway.batches import CHATS, ended, order, output
 from tests.support.gateway.http import LiveGateway, eventually, hears_a_worker, live_gateway
-from tests.support.gateway.receipts import keys_of, new_signing_key, receipt_of
 from tests.support.metrics import total
+from tests.support.receipts import keys_of, new_signing_key, receipt_of
 from tests.support.workers.synthetic import doomed_worker, echo_worker
 
 NUM_TOKENS = 24

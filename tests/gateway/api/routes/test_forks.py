@@ -16,7 +16,7 @@ from shared.bus.memory import MemoryBroker
 from shared.messages import Receipt
 from tests.support.engines.brake import Brake
 from tests.support.gateway.http import LiveGateway, events, hears_a_worker, live_gateway
-from tests.support.gateway.receipts import new_signing_key, receipt_of
+from tests.support.receipts import new_signing_key, receipt_of
 from tests.support.workers.synthetic import doomed_worker, echo_worker
 
 BODY: Mapping[str, Any] = {
@@ -228,7 +228,7 @@ async def test_a_constraint_that_the_given_tokens_break_is_refused(gateway: Live
 
 
 async def test_a_fork_in_the_middle_of_a_call_completes_it(gateway: LiveGateway) -> None:
-    calling = {
+    calling: dict[str, Any] = {
         "tools": [TOOL],
         "tool_choice": "required",
         "parallel_tool_calls": False,

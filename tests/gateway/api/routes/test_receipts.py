@@ -13,7 +13,7 @@ from gateway.intake.receipts import hash_request, verified
 from shared.bus.memory import MemoryBus
 from shared.messages import hash_ids, hash_text
 from tests.support.gateway.http import LiveGateway, chat_body, events, live_gateway
-from tests.support.gateway.receipts import new_signing_key, receipt_of
+from tests.support.receipts import new_signing_key, receipt_of
 from tests.support.workers.scripted_worker import MODEL, ScriptedWorker
 
 USER = [{"role": "user", "content": "one two"}]
