@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -185,10 +185,11 @@ async def test_a_notice_is_read_although_looks_before_have_failed() -> None:
 async def test_a_worker_with_notice_hands_its_jobs_over_at_once(kind: str, tmp_path: Path) -> None:
     broker, notice = MemoryBroker(), tmp_path / "notice"
     job = new_job("echo", sampling=SamplingParams(max_tokens=200, ignore_eos=True))
-    place, give_notice = {
+    places: Mapping[str, tuple[str, Callable[[], object]]] = {
         "file": (str(notice), notice.touch),
         "signal": ("signal:SIGUSR1", partial(os.kill, os.getpid(), signal.SIGUSR1)),
-    }[kind]
+    }
+    place, give_notice = places[kind]
     options: dict[str, Any] = {
         "interruption_notice": place,
         "notice_interval_s": 0.01,
