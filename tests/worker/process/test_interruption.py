@@ -185,11 +185,11 @@ async def test_a_notice_is_read_although_looks_before_have_failed() -> None:
 async def test_a_worker_with_notice_hands_its_jobs_over_at_once(kind: str, tmp_path: Path) -> None:
     broker, notice = MemoryBroker(), tmp_path / "notice"
     job = new_job("echo", sampling=SamplingParams(max_tokens=200, ignore_eos=True))
-    notices: dict[str, tuple[str, Callable[[], None]]] = {
+    places: Mapping[str, tuple[str, Callable[[], object]]] = {
         "file": (str(notice), notice.touch),
         "signal": ("signal:SIGUSR1", partial(os.kill, os.getpid(), signal.SIGUSR1)),
     }
-    place, give_notice = notices[kind]
+    place, give_notice = places[kind]
     options: dict[str, Any] = {
         "interruption_notice": place,
         "notice_interval_s": 0.01,
