@@ -13,6 +13,7 @@ from typing import Any, Literal, NotRequired, TypeAlias, get_args, get_origin
 
 from anthropic.types import Message, RawMessageDeltaEvent
 from openai.types import (
+    Batch,
     Completion,
     CompletionChoice,
     Embedding,
@@ -79,6 +80,7 @@ EXTENSIONS: Fields = {
         "engine": str,
         "unsupported_parameters": list[str],
     },
+    Batch: {"num_promoted": int | None},
     Response: _FINGERPRINT,
     ResponseError: {"reason": str},
     Message: _FINGERPRINT,
