@@ -44,6 +44,10 @@ class ScriptedEngine:
         self.has_priority = False
         self.is_low_first = False
         self.is_healthy = True
+        self.is_asked_too_often = False
+        """Questions are answered with 429; requests for tokens are not."""
+        self.num_looks = 0
+        self.can_tokenize = True
         self.faults: list[Fault] = []
         self.broken_after = 3
         """Events before a fault in the middle of a stream."""
@@ -147,7 +151,10 @@ class _Handler(BaseHTTPRequestHandler):
             },
             "/get_model_info": {"model_path": script.model},
         }
-        if script.is_healthy and self.path in answers:
+        script.num_looks += self.path == "/health"
+        if script.is_asked_too_often:
+            self._answer(429, {"error": "too often"})
+        elif script.is_healthy and self.path in answers:
             self._answer(200, answers[self.path])
         else:
             self._answer(503 if self.path in answers else 404, {"error": "no"})
@@ -163,7 +170,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/tokenize":
             token_ids = script.tokenizer.encode_text(body.get("content", body.get("prompt")))
-            self._answer(200, {"tokens": [one + script.vocab_shift for one in token_ids]})
+            theirs = [one + script.vocab_shift for one in token_ids]
+            self._answer(200, {"tokens": theirs} if script.can_tokenize else {})
             return
         if not script.is_healthy:
             self._answer(503, {"error": {"message": "loading"}})
