@@ -28,6 +28,12 @@ class Listener:
     def hear_ready(self, is_ready: bool) -> None:
         self.ready.put(is_ready)
 
+    def hear_some(self) -> Sequence[Output]:
+        """The next outputs."""
+        while not (outputs := self.outputs.get(timeout=PATIENCE_S)):
+            pass  # the machine time of sequences alone
+        return outputs
+
     def hear_ends(self, num_ends: int) -> list[Output]:
         """All outputs up to the given number of finished sequences."""
         outputs: list[Output] = []

@@ -7,7 +7,9 @@ once a file exists, and its streams wait in the middle while another file exists
 
 import argparse
 import json
+import select
 import shlex
+import socket
 import sys
 import threading
 import time
@@ -61,7 +63,8 @@ class ScriptedEngine:
         self.script: Sequence[int] = ()
         """The next tokens, whatever the context."""
         self.paused_after: int | None = None
-        """The events of a stream after which it waits for ``may_continue``."""
+        """The events of a stream after which it waits for ``may_continue``, or for its client to
+        close it."""
         self.may_continue = threading.Event()
         self.url = ""
 
@@ -203,12 +206,19 @@ class _Handler(BaseHTTPRequestHandler):
                     self._fail(fault, event, frames)
                     return
                 if k == self._script.paused_after:
-                    self._script.may_continue.wait()
+                    self._pause()
                 self._chunk(event)
             self._end()
         except OSError:
             self._script.num_closed.release()
             self.close_connection = True
+
+    def _pause(self) -> None:
+        """Raises `OSError` if the client closes the connection."""
+        while not self._script.may_continue.wait(_LOOK_INTERVAL_S):
+            is_readable = select.select([self.connection], [], [], 0)[0]
+            if is_readable and not self.connection.recv(1, socket.MSG_PEEK):
+                raise ConnectionAbortedError
 
     def _fail(self, fault: Fault, event: object, frames: "_Frames") -> None:
         match fault:
