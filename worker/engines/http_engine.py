@@ -360,11 +360,11 @@ class HttpEngine:
             look = await _in_thread(partial(self._server.look, self._adapter.health_path))
             interval_s = _BUSY_LOOK_INTERVAL_S if look.is_busy else _LOOK_INTERVAL_S
             reason = look.reason
+            if look.is_reconnected or not look.is_healthy:
+                self._doubt()
             if look.is_healthy:
                 exits_before_answer = num_exits
                 reason = await self._verify()
-            else:
-                self._doubt()
             num_missed = num_missed + 1 if reason else 0
             if num_missed >= _MAX_MISSED_LOOKS:
                 self._lose(reason)

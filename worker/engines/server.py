@@ -24,6 +24,9 @@ class Look(NamedTuple):
     status: int | None
     """None: nothing."""
     reason: str
+    is_reconnected: bool = False
+    """Whether the server has closed a connection that it had kept for several looks, as it does
+    when it ends: it may be another process now."""
 
     @property
     def is_healthy(self) -> bool:
@@ -62,6 +65,10 @@ class EngineServer:
         self._num_open = 0
         """Questions without an answer yet."""
         self._is_closed = False
+        self._connection: object = None
+        """Of the last look."""
+        self._num_looks = 0
+        """Over this connection, in succession."""
 
     def get(self, path: str) -> Json:
         return self._ask("GET", path, None)
@@ -70,12 +77,19 @@ class EngineServer:
         return self._ask("POST", path, body)
 
     def look(self, path: str) -> Look:
+        """Ask the server how it is. One thread at a time may ask."""
         try:
             with self._question():
                 response = self._questions.get(path, timeout=_HEALTH_S)
         except httpx.HTTPError as error:
             return Look(None, _reason(error))
-        return Look(response.status_code, f"{path} answers {response.status_code}")
+        connection = response.extensions["network_stream"].get_extra_info("socket")
+        is_new = connection is not self._connection
+        is_reconnected = is_new and self._num_looks > 1
+        self._connection = connection
+        self._num_looks = 1 if is_new else self._num_looks + 1
+        reason = f"{path} answers {response.status_code}"
+        return Look(response.status_code, reason, is_reconnected)
 
     def events(self, call: EngineCall, max_prompt_len: int) -> AsyncGenerator[Sequence[Json], None]:
         """The events of a call's stream: see `answer.events`."""

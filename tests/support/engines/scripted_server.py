@@ -49,6 +49,8 @@ class ScriptedEngine:
         self.is_asked_too_often = False
         """Questions are answered with 429; requests for tokens are not."""
         self.num_looks = 0
+        self.closes_connections = False
+        """After each question."""
         self.can_tokenize = True
         self.faults: list[Fault] = []
         self.broken_after = 3
@@ -155,6 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
             "/get_model_info": {"model_path": script.model},
         }
         script.num_looks += self.path == "/health"
+        self.close_connection = script.closes_connections
         if script.is_asked_too_often:
             self._answer(429, {"error": "too often"})
         elif script.is_healthy and self.path in answers:

@@ -273,6 +273,33 @@ def test_another_model_is_noticed_after_a_broken_stream_and_said_once(
     assert caplog.messages.count("engine answers, and is not used") == 1
 
 
+def test_another_model_is_noticed_when_the_server_closes_an_idle_connection(
+    server: ScriptedEngine,
+) -> None:
+    def recheck() -> None:
+        raise StartupError("another model")
+
+    with running(server, recheck=recheck) as (engine, listener):
+        wait_until(lambda: server.num_looks >= 3)
+        num_before = listener.ready.qsize()
+        server.closes_connections = True
+        is_ready = listener.ready.get(timeout=PATIENCE_S)
+        failures = engine.load().num_failures
+
+    assert (num_before, is_ready, failures) == (0, False, {"unfit": 1})
+
+
+def test_a_server_that_closes_each_connection_is_not_checked_again(
+    server: ScriptedEngine,
+) -> None:
+    checks: list[None] = []
+    server.closes_connections = True
+    with running(server, recheck=lambda: checks.append(None)):
+        wait_until(lambda: server.num_looks >= 5)
+
+    assert checks == []
+
+
 def test_an_engine_is_checked_again_until_it_answers(server: ScriptedEngine) -> None:
     answers: list[Exception | None] = [EngineFailed("no"), None]
 
