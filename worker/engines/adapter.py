@@ -12,7 +12,7 @@ from worker.text import Tokenizer
 Json: TypeAlias = Mapping[str, Any]
 End: TypeAlias = Literal["stop", "length"]
 
-NONSENSE = (LookupError, TypeError, ValueError, AttributeError)
+NONSENSE = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """What an adapter may raise if an answer is not as it expects."""
 
 BY_THE_WORKER = (

@@ -103,7 +103,7 @@ def said(content: bytes) -> str:
     """The reason in the body of a refusal."""
     try:
         body = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return content[:_MAX_REASON_CHARS].decode(errors="replace")
     return _text_of(body.get("error", body) if isinstance(body, dict) else body)
 
@@ -112,7 +112,7 @@ def decoded(text: bytes) -> Json:
     """A JSON object. Raises `EngineFailed`."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise EngineFailed("The engine's answer is not JSON.") from None
     if not isinstance(value, dict):
         raise EngineFailed("The engine's answer is not a JSON object.")

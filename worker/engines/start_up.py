@@ -118,8 +118,8 @@ def open_engine(options: EngineOptions, directory: Path) -> OpenedEngine:
 def _checked_url(url: str) -> str:
     try:
         parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise StartupError(f"--engine-url is no URL: {error}") from error
+    except httpx.InvalidURL:  # its message may contain a part of the password
+        raise StartupError("--engine-url is no URL") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise StartupError("--engine-url does not begin with http:// or https:// and a host")
     return url.rstrip("/")

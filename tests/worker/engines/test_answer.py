@@ -103,6 +103,7 @@ async def test_an_answer_may_be_one_object() -> None:
         (b"no chunk\r\n", "not HTTP"),
         (chunk(b"data: {nonsense\n\n"), "not JSON"),
         (chunk(b"data: 7\n\n"), "not a JSON object"),
+        (chunk(b"data: %s\n\n" % (b"[" * 100_000)), "not JSON"),
         (chunk(b'data: {"error": {"message": "out of memory"}}\n\n'), "out of memory"),
         (chunk(b'error: {"message": "out of memory"}\n\n'), "out of memory"),
     ],
