@@ -4,12 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
+from shared.errors import EngineFailed
 from shared.messages import Constraint, SamplingParams
 from worker.engine.interface import TokenScore
 from worker.text import Tokenizer
 
 Json: TypeAlias = Mapping[str, Any]
 End: TypeAlias = Literal["stop", "length"]
+
+NONSENSE = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What an adapter may raise if an answer is not as it expects."""
 
 BY_THE_WORKER = (
     "max_tokens",
@@ -107,6 +111,14 @@ class EngineCall(Protocol):
         ...
 
 
+def piece_of(call: EngineCall, event: Json) -> Piece:
+    """Read an event, whatever it contains. Raises `EngineFailed`."""
+    try:
+        return call.read(event)
+    except NONSENSE as error:
+        raise EngineFailed(f"The engine's event makes no sense: {error!r}") from error
+
+
 class EngineFacts(NamedTuple):
     """What a server says of itself."""
 
@@ -122,7 +134,7 @@ class Http(Protocol):
     """The part of a connection that adapters use for questions."""
 
     def get(self, path: str) -> Json:
-        """The answer. Raises `EngineAway` and `EngineFailed`."""
+        """The answer. Raises `EngineAway`, `EngineBusy` and `EngineFailed`."""
         ...
 
     def post(self, path: str, body: Json) -> Json: ...

@@ -17,6 +17,8 @@ from shared.errors import EngineFailed, InvalidRequest
 from worker.engines.adapter import Json
 
 _CONNECT_S = 5.0
+_SLOW_PROMPT_TOKENS_PER_S = 50.0
+"""The tokens of prompts that the slowest server computes in a second."""
 _MAX_REASON_CHARS = 300
 BUSY = (429, 503)
 """The statuses of a server that takes no request now."""
@@ -32,20 +34,41 @@ class EngineBusy(Exception):
     """The engine takes no request now, and may take it soon."""
 
 
+class Patience:
+    """How long the streams of a server may be silent.
+
+    A stream that has begun may be silent for ``silence_s``. A stream that has not begun may wait
+    for others: it fails once none of them has been heard for this time, and for the time in which
+    a slow server computes the longest prompt.
+    """
+
+    def __init__(self, silence_s: float) -> None:
+        self.silence_s = silence_s
+        self.heard_at = 0.0
+        """When anything arrived last in any of the streams."""
+
+    def before_first_s(self, max_prompt_len: int) -> float:
+        return self.silence_s + max_prompt_len / _SLOW_PROMPT_TOKENS_PER_S
+
+
 async def events(
-    request: httpx.Request, security: ssl.SSLContext | None, silence_s: float
+    request: httpx.Request,
+    security: ssl.SSLContext | None,
+    patience: Patience,
+    max_prompt_len: int = 0,
 ) -> AsyncGenerator[Sequence[Json], None]:
     """The events of a request's stream, each a JSON object, as many at once as have arrived.
 
-    ``security`` is None if the request's URL is not of HTTPS. Raises `EngineAway` and `EngineBusy`
-    before the engine has begun, `InvalidRequest` if it refuses the request, and `EngineFailed`,
-    also if nothing arrives for ``silence_s``.
+    ``security`` is None if the request's URL is not of HTTPS. ``max_prompt_len`` are the tokens of
+    the longest prompt that the server may compute before the first event. Raises `EngineAway` and
+    `EngineBusy` before the engine has begun, `InvalidRequest` if it refuses the request, and
+    `EngineFailed`, also if ``patience`` ends.
     """
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(_CONNECT_S):
             transport, answer = await loop.create_connection(
-                lambda: _Answer(silence_s),
+                lambda: _Answer(patience, max_prompt_len),
                 request.url.raw_host.decode(),
                 request.url.port or (80 if security is None else 443),
                 ssl=security,
@@ -61,8 +84,11 @@ async def events(
             yield [decoded(await answer.rest())]
             return
         unfinished = b""
-        while content := await answer.read():
-            *lines, unfinished = (unfinished + content).split(b"\n")
+        is_ended = False
+        while not is_ended:
+            content = await answer.read()
+            is_ended = not content
+            *lines, unfinished = (unfinished + (content or b"\n")).split(b"\n")
             arrived, failure = _events_in(lines)
             if arrived:
                 yield arrived
@@ -77,7 +103,7 @@ def said(content: bytes) -> str:
     """The reason in the body of a refusal."""
     try:
         body = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return content[:_MAX_REASON_CHARS].decode(errors="replace")
     return _text_of(body.get("error", body) if isinstance(body, dict) else body)
 
@@ -86,7 +112,7 @@ def decoded(text: bytes) -> Json:
     """A JSON object. Raises `EngineFailed`."""
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise EngineFailed("The engine's answer is not JSON.") from None
     if not isinstance(value, dict):
         raise EngineFailed("The engine's answer is not a JSON object.")
@@ -141,10 +167,13 @@ def _text_of(error: object) -> str:
 class _Answer(asyncio.Protocol):
     """Reads an answer. ``status`` and ``is_json`` are known once it has begun."""
 
-    def __init__(self, silence_s: float) -> None:
+    def __init__(self, patience: Patience, max_prompt_len: int) -> None:
         self.status = 0
         self.is_json = False
-        self._silence_s = silence_s
+        self._patience = patience
+        self._silence_s = patience.before_first_s(max_prompt_len)
+        """How long it may be silent now."""
+        self._has_content = False
         self._parser = httptools.HttpResponseParser(self)
         self._content: list[bytes] = []
         self._has_length = False
@@ -154,7 +183,7 @@ class _Answer(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._reader: asyncio.Future[None] | None = None
         self._heard_at = time.monotonic()
-        self._alarm = self._loop.call_later(silence_s, self._check_silence)
+        self._alarm = self._loop.call_later(self._silence_s, self._check_silence)
 
     async def begins(self) -> None:
         """Return once the status is known. Raises `EngineFailed`."""
@@ -187,7 +216,7 @@ class _Answer(asyncio.Protocol):
         await self._reader
 
     def data_received(self, data: bytes) -> None:
-        self._heard_at = time.monotonic()
+        self._heard_at = self._patience.heard_at = time.monotonic()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -214,13 +243,19 @@ class _Answer(asyncio.Protocol):
         self._has_begun = self.status >= httpx.codes.OK
 
     def on_body(self, body: bytes) -> None:
+        if not self._has_content:
+            self._has_content = True
+            self._silence_s = self._patience.silence_s
+            self._alarm.cancel()
+            self._alarm = self._loop.call_later(self._silence_s, self._check_silence)
         self._content.append(body)
 
     def on_message_complete(self) -> None:
         self._is_complete = self._has_begun
 
     def _check_silence(self) -> None:
-        left_s = self._heard_at + self._silence_s - time.monotonic()
+        heard_at = self._heard_at if self._has_content else self._patience.heard_at
+        left_s = max(heard_at, self._heard_at) + self._silence_s - time.monotonic()
         if left_s > 0:
             self._alarm = self._loop.call_later(left_s, self._check_silence)
         else:

@@ -1,6 +1,7 @@
 """An engine as a child process of the worker: it is started, watched, and started again."""
 
 import logging
+import os
 import shlex
 import subprocess
 import sys
@@ -8,8 +9,10 @@ import threading
 import time
 from collections import deque
 from contextlib import suppress
+from typing import IO
 
 from shared.backoff import Backoff
+from shared.settings import PREFIX
 
 logger = logging.getLogger(__name__)
 
@@ -19,6 +22,8 @@ _LASTED_S = 60.0
 """Seconds after which an engine counts as started well, so that the pauses begin anew."""
 _LAST_LINES = 5
 _END_S = 15.0
+_LAST_LINES_S = 1.0
+"""How long the last lines of an engine that has ended are waited for."""
 
 
 class EngineProcess:
@@ -30,7 +35,10 @@ class EngineProcess:
 
     def __init__(self, name: str, command: str) -> None:
         self._name = name
+        """Raises `ValueError` if the command's quotes do not match, or if it is empty."""
         self._command = shlex.split(command)
+        if not self._command:
+            raise ValueError("it is empty")
         self.num_exits = 0
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._stopping = threading.Event()
@@ -69,25 +77,51 @@ class EngineProcess:
             logger.error("engine process ended", extra=facts)
             self._stopping.wait(pause_s)
 
-    def _run_once(self) -> int:
-        """Run the command until it ends; returns its exit status."""
-        with self._lock:
-            self._guard = guard = subprocess.Popen(  # noqa: S603 (the operator's own command)
-                [sys.executable, "-m", f"{__package__}.guard", *self._command],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-            )
+    def _run_once(self) -> int | None:
+        """Run the command until it ends; returns its exit status, or None if it cannot be
+        started."""
+        try:
+            with self._lock:
+                self._guard = guard = self._new_guard()
+        except OSError as error:  # there is no memory, or no descriptor, for another process
+            self._hear(f"{self._command[0]} cannot be started: {error}")
+            return None
         if self._stopping.is_set():
             self.end()
         logger.info("engine process started", extra={"engine": self._name, "pid": guard.pid})
         assert guard.stdout is not None
-        with guard.stdout as lines:
-            for line in lines:
-                self.last_lines.append(line.rstrip())
-                logger.info("engine says", extra={"engine": self._name, "line": line.rstrip()})
+        # Not here: a process that has left the engine's group may keep the pipe open.
+        reading = threading.Thread(
+            target=self._read, args=(guard.stdout,), name="engine lines", daemon=True
+        )
+        reading.start()
         status = guard.wait()
         self.end()
+        reading.join(_LAST_LINES_S)
         return status
+
+    def _new_guard(self) -> "subprocess.Popen[str]":
+        # The engine must not learn the broker's password and other secrets of the worker.
+        environment = {
+            name: value
+            for name, value in os.environ.items()  # noqa: TID251 (they are the engine's)
+            if not name.startswith(PREFIX)
+        }
+        return subprocess.Popen(  # noqa: S603 (the operator's own command)
+            [sys.executable, "-m", f"{__package__}.guard", *self._command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            text=True,
+            errors="replace",
+        )
+
+    def _read(self, pipe: IO[str]) -> None:
+        with pipe as lines:
+            for line in lines:
+                self._hear(line.rstrip())
+
+    def _hear(self, line: str) -> None:
+        self.last_lines.append(line)
+        logger.info("engine says", extra={"engine": self._name, "line": line})

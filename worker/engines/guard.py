@@ -45,6 +45,7 @@ def _end_with_worker(engine: "subprocess.Popen[bytes]") -> None:
     while os.read(sys.stdin.fileno(), 1024):
         pass
     _kill(engine.pid, signal.SIGTERM)
+    _kill(engine.pid, signal.SIGCONT)  # a process that is stopped would not hear it
     with suppress(subprocess.TimeoutExpired):
         engine.wait(_GRACE_S)
     _kill(engine.pid, signal.SIGKILL)

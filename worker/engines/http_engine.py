@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 from shared.backoff import Backoff
 from shared.errors import (
@@ -34,7 +35,7 @@ from worker.engine.interface import (
 )
 from worker.engine.shares import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST, Shares
 from worker.engine.step_times import StepTimes
-from worker.engines.adapter import Adapter, Piece
+from worker.engines.adapter import Adapter, Ask, Piece, piece_of
 from worker.engines.answer import EngineAway, EngineBusy
 from worker.engines.child import EngineProcess
 from worker.engines.remote_sequence import RemoteSequence
@@ -43,7 +44,11 @@ from worker.text import Tokenizer
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _LOOK_INTERVAL_S = 1.0
+_BUSY_LOOK_INTERVAL_S = 10.0
+"""After a look that the server answered with 429."""
 _MAX_MISSED_LOOKS = 2
 """Looks in succession that a server may leave unanswered: a connection may be lost by chance."""
 _MAX_MISSED_AS_CHILD = 20
@@ -94,6 +99,12 @@ class HttpEngine:
         self._num_submitted = 0
         self._failures: Counter[str] = Counter()
         self._is_ready = True
+        self._is_known = asyncio.Event()
+        """The server is still the server that was checked, as far as is known."""
+        self._is_known.set()
+        self._num_doubts = 0
+        self._num_exits = 0 if process is None else process.num_exits
+        self._unfit_reason = ""
         self._outputs: list[Output] = []
         self._time = SharedTime[SequenceId](time.monotonic)
         """The requests of all sequences share it: which of them the server works on at a moment is
@@ -185,7 +196,7 @@ class HttpEngine:
     def _fill(self) -> None:
         """Start sequences as long as the engine has slots for them: interactive sequences first,
         and in each class the tenant that was served least."""
-        while self._is_ready and self._waiting and len(self._running) < self._max_num_seqs:
+        while self._can_begin() and self._waiting and len(self._running) < self._max_num_seqs:
             sequence = min(self._waiting.values(), key=self._turn)
             num_batch = sum(running.is_batch for running, _ in self._running.values())
             if sequence.is_batch and num_batch >= self._max_num_batch:
@@ -196,6 +207,10 @@ class HttpEngine:
             task = self._loop.create_task(self._generate(sequence))
             self._running[submit.sequence_id] = sequence, task
         self._load = self._new_load()
+
+    def _can_begin(self) -> bool:
+        self._notice_exits()
+        return self._is_ready and self._is_known.is_set()
 
     def _turn(self, sequence: RemoteSequence) -> tuple[bool, float, int]:
         counter = self._shares.counter(sequence.submit.tenant)
@@ -213,23 +228,27 @@ class HttpEngine:
         busy = Backoff(_BUSY_PAUSE_S, _MAX_BUSY_PAUSE_S)
         while True:
             try:
+                await self._until_known()
                 if await self._ask(sequence):
                     continue
             except EngineBusy as error:
-                sequence.is_at_work = False
                 self._note("busy", sequence, error)
                 busy.lasted()
                 await asyncio.sleep(busy.pause_s)
                 continue
             except EngineAway as error:
                 self._note("unreachable", sequence, error)
-                sequence.is_at_work = False
-                self._become(is_ready=False)
+                self._doubt()
+                self._lose(str(error))
             except InvalidRequest as error:
+                if sequence.withdraw_constraint():
+                    self._note("refused_constraint", sequence, error)
+                    continue
                 self._note("refused", sequence, error)
                 self._fail(sequence, error)
             except EngineFailed as error:
                 self._note("failed", sequence, error)
+                self._doubt()
                 self._fail(sequence, error)
                 self._looks.set()
             except Exception as error:  # noqa: BLE001 (a bug fails only this sequence)
@@ -251,14 +270,14 @@ class HttpEngine:
         sequence.is_at_work = True
         num_violations = sequence.num_violations
         began_at = time.monotonic()
-        stream = self._server.events(call)
+        stream = self._server.events(call, self._max_prompt_len())
         goes_on, is_empty = True, True
         self._time.enter(sequence.submit.sequence_id)
         try:
             async for arrived in stream:
                 now = time.monotonic()
                 for event in arrived:
-                    outputs, goes_on = sequence.take(call.read(event))
+                    outputs, goes_on = sequence.take(piece_of(call, event))
                     is_empty = is_empty and not outputs
                     self.step_times.add((now - began_at) / len(arrived))
                     self._put(sequence, outputs)
@@ -271,12 +290,13 @@ class HttpEngine:
                 if not goes_on:
                     break
         finally:
+            sequence.is_at_work = False
             self._time.leave(sequence.submit.sequence_id)
             await stream.aclose()
         if goes_on:
             raise EngineFailed("The engine's stream ended without an end.")
         if sequence.num_violations > num_violations:
-            self._failures["constraint"] += 1
+            self._note_violation(sequence, ask)
         elif is_empty:
             raise EngineFailed("The engine ended the stream without a token.")
         return True
@@ -301,79 +321,137 @@ class HttpEngine:
         self._listener.hear_failed([SequenceFailed(sequence.submit.sequence_id, error)])
 
     def _note(self, kind: str, sequence: RemoteSequence, error: Exception) -> None:
+        request_id, _, _ = sequence.submit.sequence_id.request_id.partition("/")
+        facts = {"request_id": request_id, "num_tokens": len(sequence.output_ids)}
+        self._report(kind, logging.WARNING, "engine failed a sequence", reason=str(error), **facts)
+
+    def _note_violation(self, sequence: RemoteSequence, ask: Ask) -> None:
+        if ask.constraint is not None or ask.allowed_ids is not None:
+            error = EngineFailed("The engine drew a token that the constraint does not allow.")
+            self._note("constraint", sequence, error)
+
+    def _report(self, kind: str, level: int, event: str, **facts: object) -> None:
+        """Log and count a failure."""
         self._failures[kind] += 1
-        facts = {
-            "engine": self._adapter.traits.name,
-            "kind": kind,
-            "reason": str(error),
-            "request_id": sequence.submit.sequence_id.request_id.partition("/")[0],
-            "num_tokens": len(sequence.output_ids),
-        }
-        logger.warning("engine failed a sequence", extra=facts)
+        self._load = self._new_load()
+        said = {"engine": self._adapter.traits.name, "kind": kind, **facts}
+        logger.log(level, event, extra=said)
+
+    def _max_prompt_len(self) -> int:
+        """The tokens of the longest prompt that the server may be computing."""
+        running = [sequence for sequence, _ in self._running.values()]
+        return max(len(one.submit.prompt_ids) + len(one.output_ids) for one in running)
 
     async def _watch(self) -> None:
-        """Look at the server every second: whether it answers, and after an absence whether it is
-        the same server."""
+        """Look at the server every second: whether it answers, and after a doubt whether it is the
+        same server."""
         num_missed = 0
-        exits_before_answer = self._num_exits()  # of children before the one that answered last
+        exits_before_answer = self._num_exits  # of children before the one that answered last
+        interval_s = _LOOK_INTERVAL_S
         while True:
             with_haste = asyncio.create_task(self._looks.wait())
-            await asyncio.wait([with_haste], timeout=_LOOK_INTERVAL_S)
+            await asyncio.wait([with_haste], timeout=interval_s)
             with_haste.cancel()
             self._looks.clear()
             self._time.settle_all()  # a request may be cancelled before its first token
             self._hand_out()
-            is_healthy = await _in_thread(
-                partial(self._server.is_healthy, self._adapter.health_path)
-            )
-            num_missed = 0 if is_healthy else num_missed + 1
-            if is_healthy:
-                exits_before_answer = self._num_exits()
+            self._notice_exits()
+            num_exits = self._num_exits
+            look = await _in_thread(partial(self._server.look, self._adapter.health_path))
+            interval_s = _BUSY_LOOK_INTERVAL_S if look.is_busy else _LOOK_INTERVAL_S
+            reason = look.reason
+            if look.is_reconnected or not look.is_healthy:
+                self._doubt()
+            if look.is_healthy:
+                exits_before_answer = num_exits
+                reason = await self._verify()
+            num_missed = num_missed + 1 if reason else 0
             if num_missed >= _MAX_MISSED_LOOKS:
-                self._become(is_ready=False)
+                self._lose(reason)
                 is_silent = num_missed % _MAX_MISSED_AS_CHILD == 0
-                has_answered = exits_before_answer == self._num_exits()
+                has_answered = exits_before_answer == self._num_exits
                 if self._process is not None and is_silent and has_answered:
+                    self._report("hung", logging.ERROR, "engine hangs, and is started again")
                     self._process.end()
-            elif is_healthy and not self._is_ready:
-                await self._return()
 
-    def _num_exits(self) -> int:
-        return 0 if self._process is None else self._process.num_exits
+    def _notice_exits(self) -> None:
+        """A child process that has ended is another process now."""
+        num_exits = 0 if self._process is None else self._process.num_exits
+        if num_exits != self._num_exits:
+            self._failures["ended"] += num_exits - self._num_exits  # its end has been logged
+            self._num_exits = num_exits
+            self._load = self._new_load()
+            self._doubt()
 
-    async def _return(self) -> None:
+    def _doubt(self) -> None:
+        """The server may be another server now: no request begins before it was checked."""
+        self._num_doubts += 1
+        self._is_known.clear()
+
+    async def _until_known(self) -> None:
+        self._notice_exits()
+        while not self._is_known.is_set():
+            await self._is_known.wait()
+
+    async def _verify(self) -> str:
+        """After a doubt, check that a server that answers serves what it served before. Returns
+        why it has not answered; empty if it has."""
+        if self._can_begin():
+            return ""
+        num_doubts = self._num_doubts
         try:
             await _in_thread(self._recheck)
-        except (EngineAway, WarrenError) as error:
-            self._failures["unfit"] += 1
-            facts = {"engine": self._adapter.traits.name, "reason": str(error)}
-            logger.error(  # noqa: TRY400 (the reason says it all)
-                "engine answers, and is not used", extra=facts
-            )
+        except EngineAway as error:
+            return str(error)
+        except EngineBusy:  # it answers, and is asked again after the next look
+            return ""
+        except WarrenError as error:
+            self._refuse(str(error))
         else:
-            self._become(is_ready=True)
+            self._unfit_reason = ""
+            self._notice_exits()
+            if num_doubts == self._num_doubts:
+                self._is_known.set()
+                self._return()
+        return ""
 
-    def _become(self, *, is_ready: bool) -> None:
-        if is_ready == self._is_ready:
-            return
-        self._is_ready = is_ready
-        # The worker must not take a job again that fails here.
-        self._listener.hear_ready(is_ready)
-        facts = {"engine": self._adapter.traits.name, "url": self._server.url}
-        if is_ready:
+    def _refuse(self, reason: str) -> None:
+        """The server serves something else. Said and counted once."""
+        if reason != self._unfit_reason:
+            event = "engine answers, and is not used"
+            self._report("unfit", logging.ERROR, event, reason=reason)
+        self._unfit_reason = reason
+        self._leave_engine("The engine serves something else now.")
+
+    def _lose(self, reason: str) -> None:
+        if self._is_ready:
+            facts = {"url": self._server.url, "reason": reason}
+            self._report("away", logging.ERROR, "engine is away", **facts)
+        self._leave_engine("The engine does not answer any more.")
+
+    def _return(self) -> None:
+        if not self._is_ready:
+            self._is_ready = True
+            facts = {"engine": self._adapter.traits.name, "url": self._server.url}
             logger.info("engine is back", extra=facts)
-        else:
-            self._failures["away"] += 1
-            logger.error("engine is away", extra=facts)
-            for sequence_id, (sequence, task) in [*self._running.items()]:
-                if task is not asyncio.current_task():
-                    task.cancel()
-                if sequence.is_at_work:
-                    self._fail(sequence, EngineFailed("The engine does not answer any more."))
-                else:
-                    del self._running[sequence_id]
-                    self._waiting[sequence_id] = sequence
+            self._listener.hear_ready(is_ready=True)
         self._fill()
+
+    def _leave_engine(self, reason: str) -> None:
+        if not self._is_ready:
+            return
+        self._is_ready = False
+        # The worker must not take a job again that fails here.
+        self._listener.hear_ready(is_ready=False)
+        for sequence_id, (sequence, task) in [*self._running.items()]:
+            if task is not asyncio.current_task():
+                task.cancel()
+            if sequence.is_at_work:
+                self._fail(sequence, EngineFailed(reason))
+            else:
+                del self._running[sequence_id]
+                self._waiting[sequence_id] = sequence
+        self._load = self._new_load()
 
     def _new_load(self) -> EngineLoad:
         running = [sequence.is_batch for sequence, _ in self._running.values()]
@@ -405,10 +483,10 @@ class _GatheringSelector(selectors.DefaultSelector):
         return super().select(0)
 
 
-async def _in_thread(work: Callable[[], object]) -> object:
+async def _in_thread(work: Callable[[], T]) -> T:
     """The result of ``work``. Unlike `asyncio.to_thread`, its thread does not keep the process
     alive."""
-    result: Future[object] = Future()
+    result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # it cannot be cancelled from now on
 
     def run() -> None:

@@ -39,7 +39,10 @@ class RemoteSequence:
         self._end_ids = eos_ids.union(submit.sampling.stop_token_ids)
         self._must_draw_again = False
         self._must_score = submit.scores_prompt
-        self._num_asked = 0
+        wanted = submit.sampling.constraint
+        self._sends_constraint = wanted is not None and wanted.kind in traits.constraints
+        self._has_sent_constraint = False
+        """Whether the last request had the constraint."""
         self._asked_until = 0
         """The output's length after all tokens of the last request."""
 
@@ -48,7 +51,14 @@ class RemoteSequence:
         submit = self.submit
         if self._must_score:
             num_top = submit.sampling.prompt_logprobs
-            return Ask(submit.prompt_ids, 1, submit.sampling, self._seed(), num_prompt_top=num_top)
+            return Ask(
+                submit.prompt_ids,
+                1,
+                submit.sampling,
+                self._seed(),
+                is_batch=self.is_batch,
+                num_prompt_top=num_top,
+            )
         num_left = submit.max_tokens - len(self.output_ids)
         banned: tuple[int, ...] = ()
         constraint = None
@@ -57,11 +67,9 @@ class RemoteSequence:
             num_left = 1
         elif num_before_end > 0 and not self._traits.has_min_tokens:
             num_left, banned = min(num_left, num_before_end), tuple(sorted(self._end_ids))
-        elif not self.output_ids and not self._num_asked:
-            wanted = submit.sampling.constraint
-            if wanted is not None and wanted.kind in self._traits.constraints:
-                constraint = wanted
-        self._num_asked += 1
+        elif not self.output_ids and self._sends_constraint:
+            constraint = submit.sampling.constraint
+        self._has_sent_constraint = constraint is not None
         self._asked_until = len(self.output_ids) + num_left
         return Ask(
             token_ids=[*submit.prompt_ids, *self.output_ids],
@@ -75,6 +83,12 @@ class RemoteSequence:
             is_batch=self.is_batch,
         )
 
+    def withdraw_constraint(self) -> bool:
+        """The engine has refused the last request: leave the constraint to the worker from now on.
+        Returns whether the request had it, and can be made again."""
+        self._sends_constraint = False
+        return self._has_sent_constraint and not self.output_ids
+
     def take(self, piece: Piece) -> tuple[Sequence[Output], bool]:
         """The outputs of a piece, and whether the request goes on. Raises `EngineFailed` and
         `InvalidRequest`."""
@@ -82,12 +96,16 @@ class RemoteSequence:
             return [self._scored(piece.prompt_scores)], False
         outputs: list[StepOutput] = []
         scores = piece.scores or [None] * len(piece.token_ids)
+        if len(scores) != len(piece.token_ids):
+            raise EngineFailed(f"The engine scored {len(scores)} tokens of {len(piece.token_ids)}.")
         for token_id, score in zip(piece.token_ids, scores, strict=True):
-            if not 0 <= token_id < self._vocab_size:
+            if not self._is_token(token_id):
                 raise EngineFailed(
-                    f"The engine returned token {token_id}, and the vocabulary has "
+                    f"The engine returned token {token_id!r}, and the vocabulary has "
                     f"{self._vocab_size}."
                 )
+            if score is not None:
+                self._check_score(score)
             if not self._is_allowed(token_id):
                 self._violated()
                 return outputs, False
@@ -106,9 +124,20 @@ class RemoteSequence:
                 f"The engine scored {len(scores)} tokens of a prompt of "
                 f"{len(self.submit.prompt_ids)}."
             )
+        for score in scores:
+            self._check_score(score)
         self._must_score = False
         is_all = not self.submit.max_tokens
         return PromptScored(self.submit.sequence_id, [*scores], "length" if is_all else None)
+
+    def _is_token(self, token_id: object) -> bool:
+        return type(token_id) is int and 0 <= token_id < self._vocab_size
+
+    def _check_score(self, score: TokenScore) -> None:
+        numbers = (score.logprob, *score.top_logprobs)
+        is_sound = all(type(number) in (float, int) for number in numbers)
+        if not is_sound or not all(map(self._is_token, score.top_ids)):
+            raise EngineFailed(f"The engine's logprobs make no sense: {score}")
 
     def _end_of_text(self) -> list[StepOutput]:
         """The engine has ended the text without a token that the worker knows as its end."""

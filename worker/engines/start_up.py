@@ -2,16 +2,21 @@
 
 import hashlib
 import logging
+import re
+import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import httpx
+
 from shared.errors import EngineFailed, StartupError
 from shared.settings import batch_reserve
-from worker.engines.adapter import Adapter, EngineFacts
+from worker.engines.adapter import NONSENSE, Adapter, EngineFacts
 from worker.engines.adapters import ADAPTERS
-from worker.engines.answer import EngineAway
+from worker.engines.answer import EngineAway, EngineBusy
 from worker.engines.child import EngineProcess
 from worker.engines.http_engine import HttpEngine
 from worker.engines.server import EngineServer
@@ -26,6 +31,7 @@ _TEXTS = (
     "  def f(x):\n\treturn x ** 2  # 1234567890",
     "Zażółć gęślą jaźń — 你好，世界 🦔",
 )
+_WITHOUT_EFFECT = ("--host", "--port", "--api-key")
 _MAX_EXITS = 3
 """Exits of an engine's process before it has been ready once, after which the worker gives up."""
 
@@ -64,23 +70,16 @@ def open_engine(options: EngineOptions, directory: Path) -> OpenedEngine:
     ``directory`` has the tokenizer. Raises `StartupError`.
     """
     adapter = ADAPTERS[options.engine]
-    url = options.url or f"http://127.0.0.1:{adapter.default_port}"
-    server = EngineServer(url.rstrip("/"), options.api_key, options.stall_timeout_s)
-    process = None if options.command is None else EngineProcess(options.engine, options.command)
-    if process is not None:
-        process.start()
-    try:
+    url = _checked_url(options.url or f"http://127.0.0.1:{adapter.default_port}")
+    process = _new_process(options)
+    server = EngineServer(url, options.api_key, options.stall_timeout_s)
+    with _starting(server, process):
         _wait_healthy(server, adapter, process)
         facts = _facts(server, adapter)
         tokenizer = Tokenizer.load(directory, vocab_size=facts.vocab_size)
         _check_tokenizer(server, adapter, tokenizer)
         max_seq_len = _max_seq_len(options, facts)
         max_num_seqs = min(options.max_num_seqs, facts.num_slots or options.max_num_seqs)
-    except BaseException:
-        server.close()
-        if process is not None:
-            process.stop()
-        raise
 
     def recheck() -> None:
         now = _facts(server, adapter)
@@ -99,7 +98,11 @@ def open_engine(options: EngineOptions, directory: Path) -> OpenedEngine:
         recheck=recheck,
         process=process,
     )
-    served = hashlib.sha256(f"{facts.model}\n{tokenizer.source}".encode()).hexdigest()
+    # Workers of the same model may have it in different directories.
+    served = _digest(f"{facts.model.rpartition('/')[2]}\n{tokenizer.source}")
+    numerics = f"{options.engine} {facts.version} {served[:8]}"
+    if options.command is not None:
+        numerics += f" {_digest(_options_in(options.command))[:8]}"
     return OpenedEngine(
         engine,
         tokenizer,
@@ -108,7 +111,7 @@ def open_engine(options: EngineOptions, directory: Path) -> OpenedEngine:
         max_seq_len=max_seq_len,
         max_num_seqs=max_num_seqs,
         fingerprint=served[:32],
-        numerics=f"{options.engine} {facts.version} {served[:8]}"[:256],
+        numerics=numerics[-256:],
     )
 
 
@@ -119,23 +122,78 @@ def engine_of(numerics: str) -> str:
     return name if name in ADAPTERS else ""
 
 
+def _checked_url(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:  # its message may contain a part of the password
+        raise StartupError("--engine-url is no URL") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise StartupError("--engine-url does not begin with http:// or https:// and a host")
+    return url.rstrip("/")
+
+
+def _new_process(options: EngineOptions) -> EngineProcess | None:
+    if options.command is None:
+        return None
+    try:
+        return EngineProcess(options.engine, options.command)
+    except ValueError as error:
+        raise StartupError(f"--engine-command cannot be read: {error}") from error
+
+
+@contextmanager
+def _starting(server: EngineServer, process: EngineProcess | None) -> Iterator[None]:
+    """Starts the process, and ends what is open if the start fails."""
+    with ExitStack() as opened:
+        opened.callback(server.close)
+        if process is not None:
+            opened.callback(process.stop)
+            process.start()
+        try:
+            yield
+        except (EngineAway, EngineBusy) as error:
+            raise StartupError(f"{server.url} does not answer any more: {error}") from error
+        opened.pop_all()
+
+
+def _options_in(command: str) -> str:
+    """What in an engine's command may change the numbers that it computes: not the directories of
+    its files, and not where it listens."""
+    kept: list[str] = []
+    words = iter(shlex.split(command))
+    for word in words:
+        name, _, value = word.partition("=")
+        if name not in _WITHOUT_EFFECT:
+            kept.append(re.sub(r"[^=]*/", "", word))
+        elif not value:
+            next(words, None)
+    return "\n".join(kept)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _wait_healthy(server: EngineServer, adapter: Adapter, process: EngineProcess | None) -> None:
     told_at = 0.0
-    while not server.is_healthy(adapter.health_path):
+    while (look := server.look(adapter.health_path)).status != httpx.codes.OK:
+        if look.is_refused:
+            raise StartupError(f"{server.url}: {look.reason}")
         if process is not None and process.num_exits >= _MAX_EXITS:
             said = "; ".join(process.last_lines)
             raise StartupError(f"--engine-command ended {process.num_exits} times: {said}")
         if time.monotonic() - told_at > _TELL_INTERVAL_S:
             told_at = time.monotonic()
-            facts = {"engine": adapter.traits.name, "url": server.url}
+            facts = {"engine": adapter.traits.name, "url": server.url, "reason": look.reason}
             logger.info("waiting for the engine", extra=facts)
         time.sleep(_LOOK_INTERVAL_S)
 
 
 def _facts(server: EngineServer, adapter: Adapter) -> EngineFacts:
+    """Raises `StartupError`, and `EngineAway` or `EngineBusy` if the server does not answer."""
     try:
         return adapter.facts(server)
-    except (EngineAway, EngineFailed, KeyError, IndexError, TypeError, ValueError) as error:
+    except (EngineFailed, *NONSENSE) as error:
         raise StartupError(
             f"{server.url} does not answer like {adapter.traits.name}: {error}"
         ) from error
@@ -143,12 +201,12 @@ def _facts(server: EngineServer, adapter: Adapter) -> EngineFacts:
 
 def _check_tokenizer(server: EngineServer, adapter: Adapter, tokenizer: Tokenizer) -> None:
     """Compare the tokens of a few texts, and of the special tokens that end an answer. Raises
-    `StartupError`."""
+    `StartupError`, and `EngineAway` if the server does not answer."""
     for text in (*_TEXTS, *tokenizer.entries(sorted(tokenizer.eos_ids))):
         try:
             theirs = adapter.tokenize(server, text)
-        except (EngineAway, EngineFailed) as error:
-            raise StartupError(f"{server.url} does not tokenize: {error}") from error
+        except (EngineFailed, *NONSENSE) as error:
+            raise StartupError(f"{server.url} does not tokenize: {error!r}") from error
         ours = tokenizer.encode_text(text)
         if theirs is not None and theirs != ours:
             raise StartupError(

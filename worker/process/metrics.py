@@ -169,9 +169,11 @@ class WorkerMetrics:
             "counter",
             "warren_worker_engine_failures_total",
             "Failures of the engine's server, by kind: failed (a stream broke, or an answer made "
-            "no sense), unreachable, busy (429 or 503), refused (a request), constraint (a token "
-            "was not allowed, and was drawn again), away (the server stopped answering), unfit (it "
-            "answers, and serves something else).",
+            "no sense), unreachable, busy (429 or 503), refused (a request), refused_constraint (a "
+            "request that was made again without its constraint), constraint (a token was not "
+            "allowed, and was drawn again), away (the server stopped answering), unfit (it "
+            "answers, and serves something else), ended (a child process), hung (a child process "
+            "was replaced).",
             (*_BY_MODEL, "kind"),
             lambda: [((jobs.model, kind), count) for kind, count in load().num_failures.items()],
         )

@@ -7,7 +7,9 @@ once a file exists, and its streams wait in the middle while another file exists
 
 import argparse
 import json
+import select
 import shlex
+import socket
 import sys
 import threading
 import time
@@ -44,6 +46,12 @@ class ScriptedEngine:
         self.has_priority = False
         self.is_low_first = False
         self.is_healthy = True
+        self.is_asked_too_often = False
+        """Questions are answered with 429; requests for tokens are not."""
+        self.num_looks = 0
+        self.closes_connections = False
+        """After each question."""
+        self.can_tokenize = True
         self.faults: list[Fault] = []
         self.broken_after = 3
         """Events before a fault in the middle of a stream."""
@@ -57,7 +65,8 @@ class ScriptedEngine:
         self.script: Sequence[int] = ()
         """The next tokens, whatever the context."""
         self.paused_after: int | None = None
-        """The events of a stream after which it waits for ``may_continue``."""
+        """The events of a stream after which it waits for ``may_continue``, or for its client to
+        close it."""
         self.may_continue = threading.Event()
         self.url = ""
 
@@ -147,7 +156,11 @@ class _Handler(BaseHTTPRequestHandler):
             },
             "/get_model_info": {"model_path": script.model},
         }
-        if script.is_healthy and self.path in answers:
+        script.num_looks += self.path == "/health"
+        self.close_connection = script.closes_connections
+        if script.is_asked_too_often:
+            self._answer(429, {"error": "too often"})
+        elif script.is_healthy and self.path in answers:
             self._answer(200, answers[self.path])
         else:
             self._answer(503 if self.path in answers else 404, {"error": "no"})
@@ -163,7 +176,8 @@ class _Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/tokenize":
             token_ids = script.tokenizer.encode_text(body.get("content", body.get("prompt")))
-            self._answer(200, {"tokens": [one + script.vocab_shift for one in token_ids]})
+            theirs = [one + script.vocab_shift for one in token_ids]
+            self._answer(200, {"tokens": theirs} if script.can_tokenize else {})
             return
         if not script.is_healthy:
             self._answer(503, {"error": {"message": "loading"}})
@@ -195,12 +209,19 @@ class _Handler(BaseHTTPRequestHandler):
                     self._fail(fault, event, frames)
                     return
                 if k == self._script.paused_after:
-                    self._script.may_continue.wait()
+                    self._pause()
                 self._chunk(event)
             self._end()
         except OSError:
             self._script.num_closed.release()
             self.close_connection = True
+
+    def _pause(self) -> None:
+        """Raises `OSError` if the client closes the connection."""
+        while not self._script.may_continue.wait(_LOOK_INTERVAL_S):
+            is_readable = select.select([self.connection], [], [], 0)[0]
+            if is_readable and not self.connection.recv(1, socket.MSG_PEEK):
+                raise ConnectionAbortedError
 
     def _fail(self, fault: Fault, event: object, frames: "_Frames") -> None:
         match fault:

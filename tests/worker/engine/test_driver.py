@@ -1,12 +1,13 @@
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from queue import SimpleQueue
 from threading import Event, Thread
 
 import pytest
 
+from tests.support import PATIENCE_S
 from tests.support.engines.brake import Brake
+from tests.support.engines.listener import Listener
 from tests.support.models.engine import (
     VOCAB_SIZE,
     BreakingRunner,
@@ -19,45 +20,12 @@ from worker.engine.driver import EngineThread
 from worker.engine.engine import Engine
 from worker.engine.interface import (
     CancelSequence,
-    Charges,
     ModelRunner,
-    Output,
     ScheduledBatch,
-    SequenceFailed,
     StepHandle,
 )
 from worker.engine.scheduler import SchedulerLimits
 from worker.model.echo import EchoRunner
-
-PATIENCE_S = 240.0
-
-
-class Listener:
-    """An `EngineListener` that keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.outputs: SimpleQueue[Sequence[Output]] = SimpleQueue()
-        self.failed: SimpleQueue[Sequence[SequenceFailed]] = SimpleQueue()
-        self.failures: SimpleQueue[BaseException] = SimpleQueue()
-
-    def hear_outputs(self, outputs: Sequence[Output], charges: Charges) -> None:
-        self.outputs.put(outputs)
-
-    def hear_failed(self, failed: Sequence[SequenceFailed]) -> None:
-        self.failed.put(failed)
-
-    def hear_failure(self, error: BaseException) -> None:
-        self.failures.put(error)
-
-    def hear_ready(self, is_ready: bool) -> None:
-        raise AssertionError("an engine in this process is always ready")
-
-    def hear_ends(self, num_ends: int) -> list[Output]:
-        """All outputs up to the given number of finished sequences."""
-        outputs: list[Output] = []
-        while sum(output.finish_reason is not None for output in outputs) < num_ends:
-            outputs += self.outputs.get(timeout=PATIENCE_S)
-        return outputs
 
 
 def echo_runner() -> EchoRunner:
@@ -78,6 +46,7 @@ def running(
         yield thread, listener
     finally:
         thread.stop()
+    assert listener.ready.empty(), "an engine in this process is always ready"
 
 
 def test_sequences_sent_from_many_threads_all_yield_their_streams() -> None:

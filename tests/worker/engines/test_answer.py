@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from contextlib import aclosing
 from itertools import pairwise
@@ -13,8 +14,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shared.errors import EngineFailed, InvalidRequest
+from tests.support import PATIENCE_S
 from tests.support.network.connections import serving
-from worker.engines.answer import EngineAway, EngineBusy, events
+from worker.engines.answer import EngineAway, EngineBusy, Patience, events
 
 EVENTS: Sequence[dict[str, Any]] = [{"content": "é🦔", "tokens": [7]}, {"content": "", "n": 2}]
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -39,13 +41,19 @@ END = chunk(b"data: [DONE]\n\n") + chunk(b"")
 
 
 async def heard(
-    *parts: bytes, silence_s: float = 60.0, is_closed: bool = True
+    *parts: bytes,
+    silence_s: float = 60.0,
+    is_closed: bool = True,
+    first_after_s: float = 0.0,
+    max_prompt_len: int = 0,
+    others_heard_at: float = 0.0,
 ) -> tuple[list[Any], Exception | None]:
     """The events of an answer that arrives in parts, and the failure at its end."""
     may_close = asyncio.Event()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n{}")
+        await asyncio.sleep(first_after_s)
         for part in parts:
             writer.write(part)
             await writer.drain()
@@ -54,10 +62,12 @@ async def heard(
             await may_close.wait()
 
     arrived: list[Any] = []
+    patience = Patience(silence_s)
+    patience.heard_at = others_heard_at
     async with serving(answer) as port:
         request = httpx.Request("POST", f"http://127.0.0.1:{port}/completion", json={})
         try:
-            async with aclosing(events(request, None, silence_s)) as stream:
+            async with aclosing(events(request, None, patience, max_prompt_len)) as stream:
                 async for some in stream:
                     arrived += some
         except (EngineFailed, EngineBusy, InvalidRequest) as failure:
@@ -93,6 +103,7 @@ async def test_an_answer_may_be_one_object() -> None:
         (b"no chunk\r\n", "not HTTP"),
         (chunk(b"data: {nonsense\n\n"), "not JSON"),
         (chunk(b"data: 7\n\n"), "not a JSON object"),
+        (chunk(b"data: %s\n\n" % (b"[" * 100_000)), "not JSON"),
         (chunk(b'data: {"error": {"message": "out of memory"}}\n\n'), "out of memory"),
         (chunk(b'error: {"message": "out of memory"}\n\n'), "out of memory"),
     ],
@@ -108,6 +119,37 @@ async def test_a_silent_stream_fails() -> None:
     _, failure = await heard(STREAM, silence_s=0.05, is_closed=False)
 
     assert str(failure) == "The engine's stream broke: it was silent for 0.05 s"
+
+
+async def test_a_stream_may_be_silent_for_longer_while_its_prompt_is_computed() -> None:
+    arrived, failure = await heard(
+        STREAM + END, silence_s=0.1, first_after_s=0.3, max_prompt_len=12_000
+    )
+
+    assert (arrived, failure) == ([*EVENTS], None)
+
+
+async def test_a_stream_that_has_not_begun_waits_for_streams_that_are_heard() -> None:
+    arrived, failure = await heard(
+        STREAM + END,
+        silence_s=0.1,
+        first_after_s=0.3,
+        others_heard_at=time.monotonic() + PATIENCE_S,
+    )
+
+    assert (arrived, failure) == ([*EVENTS], None)
+
+
+async def test_a_stream_that_never_begins_fails() -> None:
+    _, failure = await heard(CHUNKED, silence_s=0.05, is_closed=False)
+
+    assert str(failure) == "The engine's stream broke: it was silent for 0.05 s"
+
+
+async def test_the_last_event_needs_no_empty_line() -> None:
+    last = lines_of(EVENTS).removesuffix(b"\r\n\r\n")
+
+    assert await heard(CHUNKED + chunk(last) + chunk(b"")) == ([*EVENTS], None)
 
 
 @pytest.mark.parametrize(
@@ -129,4 +171,4 @@ async def test_a_server_that_is_not_there_is_away() -> None:
     request = httpx.Request("POST", "http://127.0.0.1:1/completion", json={})
 
     with pytest.raises(EngineAway):
-        await anext(events(request, None, 60.0))
+        await anext(events(request, None, Patience(60.0)))

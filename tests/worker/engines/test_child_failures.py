@@ -17,10 +17,12 @@ from shared.bus.memory import MemoryBus
 from shared.messages import Finished, GenerationJob, SamplingParams, Started
 from tests.support.deployment.processes import free_port
 from tests.support.engines import scripted_server
+from tests.support.engines.listener import Listener
 from tests.support.engines.scripted_server import EngineFiles, engine_server
 from tests.support.workers.jobs import Log, ask, new_job, publish, read, reading
 from tests.support.workers.synthetic import real_worker, remote_worker
 from worker.engines import child, http_engine, server
+from worker.engines.start_up import EngineOptions, open_engine
 from worker.text import Tokenizer
 
 SAMPLING = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
@@ -132,6 +134,37 @@ async def test_the_answer_of_an_engine_that_hangs_goes_on_at_another_worker(
             process.send_signal(signal.SIGCONT)
 
     assert (log.token_ids, num_runs(log)) == (whole, 2)
+
+
+@pytest.mark.parametrize(
+    ("signum", "kinds"),
+    [(signal.SIGKILL, {"ended", "away"}), (signal.SIGSTOP, {"ended", "away", "hung"})],
+)
+def test_a_child_that_ends_or_hangs_is_replaced_and_counted(
+    signum: signal.Signals,
+    kinds: set[str],
+    options: dict[str, str],
+    smollm2: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_engine, "_MAX_MISSED_AS_CHILD", 4)
+    url, command = options["engine_url"], options["engine_command"]
+    opened = open_engine(EngineOptions(engine="llama-server", url=url, command=command), smollm2)
+    listener = Listener()
+    opened.engine.start(listener)
+    hung = engine_process()
+    with monkeypatch.context() as with_haste:
+        with_haste.setattr(server, "_HEALTH_S", 0.1)
+        hung.send_signal(signum)
+        is_away = not listener.ready.get(timeout=PATIENCE_S)
+    is_back = listener.ready.get(timeout=PATIENCE_S)
+    failures = opened.engine.load().num_failures
+    opened.engine.stop()
+
+    assert (is_away, is_back, failures) == (True, True, dict.fromkeys(kinds, 1))
+    assert caplog.messages.count("engine process ended") == 1
+    assert caplog.messages.count("engine hangs, and is started again") == ("hung" in kinds)
 
 
 async def test_a_worker_waits_for_an_engine_that_starts_slowly(

@@ -8,12 +8,21 @@ from typing import Any
 import pytest
 
 from shared import topology
+from shared.bus.base import Message
 from shared.bus.memory import MemoryBus
 from shared.errors import StartupError
-from shared.messages import Failed, Finished, SamplingParams, Started, TokenPrompt
+from shared.messages import (
+    Cancel,
+    Failed,
+    Finished,
+    SamplingParams,
+    Started,
+    TokenPrompt,
+    encode,
+)
 from shared.settings import WorkerSettings
 from tests.support.engines.scripted_server import Fault, ScriptedEngine, engine_server
-from tests.support.workers.jobs import Log, ask, new_job, num_ready
+from tests.support.workers.jobs import Log, ask, new_job, num_ready, publish, read, reading
 from tests.support.workers.synthetic import remote_worker
 from worker.decode import served_model
 from worker.engines import http_engine
@@ -131,6 +140,51 @@ async def test_an_engine_with_another_model_is_not_used(
         log = await asking
 
     assert isinstance(log.last, Finished)
+
+
+async def test_an_engine_that_comes_back_at_once_with_another_model_continues_no_answer(
+    server: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with MemoryBus() as bus, remote_worker(bus, server):
+        whole = await ask(bus, job_of())
+        server.model, server.faults = "another", ["break"]
+        asking = asyncio.create_task(ask(bus, job_of()))
+        await said(caplog, "no jobs are taken while the engine is away")
+        num_asked = len(server.bodies)
+        server.model = "model"
+        log = await asking
+
+    assert (num_asked, log.token_ids) == (2, whole.token_ids)
+    assert "engine answers, and is not used" in caplog.messages
+
+
+async def test_nonsense_about_tokens_keeps_an_engine_away_until_it_makes_sense(
+    server: ScriptedEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with MemoryBus() as bus, remote_worker(bus, server):
+        server.can_tokenize, server.faults = False, ["break"]
+        asking = asyncio.create_task(ask(bus, job_of()))
+        await said(caplog, "engine answers, and is not used")
+        server.can_tokenize = True
+        log = await asking
+
+    assert isinstance(log.last, Finished)
+
+
+async def test_a_cancelled_job_closes_its_request(server: ScriptedEngine) -> None:
+    server.paused_after = 4
+    job = job_of()
+    async with MemoryBus() as bus, remote_worker(bus, server), reading(bus, job) as consumer:
+        await publish(bus, job)
+        log = await read(bus, job, consumer, num_tokens=1)
+        command = Message(encode(Cancel(request_id=job.request_id)))
+        await bus.publish(topology.worker_binding(str(log.reader.worker)), command)
+        log = await read(bus, job, consumer, log)
+        is_closed = await asyncio.to_thread(server.num_closed.acquire, timeout=PATIENCE_S)
+
+    assert isinstance(log.last, Failed)
+    assert (log.last.code, is_closed) == ("cancelled", True)
+    assert len(log.token_ids) <= 4
 
 
 async def test_the_end_of_an_answer_closes_its_request(server: ScriptedEngine) -> None:

@@ -1,7 +1,12 @@
 """The requests of a sequence, and what is taken of their answers."""
 
-from shared.messages import SamplingParams
-from worker.engine.interface import SequenceId, StepOutput, Submit
+from typing import Any
+
+import pytest
+
+from shared.errors import EngineFailed
+from shared.messages import Constraint, SamplingParams
+from worker.engine.interface import SequenceId, StepOutput, Submit, TokenScore
 from worker.engines.adapter import Piece
 from worker.engines.adapters import ADAPTERS
 from worker.engines.remote_sequence import RemoteSequence
@@ -9,10 +14,9 @@ from worker.engines.remote_sequence import RemoteSequence
 END = 9
 
 
-def new_sequence(sampling: SamplingParams) -> RemoteSequence:
-    submit = Submit(
-        SequenceId("r", 0), [1, 2], sampling, seed=1, max_tokens=8, eos_ids=frozenset({END})
-    )
+def new_sequence(sampling: SamplingParams, **fields: Any) -> RemoteSequence:
+    known: dict[str, Any] = {"seed": 1, "max_tokens": 8, "eos_ids": frozenset({END}), **fields}
+    submit = Submit(SequenceId("r", 0), [1, 2], sampling, **known)
     return RemoteSequence(submit, ADAPTERS["llama-server"].traits, vocab_size=10, arrival=0)
 
 
@@ -28,3 +32,50 @@ def test_tokens_beyond_those_of_a_request_are_asked_for_again() -> None:
         False,
     )
     assert sequence.next_ask().banned_ids == ()
+
+
+def test_a_constraint_is_sent_again_with_a_request_that_the_engine_did_not_begin() -> None:
+    constraint = Constraint(kind="json_schema", source="{}")
+    sequence = new_sequence(SamplingParams(constraint=constraint))
+
+    asks = [sequence.next_ask() for _ in range(2)]
+
+    assert [ask.constraint for ask in asks] == [constraint, constraint]
+
+
+def test_a_constraint_is_not_sent_again_once_the_output_has_begun() -> None:
+    constraint = Constraint(kind="json_schema", source="{}")
+    sequence = new_sequence(SamplingParams(constraint=constraint))
+    sequence.next_ask()
+
+    sequence.take(Piece((5,)))
+
+    assert not sequence.withdraw_constraint()
+    assert sequence.next_ask().constraint is None
+
+
+def test_the_prompt_of_a_batch_is_scored_with_the_priority_of_a_batch() -> None:
+    sequence = new_sequence(
+        SamplingParams(prompt_logprobs=1), scores_prompt=True, job_class="batch"
+    )
+
+    assert sequence.next_ask().is_batch
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        Piece((END + 1,)),
+        Piece(("5",)),  # type: ignore[arg-type]  # as an engine may answer
+        Piece((5, 6), scores=(TokenScore(-1.0, [], []),)),
+        Piece((5,), scores=(TokenScore(None, [], []),)),  # type: ignore[arg-type]
+        Piece((5,), scores=(TokenScore(-1.0, [END + 1], [-1.0]),)),
+    ],
+    ids=["beyond", "text", "too few scores", "no score", "unknown alternative"],
+)
+def test_tokens_and_scores_that_make_no_sense_are_failures_of_the_engine(piece: Piece) -> None:
+    sequence = new_sequence(SamplingParams(logprobs=1))
+    sequence.next_ask()
+
+    with pytest.raises(EngineFailed):
+        sequence.take(piece)

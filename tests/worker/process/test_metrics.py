@@ -30,6 +30,13 @@ def test_the_cache_is_shown_by_what_it_holds() -> None:
     assert total(text, "warren_worker_sequence_state_bytes") == 4096
 
 
+def test_failures_of_an_engine_over_http_are_counted_by_kind() -> None:
+    text = rendered(EngineLoad(1, 0, 4, 3, 0, num_failures={"away": 2, "busy": 5}))
+
+    for kind, count in {"away": 2, "busy": 5}.items():
+        assert total(text, "warren_worker_engine_failures_total", kind=kind) == count
+
+
 def test_an_engine_over_http_shows_no_blocks() -> None:
     text = rendered(EngineLoad(1, 0, 4, 3, 0))
 
