@@ -73,6 +73,8 @@ class Ask(NamedTuple):
     constraint: Constraint | None = None
     """To be sent in the engine's own form. The output begins with the request."""
     is_batch: bool = False
+    num_output_ids: int = 0
+    """How many of the last ``token_ids`` are output."""
     num_prompt_top: int | None = None
     """Score the tokens of the prompt, each with so many alternatives, and return no token."""
 

@@ -73,6 +73,7 @@ class RemoteSequence:
             banned_ids=banned,
             constraint=constraint,
             is_batch=self.is_batch,
+            num_output_ids=len(self.output_ids),
         )
 
     def take(self, piece: Piece) -> tuple[Sequence[Output], bool]:

@@ -128,7 +128,7 @@ class LlamaServerCall:
     def _missing(self, text: bytes, num_missing: int, last: int) -> Sequence[int]:
         """The tokens before ``last`` whose bytes, followed by the bytes of ``last``, are
         ``text``."""
-        usual = self._tokenizer.encode_text(text.decode())
+        usual = self._tokenizer.encode_within(text.decode()) or []
         if len(usual) == num_missing + 1 and usual[-1] == last:
             return usual[:-1]
         rest = text.removesuffix(self._tokenizer.token_bytes(last))

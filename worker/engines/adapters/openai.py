@@ -4,6 +4,7 @@ hosted services."""
 from collections.abc import Sequence
 
 from shared.errors import EngineFailed
+from shared.messages import TextPrompt
 from worker.engines.adapter import Ask, EngineFacts, EngineTraits, Http, Json, Piece
 from worker.engines.completions import PATH, body_of, choice_of, end_of
 from worker.text import Tokenizer
@@ -45,17 +46,36 @@ class OpenAICall:
 
     def __init__(self, ask: Ask, model: str, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self.body: Json = {**body_of(ask, model), "prompt": tokenizer.decode(ask.token_ids)}
+        self._is_first = not ask.num_output_ids
+        """Whether the next text is the first text of the output."""
+        self.body: Json = {**body_of(ask, model), "prompt": _prompt(ask, tokenizer)}
 
     def read(self, event: Json) -> Piece:
         choice = choice_of(event)
-        text, end = choice.get("text", ""), end_of(choice)
+        text, end = choice.get("text") or "", end_of(choice)
         if not isinstance(text, str):
             raise EngineFailed("The engine's event has no text.")
-        return Piece(self._tokens_of(text), (), end)
+        return Piece(self._tokens_of(text) if text else (), (), end)
 
     def _tokens_of(self, text: str) -> Sequence[int]:
-        token_ids = self._tokenizer.encode_text(text)
-        if self._tokenizer.decode(token_ids) != text:
+        token_ids = self._first(text) if self._is_first else self._tokenizer.encode_within(text)
+        if token_ids is None:
             raise EngineFailed("The engine's text cannot be written with the model's tokens.")
+        self._is_first = False
         return token_ids
+
+    def _first(self, text: str) -> Sequence[int] | None:
+        token_ids = self._tokenizer.encode_text(text)
+        return token_ids if self._tokenizer.decode(token_ids) == text else None
+
+
+def _prompt(ask: Ask, tokenizer: Tokenizer) -> str:
+    """The text of the prompt, and the text of the output as the client has it: some tokenizers put
+    a space before the first word of a text. The server adds the special tokens before a text
+    itself."""
+    start = len(ask.token_ids) - ask.num_output_ids
+    prompt_ids, output_ids = ask.token_ids[:start], ask.token_ids[start:]
+    added = tokenizer.encode(TextPrompt(text=""), may_be_empty=True)
+    if added and list(prompt_ids[: len(added)]) == added:
+        prompt_ids = prompt_ids[len(added) :]
+    return tokenizer.decode(prompt_ids) + tokenizer.decode(output_ids)
