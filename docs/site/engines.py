@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from shared.messages import SamplingParams
-from worker.engines.adapter import BY_THE_WORKER
+from worker.engines.adapter import BY_THE_WORKER, EngineTraits
 from worker.engines.adapters import ADAPTERS
 
 
@@ -14,7 +14,7 @@ def engine_table() -> str:
         (
             [
                 f"`{name}`",
-                adapter.traits.versions,
+                _versions(adapter.traits),
                 "token ids" if adapter.traits.has_token_ids else "text",
                 str(adapter.default_port),
                 adapter.traits.remarks,
@@ -34,6 +34,10 @@ def capabilities() -> str:
             if parameter not in BY_THE_WORKER
         ),
     )
+
+
+def _versions(traits: EngineTraits) -> str:
+    return ", ".join(traits.versions) + ("" if traits.was_run else ", read and not run")
 
 
 def _who(parameter: str, engine: str) -> str:

@@ -101,6 +101,7 @@ def _load_remote(settings: WorkerSettings) -> ServedModel:
     key = settings.engine_key
     options = EngineOptions(
         engine=settings.engine,
+        names=(name_of(settings), settings.model),
         url=settings.engine_url,
         command=settings.engine_command,
         api_key=None if key is None else key.get_secret_value(),

@@ -3,19 +3,19 @@
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from shared.errors import EngineFailed, StartupError
 from shared.settings import batch_reserve
-from worker.engines.adapter import Adapter, EngineFacts
+from worker.engines.adapter import UNKNOWN, Adapter, EngineFacts
 from worker.engines.adapters import ADAPTERS
 from worker.engines.answer import EngineAway
 from worker.engines.child import EngineProcess
 from worker.engines.http_engine import HttpEngine
 from worker.engines.server import EngineServer
-from worker.text import Tokenizer
+from worker.text import Tokenizer, stated_vocab_size
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,8 @@ _TEXTS = (
     "  def f(x):\n\treturn x ** 2  # 1234567890",
     "Zażółć gęślą jaźń — 你好，世界 🦔",
 )
+_MAX_SPECIAL = 16
+"""Special tokens that a text has: a few models have a thousand, and errors show the text."""
 _MAX_EXITS = 3
 """Exits of an engine's process before it has been ready once, after which the worker gives up."""
 
@@ -35,6 +37,8 @@ class EngineOptions:
     """The settings of an engine over HTTP; the names are those of `WorkerSettings`."""
 
     engine: str
+    names: Collection[str] = ()
+    """What the model may be called at the engine, if the engine has several."""
     url: str | None = None
     command: str | None = None
     api_key: str | None = None
@@ -71,7 +75,9 @@ def open_engine(options: EngineOptions, directory: Path) -> OpenedEngine:
         process.start()
     try:
         _wait_healthy(server, adapter, process)
-        facts = _facts(server, adapter)
+        facts = _facts(server, adapter, options.names)
+        _check_version(adapter, facts)
+        _check_vocab_size(facts, directory)
         tokenizer = Tokenizer.load(directory, vocab_size=facts.vocab_size)
         _check_tokenizer(server, adapter, tokenizer)
         max_seq_len = _max_seq_len(options, facts)
@@ -83,7 +89,7 @@ def open_engine(options: EngineOptions, directory: Path) -> OpenedEngine:
         raise
 
     def recheck() -> None:
-        now = _facts(server, adapter)
+        now = _facts(server, adapter, options.names)
         if now != facts:
             raise StartupError(f"the engine was {facts}, and is {now}")
         _check_tokenizer(server, adapter, tokenizer)
@@ -125,19 +131,41 @@ def _wait_healthy(server: EngineServer, adapter: Adapter, process: EngineProcess
         time.sleep(_LOOK_INTERVAL_S)
 
 
-def _facts(server: EngineServer, adapter: Adapter) -> EngineFacts:
+def _facts(server: EngineServer, adapter: Adapter, names: Collection[str]) -> EngineFacts:
     try:
-        return adapter.facts(server)
+        return adapter.facts(server, names)
     except (EngineAway, EngineFailed, KeyError, IndexError, TypeError, ValueError) as error:
         raise StartupError(
             f"{server.url} does not answer like {adapter.traits.name}: {error}"
         ) from error
 
 
+def _check_version(adapter: Adapter, facts: EngineFacts) -> None:
+    traits = adapter.traits
+    if facts.version != UNKNOWN and not traits.knows(facts.version):
+        tried = ", ".join(traits.versions)
+        known = {"engine": traits.name, "version": facts.version, "tried": tried}
+        logger.warning("the worker was not tried with this version of the engine", extra=known)
+
+
+def _check_vocab_size(facts: EngineFacts, directory: Path) -> None:
+    """Raises `StartupError` if the engine's vocabulary is not of the size that --model states."""
+    ours, theirs = stated_vocab_size(directory), facts.vocab_size
+    if ours is not None and theirs is not None and ours != theirs:
+        raise StartupError(
+            f"the engine's model is not that of --model: its vocabulary has {theirs} tokens, and "
+            f"that of {directory.name} has {ours}. If one of them is padded, let --model name the "
+            "file that the engine serves"
+        )
+
+
 def _check_tokenizer(server: EngineServer, adapter: Adapter, tokenizer: Tokenizer) -> None:
-    """Compare the tokens of a few texts, and of the special tokens that end an answer. Raises
-    `StartupError`."""
-    for text in (*_TEXTS, *tokenizer.entries(sorted(tokenizer.eos_ids))):
+    """Compare the tokens of a few texts, of the tokens that end an answer, and of all special
+    tokens. Raises `StartupError`."""
+    special = tokenizer.special_entries
+    groups = range(0, len(special), _MAX_SPECIAL)
+    texts = ["".join(special[start : start + _MAX_SPECIAL]) for start in groups]
+    for text in (*_TEXTS, *tokenizer.entries(sorted(tokenizer.eos_ids)), *texts):
         try:
             theirs = adapter.tokenize(server, text)
         except (EngineAway, EngineFailed) as error:

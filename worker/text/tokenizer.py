@@ -130,6 +130,13 @@ class Tokenizer:
         return self._encoder.get_vocab_size()
 
     @property
+    def special_entries(self) -> Sequence[str]:
+        """The special tokens, such as the roles of a chat, by their ids."""
+        added = self._encoder.get_added_tokens_decoder()
+        ids = sorted(one for one, token in added.items() if token.special)
+        return [added[one].content for one in ids if one < self.vocab_size]
+
+    @property
     def num_mask_bytes(self) -> int:
         """The size of a mask with one bit per token, in bytes, padded to whole int32."""
         return -(-self.vocab_size // 32) * 4
@@ -222,6 +229,11 @@ class Tokenizer:
         # would halt all other threads for a quarter of a second.
         encodings = self._encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encodings[0].ids
+
+
+def stated_vocab_size(directory: Path) -> int | None:
+    """The number of ids in the model's vocabulary, if ``config.json`` states it."""
+    return _end_fields(directory / "config.json").vocab_size
 
 
 class _EndFields(Struct):

@@ -19,10 +19,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.support.deployment.processes import ROOT
+from worker.engines.adapters import ADAPTERS
 from worker.model.echo import next_token
 from worker.text import Tokenizer
 
-Fault = Literal["break", "cut", "nonsense", "error", "unknown token", "500", "429", "400", "hang"]
+Fault = Literal[
+    *("break", "cut", "nonsense", "error", "unknown token", "out of order", "hang"),
+    *("500", "429", "400"),
+]
 _WORDS = range(1000, 2000)
 _WITH_VERSION = ("vllm", "trtllm")
 _END_SHARE = 40
@@ -38,6 +42,12 @@ class ScriptedEngine:
         self.max_seq_len = max_seq_len
         self.num_slots = 4
         self.model = "model"
+        self.other_models: Sequence[str] = ()
+        """The models that the server lists before it."""
+        self.version = ADAPTERS[protocol].traits.versions[0]
+        self.vocab_size = tokenizer.vocab_size
+        self.keys: list[str | None] = []
+        """The ``Authorization`` of each request."""
         self.words: Sequence[int] = _WORDS
         """The tokens that are drawn, unless others are allowed."""
         self.vocab_shift = 0
@@ -129,18 +139,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         script = self._script
+        script.keys.append(self.headers.get("Authorization"))
         answers: Mapping[str, object] = {
             "/health": {"status": "ok"},
             "/props": {
-                "build_info": "b1",
+                "build_info": f"{script.version}-1f2e3d4",
                 "model_path": script.model,
                 "total_slots": script.num_slots,
                 "default_generation_settings": {"n_ctx": script.max_seq_len},
             },
-            "/v1/models": {"data": [self._model()]},
-            **({"/version": {"version": "1.0"}} if script.protocol in _WITH_VERSION else {}),
+            "/v1/models": {"data": [*map(self._model, (*script.other_models, script.model))]},
+            **({"/version": {"version": script.version}} if script.protocol in _WITH_VERSION else {}),
             "/get_server_info": {
-                "version": "1.0",
+                "version": script.version,
                 "max_running_requests": script.num_slots,
                 "enable_priority_scheduling": script.has_priority,
                 "schedule_low_priority_values_first": script.is_low_first,
@@ -152,14 +163,14 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(503 if self.path in answers else 404, {"error": "no"})
 
-    def _model(self) -> dict[str, object]:
+    def _model(self, name: str) -> dict[str, object]:
         script = self._script
-        vocab_size = script.tokenizer.vocab_size
-        meta = {"n_vocab": vocab_size, "n_params": 1, "size": 1}
-        return {"id": script.model, "max_model_len": script.max_seq_len, "meta": meta}
+        meta = {"n_vocab": script.vocab_size, "n_params": 1, "size": 1}
+        return {"id": name, "max_model_len": script.max_seq_len, "meta": meta}
 
     def do_POST(self) -> None:
         script = self._script
+        script.keys.append(self.headers.get("Authorization"))
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/tokenize":
             token_ids = script.tokenizer.encode_text(body.get("content", body.get("prompt")))
@@ -187,22 +198,24 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        earlier: object = None
         try:
             for k, event in enumerate(events):
                 if k == self._script.ends_after:
                     self._script.ends_after, self._script.is_healthy = None, False
                 if fault is not None and k == self._script.broken_after:
-                    self._fail(fault, event, frames)
+                    self._fail(fault, event, earlier, frames)
                     return
                 if k == self._script.paused_after:
                     self._script.may_continue.wait()
                 self._chunk(event)
+                earlier = event
             self._end()
         except OSError:
             self._script.num_closed.release()
             self.close_connection = True
 
-    def _fail(self, fault: Fault, event: object, frames: "_Frames") -> None:
+    def _fail(self, fault: Fault, event: object, earlier: object, frames: "_Frames") -> None:
         match fault:
             case "break":
                 self.close_connection = True
@@ -216,6 +229,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._end()
             case "unknown token":
                 self._chunk(frames.unknown_token(event))
+                self._end()
+            case "out of order":
+                for one in (event, earlier):
+                    self._chunk(one)
                 self._end()
             case "hang":
                 self.close_connection = True
@@ -329,6 +346,16 @@ def _completion_events(body: dict[str, Any], script: ScriptedEngine) -> Iterator
         yield {"choices": [choice]}
 
 
+def _trtllm_events(body: dict[str, Any], script: ScriptedEngine) -> Iterator[Any]:
+    """A stop token is left out, unless the request wants it."""
+    for event in _completion_events(body, script):
+        (choice,) = event["choices"]
+        if not body.get("include_stop_str_in_output") and choice["finish_reason"] == "stop":
+            left_out = body["stop_token_ids"]
+            choice["token_ids"] = [one for one in choice["token_ids"] if one not in left_out]
+        yield event
+
+
 def _prompt_score(token_id: int) -> dict[str, Any]:
     return {
         str(token_id): {"logprob": -0.5, "rank": 2, "decoded_token": None},
@@ -401,7 +428,7 @@ _FRAMES: Mapping[str, _Frames] = {
         lambda event: {**event, "tokens": [1 << 30]},
     ),
     "vllm": _Frames(lambda body, _: body["prompt"], _completion_events, _with_unknown_id),
-    "trtllm": _Frames(lambda body, _: body["prompt"], _completion_events, _with_unknown_id),
+    "trtllm": _Frames(lambda body, _: body["prompt"], _trtllm_events, _with_unknown_id),
     "sglang": _Frames(
         lambda body, _: body["input_ids"],
         _sglang_events,

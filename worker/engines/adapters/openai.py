@@ -1,13 +1,16 @@
 """Servers that return text alone, by OpenAI's ``/v1/completions``: TGI, TabbyAPI, Triton, Ollama,
 hosted services."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from shared.errors import EngineFailed
+from shared.errors import EngineFailed, StartupError
 from shared.messages import TextPrompt
-from worker.engines.adapter import Ask, EngineFacts, EngineTraits, Http, Json, Piece
-from worker.engines.completions import PATH, body_of, choice_of, end_of
+from worker.engines.adapter import UNKNOWN, Ask, EngineFacts, EngineTraits, Http, Json, Piece
+from worker.engines.completions import PATH, body_of, choice_of, end_of, named
 from worker.text import Tokenizer
+
+_MAX_NAMED = 20
+"""Models that an error names: a hosted service has hundreds."""
 
 
 class OpenAI:
@@ -15,7 +18,7 @@ class OpenAI:
 
     traits = EngineTraits(
         name="openai",
-        versions="any",
+        versions=("llama-server b11434", "vLLM 0.32"),
         parameters=frozenset(
             ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty")
         ),
@@ -29,10 +32,19 @@ class OpenAI:
     def __init__(self) -> None:
         self._model = ""
 
-    def facts(self, http: Http) -> EngineFacts:
-        model = http.get("/v1/models")["data"][0]
+    def facts(self, http: Http, names: Collection[str]) -> EngineFacts:
+        models = http.get("/v1/models")["data"]
+        model = named(models, names)
+        if model is None and len(models) == 1:
+            (model,) = models
+        if model is None:
+            served = ", ".join(str(one["id"]) for one in models[:_MAX_NAMED])
+            raise StartupError(
+                f"none of the engine's {len(models)} models is {' or '.join(names)}: name one of "
+                f"them with --served-name: {served}"
+            )
         self._model = model["id"]
-        return EngineFacts("unknown", self._model, max_seq_len=model.get("max_model_len"))
+        return EngineFacts(UNKNOWN, self._model, max_seq_len=model.get("max_model_len"))
 
     def tokenize(self, http: Http, text: str) -> list[int] | None:
         return None

@@ -1,5 +1,6 @@
 """SGLang: ``python -m sglang.launch_server --model-path MODEL``."""
 
+from collections.abc import Collection
 from typing import Any
 
 from shared.errors import EngineFailed
@@ -16,7 +17,8 @@ class SGLang:
 
     traits = EngineTraits(
         name="sglang",
-        versions="0.5, read and not run",
+        versions=("0.5",),
+        was_run=False,
         parameters=frozenset(
             (
                 *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
@@ -37,7 +39,7 @@ class SGLang:
         self._priorities: tuple[int, int] | None = None
         """The priorities of interactive and of batch jobs; None: the server has no priorities."""
 
-    def facts(self, http: Http) -> EngineFacts:
+    def facts(self, http: Http, names: Collection[str]) -> EngineFacts:
         server = http.get("/get_server_info")
         is_low_first = server.get("schedule_low_priority_values_first")
         has_priority = server.get("enable_priority_scheduling")
@@ -108,6 +110,8 @@ class SGLangCall:
                 return Piece(prompt_scores=_scores(facts, "input", 1, self._num_prompt_top))
             num_tokens, token_ids = facts["completion_tokens"], event["output_ids"]
             num_new = num_tokens - self._num_known
+            if num_new < 0:
+                raise EngineFailed("The engine's events are out of order.")
             if len(token_ids) not in (num_new, num_tokens):
                 raise EngineFailed(f"The engine counts {num_tokens} tokens, and sent others.")
             self._num_known = num_tokens
