@@ -8,6 +8,7 @@ once a file exists, and its streams wait in the middle while another file exists
 import argparse
 import json
 import shlex
+import socket
 import sys
 import threading
 import time
@@ -80,8 +81,9 @@ class ScriptedEngine:
         banned: frozenset[int],
         ends: frozenset[int],
         min_tokens: int = 0,
+        seed: int = 0,
     ) -> Iterator[int]:
-        """The tokens after ``context``, up to an end token."""
+        """The tokens after ``context``, up to an end token. Other seeds lead to other tokens."""
         if self.script:
             script, self.script = self.script, ()
             yield from script
@@ -89,9 +91,9 @@ class ScriptedEngine:
         known = [*context]
         for k in range(min(max_tokens, self.max_seq_len - len(context))):
             free = [one for one in allowed or self.words if one not in banned]
-            token_id = free[next_token(known, 0, 0, 0, len(free))]
+            token_id = free[next_token(known, seed, 0, 0, len(free))]
             open_ends = ends - banned if k >= min_tokens and allowed is None else frozenset()
-            if open_ends and next_token(known, 1, 0, 0, _END_SHARE) == 0:
+            if open_ends and next_token(known, seed, 1, 0, _END_SHARE) == 0:
                 token_id = min(open_ends)
             known.append(token_id)
             yield token_id
@@ -149,7 +151,7 @@ class _Handler(BaseHTTPRequestHandler):
                 "default_generation_settings": {"n_ctx": script.max_seq_len},
             },
             "/v1/models": {"data": [*map(self._model, (*script.other_models, script.model))]},
-            **({"/version": {"version": script.version}} if script.protocol in _WITH_VERSION else {}),
+            **self._version(),
             "/get_server_info": {
                 "version": script.version,
                 "max_running_requests": script.num_slots,
@@ -162,6 +164,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(200, answers[self.path])
         else:
             self._answer(503 if self.path in answers else 404, {"error": "no"})
+
+    def _version(self) -> Mapping[str, object]:
+        has_endpoint = self._script.protocol in _WITH_VERSION
+        return {"/version": {"version": self._script.version}} if has_endpoint else {}
 
     def _model(self, name: str) -> dict[str, object]:
         script = self._script
@@ -207,13 +213,20 @@ class _Handler(BaseHTTPRequestHandler):
                     self._fail(fault, event, earlier, frames)
                     return
                 if k == self._script.paused_after:
-                    self._script.may_continue.wait()
+                    self._pause()
                 self._chunk(event)
                 earlier = event
             self._end()
         except OSError:
             self._script.num_closed.release()
             self.close_connection = True
+
+    def _pause(self) -> None:
+        """Wait for ``may_continue``. Raises `OSError` if the client leaves meanwhile."""
+        while not self._script.may_continue.wait(_LOOK_INTERVAL_S):
+            with suppress(BlockingIOError):
+                if not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+                    raise ConnectionResetError
 
     def _fail(self, fault: Fault, event: object, earlier: object, frames: "_Frames") -> None:
         match fault:
@@ -270,6 +283,11 @@ class _Frames:
         self.unknown_token = unknown_token
 
 
+def _seed(body: Mapping[str, Any]) -> int:
+    """Greedy requests do not depend on the seed."""
+    return body["seed"] if body["temperature"] else 0
+
+
 def _llama_events(body: dict[str, Any], script: ScriptedEngine) -> Iterator[Any]:
     """Each token has its own event. The tokens of an incomplete character are left out."""
     tokenizer = script.tokenizer
@@ -281,7 +299,12 @@ def _llama_events(body: dict[str, Any], script: ScriptedEngine) -> Iterator[Any]
     text, token_ids, n = b"", [], 0
     is_ended = False
     for token_id in script.tokens(
-        body["prompt"], body["n_predict"], allowed=allowed, banned=banned, ends=ends
+        body["prompt"],
+        body["n_predict"],
+        allowed=allowed,
+        banned=banned,
+        ends=ends,
+        seed=_seed(body),
     ):
         n += 1
         token_ids.append(token_id)
@@ -328,6 +351,7 @@ def _completion_events(body: dict[str, Any], script: ScriptedEngine) -> Iterator
             banned=banned,
             ends=ends,
             min_tokens=body["min_tokens"],
+            seed=_seed(body),
         )
     )
     for start in range(0, len(token_ids), 2):
@@ -373,6 +397,7 @@ def _sglang_events(body: dict[str, Any], script: ScriptedEngine) -> Iterator[Any
         "max_tokens": params["max_new_tokens"],
         "min_tokens": params["min_new_tokens"],
         "logprobs": None,
+        "seed": params["sampling_seed"],
     }
     token_ids: list[int] = []
     for event in _completion_events(asked, script):
@@ -406,7 +431,12 @@ def _text_events(body: dict[str, Any], script: ScriptedEngine) -> Iterator[Any]:
     context = tokenizer.encode_text(body["prompt"])
     reason = "length"
     for token_id in script.tokens(
-        context, body["max_tokens"], allowed=None, banned=frozenset(), ends=tokenizer.eos_ids
+        context,
+        body["max_tokens"],
+        allowed=None,
+        banned=frozenset(),
+        ends=tokenizer.eos_ids,
+        seed=_seed(body),
     ):
         if token_id in tokenizer.eos_ids:
             reason = "stop"
@@ -440,6 +470,12 @@ _FRAMES: Mapping[str, _Frames] = {
         lambda event: {"choices": [{**event["choices"][0], "text": 7}]},
     ),
 }
+
+
+def events_of(protocol: str, body: dict[str, Any], tokenizer: Tokenizer) -> list[Any]:
+    """The events with which the server answers a request."""
+    script = ScriptedEngine(protocol, tokenizer, max_seq_len=512)
+    return list(_FRAMES[protocol].events(body, script))
 
 
 class EngineFiles:

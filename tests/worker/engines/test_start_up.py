@@ -55,13 +55,11 @@ def test_a_vocabulary_of_another_size_stops_the_start(
 ) -> None:
     server.vocab_size += 64
 
-    with pytest.raises(StartupError, match="49216 tokens, and that of .* has 49152"):
+    with pytest.raises(StartupError, match=r"49216 tokens, and that of .* has 49152"):
         opened(server, smollm2)
 
 
-@pytest.mark.parametrize(
-    ("version", "num_warnings"), [("b11434", 0), ("b114345", 1), ("b9000", 1)]
-)
+@pytest.mark.parametrize(("version", "num_warnings"), [("b11434", 0), ("b114345", 1), ("b9000", 1)])
 def test_a_version_that_was_not_tried_is_warned_of(
     server: ScriptedEngine,
     smollm2: Path,
@@ -94,14 +92,12 @@ def test_several_models_of_other_names_stop_the_start(
 ) -> None:
     text_server.other_models = ("first", "second")
 
-    with pytest.raises(StartupError, match="3 models is mine: .* first, second, model"):
+    with pytest.raises(StartupError, match=r"3 models is mine: .* first, second, model"):
         opened(text_server, smollm2, names=("mine",))
 
 
 @pytest.mark.parametrize("key", [None, "secret"])
-def test_each_question_has_the_key(
-    server: ScriptedEngine, smollm2: Path, key: str | None
-) -> None:
+def test_each_question_has_the_key(server: ScriptedEngine, smollm2: Path, key: str | None) -> None:
     opened(server, smollm2, api_key=key)
 
     assert set(server.keys) == {None if key is None else f"Bearer {key}"}

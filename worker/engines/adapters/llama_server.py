@@ -22,7 +22,7 @@ class LlamaServer:
 
     traits = EngineTraits(
         name="llama-server",
-        versions=("b11434",),
+        versions=("b11434", "b1-0c1e570"),
         parameters=frozenset(
             (
                 *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),

@@ -18,7 +18,7 @@ class OpenAI:
 
     traits = EngineTraits(
         name="openai",
-        versions=("llama-server b11434", "vLLM 0.32"),
+        versions=("llama-server b1-0c1e570", "vLLM 0.32"),
         parameters=frozenset(
             ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty")
         ),
