@@ -132,7 +132,7 @@ def read(path: Path) -> tuple[Server, list[Exchange]]:
     return msgspec.json.decode(head, type=Server), exchanges
 
 
-def _mask(token_ids: Sequence[int], tokenizer: Tokenizer) -> bytes | None:
+def _mask(token_ids: Sequence[int] | None, tokenizer: Tokenizer) -> bytes | None:
     if not token_ids:
         return None
     mask = bytearray(tokenizer.num_mask_bytes)

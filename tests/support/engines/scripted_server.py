@@ -25,8 +25,16 @@ from worker.model.echo import next_token
 from worker.text import Tokenizer
 
 Fault = Literal[
-    *("break", "cut", "nonsense", "error", "unknown token", "out of order", "hang"),
-    *("500", "429", "400"),
+    "break",
+    "cut",
+    "nonsense",
+    "error",
+    "unknown token",
+    "out of order",
+    "500",
+    "429",
+    "400",
+    "hang",
 ]
 _WORDS = range(1000, 2000)
 _WITH_VERSION = ("vllm", "trtllm")
