@@ -10,13 +10,25 @@ from worker.engines.adapters import ADAPTERS
 def engine_table() -> str:
     """The engines, how they exchange tokens, and what their users must know."""
     return _table(
-        ["`--engine`", "Versions", "Takes and returns", "Usual port", "Remarks"],
+        [
+            "`--engine`",
+            "Versions",
+            "Takes and returns",
+            "Usual port",
+            "Context length",
+            "Sequences at once",
+            "Equal seeds give equal tokens",
+            "Remarks",
+        ],
         (
             [
                 f"`{name}`",
                 _versions(adapter.traits),
                 "token ids" if adapter.traits.has_token_ids else "text",
                 str(adapter.default_port),
+                "stated" if adapter.traits.states_max_seq_len else "set `--max-seq-len`",
+                "stated" if adapter.traits.states_num_slots else "`--max-num-seqs`",
+                "yes" if adapter.traits.repeats_seeds else "no",
                 adapter.traits.remarks,
             ]
             for name, adapter in ADAPTERS.items()

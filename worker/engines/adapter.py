@@ -43,6 +43,12 @@ class EngineTraits:
     """The kinds of constraints that are sent to the engine in its own form."""
     has_token_ids: bool = True
     """Whether it takes and returns token ids rather than text."""
+    repeats_seeds: bool = True
+    """Whether equal seeds give equal tokens, as far as the engine repeats a greedy answer."""
+    states_max_seq_len: bool = True
+    """Whether the server states its context length. Otherwise the operator must set it."""
+    states_num_slots: bool = False
+    """Whether the server states how many sequences it runs at once."""
     has_min_tokens: bool = False
     """Whether the engine applies ``min_tokens``. Otherwise the worker bans the end tokens in a
     first request."""

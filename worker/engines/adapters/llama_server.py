@@ -31,6 +31,7 @@ class LlamaServer:
             )
         ),
         constraints=frozenset(("json_schema",)),
+        states_num_slots=True,
         remarks="Presence and frequency penalties count the tokens of the prompt, too. Of the "
         "tokens of one character, only the last one has a logprob.",
     )

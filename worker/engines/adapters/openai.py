@@ -23,8 +23,11 @@ class OpenAI:
             ("temperature", "top_p", "seed", "presence_penalty", "frequency_penalty")
         ),
         has_token_ids=False,
+        repeats_seeds=False,
+        states_max_seq_len=False,
         remarks="Only the text is kept across a take-over: the tokens are those of the text, by "
-        "the tokenizer of --model. Set --max-seq-len.",
+        "the tokenizer of --model. Of several models, --served-name or --model names the one that "
+        "is used.",
     )
     default_port = 8000
     health_path = "/v1/models"

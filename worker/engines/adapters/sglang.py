@@ -27,6 +27,8 @@ class SGLang:
             )
         ),
         constraints=frozenset(("json_schema", "regex")),
+        repeats_seeds=False,
+        states_num_slots=True,
         has_min_tokens=True,
         remarks="Seeds count with --enable-deterministic-inference alone. After a take-over, "
         "presence and frequency penalties do not count the tokens before it. Batches have a lower "

@@ -28,9 +28,10 @@ class TensorRT:
                 *("min_tokens", "stop_token_ids", "ignore_eos"),
             )
         ),
+        states_max_seq_len=False,
         has_min_tokens=True,
-        remarks="The server does not state its context length: set --max-seq-len. It has no "
-        "endpoint that tokenizes, so that the worker cannot compare the vocabularies.",
+        remarks="The server has no endpoint that tokenizes, so that the worker cannot compare the "
+        "vocabularies.",
     )
     default_port = 8000
     health_path = "/health"
