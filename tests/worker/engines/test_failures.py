@@ -127,7 +127,6 @@ async def test_the_end_of_an_answer_closes_its_request(server: ScriptedEngine) -
             max_tokens=400, temperature=0.0, ignore_eos=True, stop=(whole.text[4:8],)
         )
         log = await ask(bus, new_job("smollm2", sampling=sampling))
-        server.may_continue.set()
         is_closed = await asyncio.to_thread(server.num_closed.acquire, timeout=PATIENCE_S)
 
     assert log.text == whole.text[: whole.text.index(whole.text[4:8])]

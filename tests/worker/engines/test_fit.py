@@ -1,4 +1,4 @@
-"""A server that does not fit the worker stops its start, and the error names both."""
+"""A server that does not fit its worker stops the start, and the error names both."""
 
 import json
 from collections.abc import Iterator
