@@ -7,6 +7,7 @@ once a file exists, and its streams wait in the middle while another file exists
 
 import argparse
 import json
+import select
 import shlex
 import socket
 import sys
@@ -76,7 +77,8 @@ class ScriptedEngine:
         self.script: Sequence[int] = ()
         """The next tokens, whatever the context."""
         self.paused_after: int | None = None
-        """The events of a stream after which it waits for ``may_continue``."""
+        """The events of a stream after which it waits for ``may_continue``, or for its client to
+        close it."""
         self.may_continue = threading.Event()
         self.url = ""
 
@@ -230,11 +232,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def _pause(self) -> None:
-        """Wait for ``may_continue``. Raises `OSError` if the client leaves meanwhile."""
+        """Raises `OSError` if the client closes the connection."""
         while not self._script.may_continue.wait(_LOOK_INTERVAL_S):
-            with suppress(BlockingIOError):
-                if not self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
-                    raise ConnectionResetError
+            is_readable = select.select([self.connection], [], [], 0)[0]
+            if is_readable and not self.connection.recv(1, socket.MSG_PEEK):
+                raise ConnectionAbortedError
 
     def _fail(self, fault: Fault, event: object, earlier: object, frames: "_Frames") -> None:
         match fault:
