@@ -5,7 +5,7 @@ from typing import Any
 
 from shared.errors import EngineFailed
 from worker.engine.interface import TokenScore
-from worker.engines.adapter import Ask, EngineFacts, EngineTraits, Http, Json, Piece
+from worker.engines.adapter import UNKNOWN, Ask, EngineFacts, EngineTraits, Http, Json, Piece
 from worker.engines.completions import biases_of, score_of
 from worker.text import Tokenizer
 
@@ -48,7 +48,7 @@ class SGLang:
         self._priorities = ((0, 1) if is_low_first else (1, 0)) if has_priority else None
         model = http.get("/v1/models")["data"][0]
         return EngineFacts(
-            str(server.get("version", "unknown")),
+            str(server.get("version", UNKNOWN)),
             http.get("/get_model_info")["model_path"],
             max_seq_len=model["max_model_len"],
             num_slots=server.get("max_running_requests"),
