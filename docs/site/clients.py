@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parents[2] / "tests" / "clients" / "results.json"
-DEPLOYMENTS = ("serve", "rabbitmq")
+DEPLOYMENTS = ("serve", "rabbitmq", "llama-server")
 _HEADER = """\
-| Client | Version | Checked | `warren serve` | RabbitMQ |
-|---|---|---|---|---|"""
+| Client | Version | Checked | `warren serve` | RabbitMQ | RabbitMQ, llama-server |
+|---|---|---|---|---|---|"""
 
 
 def client_table() -> str:
@@ -21,7 +21,7 @@ def client_table() -> str:
 def row(client: str, result: Mapping[str, Any]) -> str:
     """A client, its version, what was checked, and the result in each deployment."""
     if reason := result.get("missing"):
-        return f"| {client} | | not run: {reason} | | |"
+        return f"| {client} | | not run: {reason} | | | |"
     runs = [result.get(name, {}) for name in DEPLOYMENTS]
     checks = dict.fromkeys(check for run in runs for check in run)
     cells = [client, result["version"], ", ".join(checks), *map(_summary, runs)]

@@ -3,20 +3,32 @@
 from collections.abc import Iterable, Sequence
 
 from shared.messages import SamplingParams
-from worker.engines.adapter import BY_THE_WORKER
+from worker.engines.adapter import BY_THE_WORKER, EngineTraits
 from worker.engines.adapters import ADAPTERS
 
 
 def engine_table() -> str:
     """The engines, how they exchange tokens, and what their users must know."""
     return _table(
-        ["`--engine`", "Versions", "Takes and returns", "Usual port", "Remarks"],
+        [
+            "`--engine`",
+            "Versions",
+            "Takes and returns",
+            "Usual port",
+            "Context length",
+            "Sequences at once",
+            "Equal seeds give equal tokens",
+            "Remarks",
+        ],
         (
             [
                 f"`{name}`",
-                adapter.traits.versions,
+                _versions(adapter.traits),
                 "token ids" if adapter.traits.has_token_ids else "text",
                 str(adapter.default_port),
+                "stated" if adapter.traits.states_max_seq_len else "set `--max-seq-len`",
+                "stated" if adapter.traits.states_num_slots else "`--max-num-seqs`",
+                "yes" if adapter.traits.repeats_seeds else "no",
                 adapter.traits.remarks,
             ]
             for name, adapter in ADAPTERS.items()
@@ -34,6 +46,10 @@ def capabilities() -> str:
             if parameter not in BY_THE_WORKER
         ),
     )
+
+
+def _versions(traits: EngineTraits) -> str:
+    return ", ".join(traits.versions) + ("" if traits.was_run else ", read and not run")
 
 
 def _who(parameter: str, engine: str) -> str:

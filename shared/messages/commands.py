@@ -260,6 +260,9 @@ class Announcement(Wire, frozen=True, kw_only=True):
     """The engine does not answer, and the worker takes no jobs until it does."""
     unsupported: tuple[str, ...] = ()
     """The sampling parameters that the engine lacks, by their names in `SamplingParams`."""
+    engine_constraints: tuple[str, ...] = ()
+    """The kinds of constraints that the engine over HTTP takes in its own form. The worker applies
+    the other kinds itself, unless ``unsupported`` has ``constraint``."""
     takes_near_jobs: bool = False
     """Jobs whose prefix the worker may have in its cache can be published to its own queue."""
     is_leaving: bool = False

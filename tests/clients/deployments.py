@@ -47,7 +47,7 @@ def llama_server(directory: Path) -> Iterator[Target]:
     """The same; the engine of the first worker is the llama-server in PATH."""
 
     def options() -> list[str]:
-        engine = RealEngine("llama-server", "llama-server")
+        engine = RealEngine("llama-server", "llama-server", "llama-server")
         weights = _unpacked(directory / "unpacked")
         given = engine.options(weights, processes.free_port(), max_seq_len=_ENGINE_SEQ_LEN)
         named = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]

@@ -160,7 +160,7 @@ GOLDEN_ANNOUNCEMENT = (
     '{"type":"announcement","worker":"worker.1","model":"m","vocab_size":9,"max_seq_len":8,'
     '"fingerprint":"f","numerics":"","is_exact":false,"max_num_seqs":4,"num_running":0,"num_running_batch":0,"batch_reserve":0,'
     '"num_waiting":0,"num_answered":0,'
-    '"kv_usage":0.0,"newest_taken":{},"mean_job_tokens":0.0,"mean_job_work_s":0.0,"tool_parser":null,"reasoning_parser":null,"reasoning_switches":[],"template_tells_time":false,"engine":"","is_engine_away":false,"unsupported":[],"takes_near_jobs":false,"is_leaving":false,"end_notice":"","started_at":0.0,"sent_at":0.0}'
+    '"kv_usage":0.0,"newest_taken":{},"mean_job_tokens":0.0,"mean_job_work_s":0.0,"tool_parser":null,"reasoning_parser":null,"reasoning_switches":[],"template_tells_time":false,"engine":"","is_engine_away":false,"unsupported":[],"engine_constraints":[],"takes_near_jobs":false,"is_leaving":false,"end_notice":"","started_at":0.0,"sent_at":0.0}'
 )
 
 

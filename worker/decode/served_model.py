@@ -62,6 +62,8 @@ class ServedModel:
     """The kind and version of an engine over HTTP; empty for Warren's own."""
     unsupported: tuple[str, ...] = ()
     """The sampling parameters that the engine lacks, by their names in `SamplingParams`."""
+    engine_constraints: tuple[str, ...] = ()
+    """The kinds of constraints that an engine over HTTP takes in its own form."""
     max_num_seqs: int | None = None
     """The slots of an engine over HTTP; None: as many as the settings say."""
     facts: Mapping[str, str | int] = field(default_factory=dict)
@@ -101,6 +103,7 @@ def _load_remote(settings: WorkerSettings) -> ServedModel:
     key = settings.engine_key
     options = EngineOptions(
         engine=settings.engine,
+        names=(name_of(settings), settings.model),
         url=settings.engine_url,
         command=settings.engine_command,
         api_key=None if key is None else key.get_secret_value(),
@@ -125,6 +128,7 @@ def _load_remote(settings: WorkerSettings) -> ServedModel:
         reasoning_switches=reasoning_switches(tokenizer, settings.reasoning_parser),
         engine_version=f"{settings.engine} {opened.version}",
         unsupported=opened.adapter.traits.unsupported,
+        engine_constraints=tuple(sorted(opened.adapter.traits.constraints)),
         max_num_seqs=opened.max_num_seqs,
         facts={"device": settings.engine, "numerics": opened.numerics},
     )

@@ -1,6 +1,7 @@
 """The protocol of an adapter: what it knows of a kind of server."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -9,6 +10,8 @@ from shared.messages import Constraint, SamplingParams
 from worker.engine.interface import TokenScore
 from worker.text import Tokenizer
 
+UNKNOWN = "unknown"
+"""The version of a server that does not state it."""
 Json: TypeAlias = Mapping[str, Any]
 End: TypeAlias = Literal["stop", "length"]
 
@@ -34,18 +37,30 @@ class EngineTraits:
 
     name: str
     """The value of ``--engine``."""
-    versions: str
-    """The versions of the server that the adapter was tried with, or read from."""
+    versions: tuple[str, ...]
+    """The versions of the server, or how they begin, that the adapter was tried with."""
+    was_run: bool = True
+    """Whether it was tried. Otherwise it follows the source of these versions."""
     parameters: frozenset[str]
     """The sampling parameters that the engine applies, by their names in `SamplingParams`."""
     constraints: frozenset[str] = frozenset()
     """The kinds of constraints that are sent to the engine in its own form."""
     has_token_ids: bool = True
     """Whether it takes and returns token ids rather than text."""
+    repeats_seeds: bool = True
+    """Whether equal seeds give equal tokens, as far as the engine repeats a greedy answer."""
+    states_max_seq_len: bool = True
+    """Whether the server states its context length. Otherwise the operator must set it."""
+    states_num_slots: bool = False
+    """Whether the server states how many sequences it runs at once."""
     has_min_tokens: bool = False
     """Whether the engine applies ``min_tokens``. Otherwise the worker bans the end tokens in a
     first request."""
     remarks: str = ""
+
+    def knows(self, version: str) -> bool:
+        """Whether a version of the server is one of ``versions``."""
+        return any(re.match(rf"{re.escape(known)}(?!\d)", version) for known in self.versions)
 
     def can(self, parameter: str) -> bool:
         """Whether requests may use a sampling parameter."""
@@ -77,6 +92,8 @@ class Ask(NamedTuple):
     constraint: Constraint | None = None
     """To be sent in the engine's own form. The output begins with the request."""
     is_batch: bool = False
+    num_output_ids: int = 0
+    """How many of the last ``token_ids`` are output."""
     num_prompt_top: int | None = None
     """Score the tokens of the prompt, each with so many alternatives, and return no token."""
 
@@ -145,7 +162,10 @@ class Adapter(Protocol):
     default_port: int
     health_path: str
 
-    def facts(self, http: Http) -> EngineFacts: ...
+    def facts(self, http: Http, names: Collection[str]) -> EngineFacts:
+        """``names`` are what the served model may be called, if the server has several. Raises
+        `StartupError` if it is none of them."""
+        ...
 
     def tokenize(self, http: Http, text: str) -> list[int] | None:
         """The token ids of a text, without special tokens around it; None if the server does not

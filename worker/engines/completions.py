@@ -1,6 +1,6 @@
 """The parts of OpenAI's ``/v1/completions`` that several servers share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from shared.errors import EngineFailed
@@ -11,6 +11,11 @@ PATH = "/v1/completions"
 NEUTRAL = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 BAN = -100.0
 """The bias of a banned token: the lowest that OpenAI's interface has."""
+
+
+def named(models: Iterable[Json], names: Collection[str]) -> Json | None:
+    """The first of a server's models whose id is one of these names."""
+    return next((model for model in models if model["id"] in names), None)
 
 
 def body_of(ask: Ask, model: str) -> dict[str, Any]:

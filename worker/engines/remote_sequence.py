@@ -81,6 +81,7 @@ class RemoteSequence:
             banned_ids=banned,
             constraint=constraint,
             is_batch=self.is_batch,
+            num_output_ids=len(self.output_ids),
         )
 
     def withdraw_constraint(self) -> bool:

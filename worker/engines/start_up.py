@@ -5,7 +5,7 @@ import logging
 import re
 import shlex
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,13 +14,13 @@ import httpx
 
 from shared.errors import EngineFailed, StartupError
 from shared.settings import batch_reserve
-from worker.engines.adapter import NONSENSE, Adapter, EngineFacts
+from worker.engines.adapter import NONSENSE, UNKNOWN, Adapter, EngineFacts
 from worker.engines.adapters import ADAPTERS
 from worker.engines.answer import EngineAway, EngineBusy
 from worker.engines.child import EngineProcess
 from worker.engines.http_engine import HttpEngine
 from worker.engines.server import EngineServer
-from worker.text import Tokenizer
+from worker.text import Tokenizer, stated_vocab_size
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +32,8 @@ _TEXTS = (
     "Zażółć gęślą jaźń — 你好，世界 🦔",
 )
 _WITHOUT_EFFECT = ("--host", "--port", "--api-key")
+_MAX_SPECIAL = 16
+"""Special tokens that a text has: a few models have a thousand, and errors show the text."""
 _MAX_EXITS = 3
 """Exits of an engine's process before it has been ready once, after which the worker gives up."""
 
@@ -41,6 +43,8 @@ class EngineOptions:
     """The settings of an engine over HTTP; the names are those of `WorkerSettings`."""
 
     engine: str
+    names: Collection[str] = ()
+    """What the model may be called at the engine, if the engine has several."""
     url: str | None = None
     command: str | None = None
     api_key: str | None = None
@@ -75,14 +79,16 @@ def open_engine(options: EngineOptions, directory: Path) -> OpenedEngine:
     server = EngineServer(url, options.api_key, options.stall_timeout_s)
     with _starting(server, process):
         _wait_healthy(server, adapter, process)
-        facts = _facts(server, adapter)
+        facts = _facts(server, adapter, options.names)
+        _check_version(adapter, facts)
+        _check_vocab_size(facts, directory)
         tokenizer = Tokenizer.load(directory, vocab_size=facts.vocab_size)
         _check_tokenizer(server, adapter, tokenizer)
         max_seq_len = _max_seq_len(options, facts)
         max_num_seqs = min(options.max_num_seqs, facts.num_slots or options.max_num_seqs)
 
     def recheck() -> None:
-        now = _facts(server, adapter)
+        now = _facts(server, adapter, options.names)
         if now != facts:
             raise StartupError(f"the engine was {facts}, and is {now}")
         _check_tokenizer(server, adapter, tokenizer)
@@ -189,20 +195,42 @@ def _wait_healthy(server: EngineServer, adapter: Adapter, process: EngineProcess
         time.sleep(_LOOK_INTERVAL_S)
 
 
-def _facts(server: EngineServer, adapter: Adapter) -> EngineFacts:
+def _facts(server: EngineServer, adapter: Adapter, names: Collection[str]) -> EngineFacts:
     """Raises `StartupError`, and `EngineAway` or `EngineBusy` if the server does not answer."""
     try:
-        return adapter.facts(server)
+        return adapter.facts(server, names)
     except (EngineFailed, *NONSENSE) as error:
         raise StartupError(
             f"{server.url} does not answer like {adapter.traits.name}: {error}"
         ) from error
 
 
+def _check_version(adapter: Adapter, facts: EngineFacts) -> None:
+    traits = adapter.traits
+    if facts.version != UNKNOWN and not traits.knows(facts.version):
+        tried = ", ".join(traits.versions)
+        known = {"engine": traits.name, "version": facts.version, "tried": tried}
+        logger.warning("the worker was not tried with this version of the engine", extra=known)
+
+
+def _check_vocab_size(facts: EngineFacts, directory: Path) -> None:
+    """Raises `StartupError` if the engine's vocabulary is not of the size that --model states."""
+    ours, theirs = stated_vocab_size(directory), facts.vocab_size
+    if ours is not None and theirs is not None and ours != theirs:
+        raise StartupError(
+            f"the engine's model is not that of --model: its vocabulary has {theirs} tokens, and "
+            f"that of {directory.name} has {ours}. If one of them is padded, let --model name the "
+            "file that the engine serves"
+        )
+
+
 def _check_tokenizer(server: EngineServer, adapter: Adapter, tokenizer: Tokenizer) -> None:
-    """Compare the tokens of a few texts, and of the special tokens that end an answer. Raises
-    `StartupError`, and `EngineAway` if the server does not answer."""
-    for text in (*_TEXTS, *tokenizer.entries(sorted(tokenizer.eos_ids))):
+    """Compare the tokens of a few texts, of the tokens that end an answer, and of all special
+    tokens. Raises `StartupError`, and `EngineAway` if the server does not answer."""
+    special = tokenizer.special_entries
+    groups = range(0, len(special), _MAX_SPECIAL)
+    texts = ["".join(special[start : start + _MAX_SPECIAL]) for start in groups]
+    for text in (*_TEXTS, *tokenizer.entries(sorted(tokenizer.eos_ids)), *texts):
         try:
             theirs = adapter.tokenize(server, text)
         except (EngineFailed, *NONSENSE) as error:

@@ -502,6 +502,7 @@ class Worker:
             engine=self._model.engine_version,
             is_engine_away=self._generations.away.is_set(),
             unsupported=self._model.unsupported,
+            engine_constraints=self._model.engine_constraints,
             takes_near_jobs=self._takes_near_jobs,
             is_leaving=self._is_draining,
             end_notice=self._end_notice,

@@ -13,7 +13,7 @@ from worker.text.parsers import (
 )
 from worker.text.stream import TextStream
 from worker.text.threads import TextThreads
-from worker.text.tokenizer import Tokenizer
+from worker.text.tokenizer import Tokenizer, stated_vocab_size
 
 __all__ = [
     "TextStream",
@@ -21,6 +21,7 @@ __all__ = [
     "Tokenizer",
     "reasoning_parser",
     "reasoning_switches",
+    "stated_vocab_size",
     "tool_parser",
     "with_known_calls",
 ]

@@ -24,6 +24,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # noqa: TID251 (it rea
 
 _BREATHER_TOKENS = 1_000
 _BREATHER_S = 1e-4
+_BEFORE = ("\n", ".", "a")
+"""Texts before another text, at least one of which is not part of the other text's first token."""
 _HARMONY_ENDS = ("<|return|>", "<|call|>")
 """The tokens that end an answer in the Harmony format, even if the model's configuration omits
 them."""
@@ -133,6 +135,13 @@ class Tokenizer:
         return self._encoder.get_vocab_size()
 
     @property
+    def special_entries(self) -> Sequence[str]:
+        """The special tokens, such as the roles of a chat, by their ids."""
+        added = self._encoder.get_added_tokens_decoder()
+        ids = sorted(one for one, token in added.items() if token.special)
+        return [added[one].content for one in ids if one < self.vocab_size]
+
+    @property
     def num_mask_bytes(self) -> int:
         """The size of a mask with one bit per token, in bytes, padded to whole int32."""
         return -(-self.vocab_size // 32) * 4
@@ -162,6 +171,20 @@ class Tokenizer:
     def encode_text(self, text: str) -> list[int]:
         """The tokens of a piece of text, without special tokens around it."""
         return self._encode_now(text, add_special_tokens=False)
+
+    def encode_within(self, text: str) -> list[int] | None:
+        """The tokens of a text that follows other text: their bytes are those of ``text``, without
+        the space that some tokenizers put before the first word of a text. None if no tokens have
+        these bytes."""
+        wanted = text.encode()
+        for before in ("", *_BEFORE):
+            start = self.encode_text(before)
+            token_ids = self.encode_text(before + text)
+            found = token_ids[len(start) :]
+            is_cut = token_ids[: len(start)] == start
+            if is_cut and b"".join(map(self.token_bytes, found)) == wanted:
+                return found
+        return None
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, special tokens included."""
@@ -211,6 +234,11 @@ class Tokenizer:
         # would halt all other threads for a quarter of a second.
         encodings = self._encoder.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encodings[0].ids
+
+
+def stated_vocab_size(directory: Path) -> int | None:
+    """The number of ids in the model's vocabulary, if ``config.json`` states it."""
+    return _end_fields(directory / "config.json").vocab_size
 
 
 class _EndFields(Struct):

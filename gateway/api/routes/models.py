@@ -26,11 +26,16 @@ class Model(
     max_model_len: int
     fingerprint: str
     """A hash of weights, configuration and tokenizer, the same for all workers of a model."""
+    max_num_seqs: int
+    """The most sequences that the model's workers run at once, all together."""
     engine: str
     """The kind and version of the server that computes the tokens; empty for Warren's engine."""
     unsupported_parameters: Sequence[str]
     """The sampling parameters that the engine lacks. A request with any of these parameters is
     refused."""
+    engine_constraints: Sequence[str]
+    """The kinds of constraints that the engine takes in its own form: json_schema, regex. Workers
+    apply the other kinds themselves."""
 
 
 class ModelList(Struct, frozen=True, forbid_unknown_fields=True, tag_field="object", tag="list"):
@@ -47,8 +52,12 @@ def router(gateway: Gateway) -> APIRouter:
             root=model,
             max_model_len=min(worker.max_seq_len for worker in workers),
             fingerprint=", ".join(sorted({worker.fingerprint for worker in workers})),
+            max_num_seqs=sum(worker.max_num_seqs for worker in workers),
             engine=", ".join(sorted({worker.engine for worker in workers})),
             unsupported_parameters=sorted({n for worker in workers for n in worker.unsupported}),
+            engine_constraints=sorted(
+                set.intersection(*({*worker.engine_constraints} for worker in workers))
+            ),
         )
 
     @routes.head("/v1/models", include_in_schema=False)

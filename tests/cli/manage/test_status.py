@@ -140,6 +140,27 @@ def a_long_status() -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize(
+    ("fields", "shown"),
+    [
+        ({"engine": "vllm 0.32.0", "state": "engine_away"}, ["vllm 0.32.0", "engine away"]),
+        ({"engine": ""}, ["own", "serving"]),
+        ({}, ["own", "serving"]),
+    ],
+    ids=["away", "Warren's own", "an earlier gateway"],
+)
+def test_a_worker_has_the_state_of_its_engine(fields: dict[str, str], shown: list[str]) -> None:
+    status = a_long_status()
+    status["workers"][0].update(fields)
+    console = Console(width=200)
+
+    with console.capture() as capture:
+        console.print(render(status))
+
+    (line,) = [line for line in capture.get().splitlines() if "60 of 64" in line]
+    assert [text for text in shown if text not in line] == []
+
+
 def test_rates_of_several_gateways_are_added_up() -> None:
     gateways = Gateways()
     first, second, old = a_long_status(), a_long_status(), a_long_status()

@@ -17,10 +17,16 @@ class RealEngine(NamedTuple):
     name: str
     """The value of ``--engine``."""
     program: str
+    server: str
+    """The kind of the server, which another adapter may use."""
+
+    @property
+    def label(self) -> str:
+        return self.name if self.name == self.server else f"{self.name}-of-{self.server}"
 
     def command(self, model: Path, port: int, *, max_seq_len: int, num_slots: int) -> str:
         """The command line that serves a model directory with a GGUF file."""
-        words = _WORDS[self.name](model, max_seq_len, num_slots)
+        words = _WORDS[self.server](model, max_seq_len, num_slots)
         return shlex.join([self.program, *words, "--port", str(port)])
 
     def options(
@@ -39,7 +45,12 @@ def real_engines() -> list[RealEngine]:
     """The servers whose programs ``WARREN_TEST_LLAMA_SERVER`` and ``WARREN_TEST_VLLM`` name, as
     ``make engines`` does."""
     programs = {name: os.environ.get(variable) for name, variable in _VARIABLES.items()}
-    return [RealEngine(name, program) for name, program in programs.items() if program]
+    return [RealEngine(name, program, name) for name, program in programs.items() if program]
+
+
+def real_text_engines() -> list[RealEngine]:
+    """The same servers, used as servers that return text alone."""
+    return [engine._replace(name="openai") for engine in real_engines()]
 
 
 def write_unpacked(packed: Path, unpacked: Path) -> None:

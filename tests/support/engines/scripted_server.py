@@ -21,10 +21,22 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.support.deployment.processes import ROOT
+from worker.engines.adapters import ADAPTERS
 from worker.model.echo import next_token
 from worker.text import Tokenizer
 
-Fault = Literal["break", "cut", "nonsense", "error", "unknown token", "500", "429", "400", "hang"]
+Fault = Literal[
+    "break",
+    "cut",
+    "nonsense",
+    "error",
+    "unknown token",
+    "out of order",
+    "500",
+    "429",
+    "400",
+    "hang",
+]
 _WORDS = range(1000, 2000)
 _WITH_VERSION = ("vllm", "trtllm")
 _END_SHARE = 40
@@ -40,6 +52,12 @@ class ScriptedEngine:
         self.max_seq_len = max_seq_len
         self.num_slots = 4
         self.model = "model"
+        self.other_models: Sequence[str] = ()
+        """The models that the server lists before it."""
+        self.version = ADAPTERS[protocol].traits.versions[0]
+        self.vocab_size = tokenizer.vocab_size
+        self.keys: list[str | None] = []
+        """The ``Authorization`` of each request."""
         self.words: Sequence[int] = _WORDS
         """The tokens that are drawn, unless others are allowed."""
         self.vocab_shift = 0
@@ -79,8 +97,9 @@ class ScriptedEngine:
         banned: frozenset[int],
         ends: frozenset[int],
         min_tokens: int = 0,
+        seed: int = 0,
     ) -> Iterator[int]:
-        """The tokens after ``context``, up to an end token."""
+        """The tokens after ``context``, up to an end token. Other seeds lead to other tokens."""
         if self.script:
             script, self.script = self.script, ()
             yield from script
@@ -88,9 +107,9 @@ class ScriptedEngine:
         known = [*context]
         for k in range(min(max_tokens, self.max_seq_len - len(context))):
             free = [one for one in allowed or self.words if one not in banned]
-            token_id = free[next_token(known, 0, 0, 0, len(free))]
+            token_id = free[next_token(known, seed, 0, 0, len(free))]
             open_ends = ends - banned if k >= min_tokens and allowed is None else frozenset()
-            if open_ends and next_token(known, 1, 0, 0, _END_SHARE) == 0:
+            if open_ends and next_token(known, seed, 1, 0, _END_SHARE) == 0:
                 token_id = min(open_ends)
             known.append(token_id)
             yield token_id
@@ -138,18 +157,19 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         script = self._script
+        script.keys.append(self.headers.get("Authorization"))
         answers: Mapping[str, object] = {
             "/health": {"status": "ok"},
             "/props": {
-                "build_info": "b1",
+                "build_info": f"{script.version}-1f2e3d4",
                 "model_path": script.model,
                 "total_slots": script.num_slots,
                 "default_generation_settings": {"n_ctx": script.max_seq_len},
             },
-            "/v1/models": {"data": [self._model()]},
-            **({"/version": {"version": "1.0"}} if script.protocol in _WITH_VERSION else {}),
+            "/v1/models": {"data": [*map(self._model, (*script.other_models, script.model))]},
+            **self._version(),
             "/get_server_info": {
-                "version": "1.0",
+                "version": script.version,
                 "max_running_requests": script.num_slots,
                 "enable_priority_scheduling": script.has_priority,
                 "schedule_low_priority_values_first": script.is_low_first,
@@ -165,14 +185,18 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._answer(503 if self.path in answers else 404, {"error": "no"})
 
-    def _model(self) -> dict[str, object]:
+    def _version(self) -> Mapping[str, object]:
+        has_endpoint = self._script.protocol in _WITH_VERSION
+        return {"/version": {"version": self._script.version}} if has_endpoint else {}
+
+    def _model(self, name: str) -> dict[str, object]:
         script = self._script
-        vocab_size = script.tokenizer.vocab_size
-        meta = {"n_vocab": vocab_size, "n_params": 1, "size": 1}
-        return {"id": script.model, "max_model_len": script.max_seq_len, "meta": meta}
+        meta = {"n_vocab": script.vocab_size, "n_params": 1, "size": 1}
+        return {"id": name, "max_model_len": script.max_seq_len, "meta": meta}
 
     def do_POST(self) -> None:
         script = self._script
+        script.keys.append(self.headers.get("Authorization"))
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/tokenize":
             token_ids = script.tokenizer.encode_text(body.get("content", body.get("prompt")))
@@ -201,16 +225,18 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
+        earlier: object = None
         try:
             for k, event in enumerate(events):
                 if k == self._script.ends_after:
                     self._script.ends_after, self._script.is_healthy = None, False
                 if fault is not None and k == self._script.broken_after:
-                    self._fail(fault, event, frames)
+                    self._fail(fault, event, earlier, frames)
                     return
                 if k == self._script.paused_after:
                     self._pause()
                 self._chunk(event)
+                earlier = event
             self._end()
         except OSError:
             self._script.num_closed.release()
@@ -223,7 +249,7 @@ class _Handler(BaseHTTPRequestHandler):
             if is_readable and not self.connection.recv(1, socket.MSG_PEEK):
                 raise ConnectionAbortedError
 
-    def _fail(self, fault: Fault, event: object, frames: "_Frames") -> None:
+    def _fail(self, fault: Fault, event: object, earlier: object, frames: "_Frames") -> None:
         match fault:
             case "break":
                 self.close_connection = True
@@ -237,6 +263,10 @@ class _Handler(BaseHTTPRequestHandler):
                 self._end()
             case "unknown token":
                 self._chunk(frames.unknown_token(event))
+                self._end()
+            case "out of order":
+                for one in (event, earlier):
+                    self._chunk(one)
                 self._end()
             case "hang":
                 self.close_connection = True
@@ -274,6 +304,11 @@ class _Frames:
         self.unknown_token = unknown_token
 
 
+def _seed(body: Mapping[str, Any]) -> int:
+    """Greedy requests do not depend on the seed."""
+    return body["seed"] if body["temperature"] else 0
+
+
 def _llama_events(body: dict[str, Any], script: ScriptedEngine) -> Iterator[Any]:
     """Each token has its own event. The tokens of an incomplete character are left out."""
     tokenizer = script.tokenizer
@@ -285,7 +320,12 @@ def _llama_events(body: dict[str, Any], script: ScriptedEngine) -> Iterator[Any]
     text, token_ids, n = b"", [], 0
     is_ended = False
     for token_id in script.tokens(
-        body["prompt"], body["n_predict"], allowed=allowed, banned=banned, ends=ends
+        body["prompt"],
+        body["n_predict"],
+        allowed=allowed,
+        banned=banned,
+        ends=ends,
+        seed=_seed(body),
     ):
         n += 1
         token_ids.append(token_id)
@@ -332,6 +372,7 @@ def _completion_events(body: dict[str, Any], script: ScriptedEngine) -> Iterator
             banned=banned,
             ends=ends,
             min_tokens=body["min_tokens"],
+            seed=_seed(body),
         )
     )
     for start in range(0, len(token_ids), 2):
@@ -348,6 +389,16 @@ def _completion_events(body: dict[str, Any], script: ScriptedEngine) -> Iterator
         if start + 2 >= len(token_ids):
             choice["finish_reason"] = "stop" if token_ids[-1] in ends else "length"
         yield {"choices": [choice]}
+
+
+def _trtllm_events(body: dict[str, Any], script: ScriptedEngine) -> Iterator[Any]:
+    """A stop token is left out, unless the request wants it."""
+    for event in _completion_events(body, script):
+        (choice,) = event["choices"]
+        if not body.get("include_stop_str_in_output") and choice["finish_reason"] == "stop":
+            left_out = body["stop_token_ids"]
+            choice["token_ids"] = [one for one in choice["token_ids"] if one not in left_out]
+        yield event
 
 
 def _prompt_score(token_id: int) -> dict[str, Any]:
@@ -367,6 +418,7 @@ def _sglang_events(body: dict[str, Any], script: ScriptedEngine) -> Iterator[Any
         "max_tokens": params["max_new_tokens"],
         "min_tokens": params["min_new_tokens"],
         "logprobs": None,
+        "seed": params["sampling_seed"],
     }
     token_ids: list[int] = []
     for event in _completion_events(asked, script):
@@ -400,7 +452,12 @@ def _text_events(body: dict[str, Any], script: ScriptedEngine) -> Iterator[Any]:
     context = tokenizer.encode_text(body["prompt"])
     reason = "length"
     for token_id in script.tokens(
-        context, body["max_tokens"], allowed=None, banned=frozenset(), ends=tokenizer.eos_ids
+        context,
+        body["max_tokens"],
+        allowed=None,
+        banned=frozenset(),
+        ends=tokenizer.eos_ids,
+        seed=_seed(body),
     ):
         if token_id in tokenizer.eos_ids:
             reason = "stop"
@@ -422,7 +479,7 @@ _FRAMES: Mapping[str, _Frames] = {
         lambda event: {**event, "tokens": [1 << 30]},
     ),
     "vllm": _Frames(lambda body, _: body["prompt"], _completion_events, _with_unknown_id),
-    "trtllm": _Frames(lambda body, _: body["prompt"], _completion_events, _with_unknown_id),
+    "trtllm": _Frames(lambda body, _: body["prompt"], _trtllm_events, _with_unknown_id),
     "sglang": _Frames(
         lambda body, _: body["input_ids"],
         _sglang_events,
@@ -434,6 +491,12 @@ _FRAMES: Mapping[str, _Frames] = {
         lambda event: {"choices": [{**event["choices"][0], "text": 7}]},
     ),
 }
+
+
+def events_of(protocol: str, body: dict[str, Any], tokenizer: Tokenizer) -> list[Any]:
+    """The events with which the server answers a request."""
+    script = ScriptedEngine(protocol, tokenizer, max_seq_len=512)
+    return list(_FRAMES[protocol].events(body, script))
 
 
 class EngineFiles:

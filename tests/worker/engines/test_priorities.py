@@ -19,7 +19,7 @@ def priorities(protocol: str, tokenizer: Tokenizer, **traits: bool) -> list[Any]
     with engine_server(protocol, tokenizer) as script:
         vars(script).update(traits)
         server = EngineServer(script.url, None, silence_s=10)
-        adapter.facts(server)
+        adapter.facts(server, ())
         server.close()
     asks = [Ask([1], 1, SamplingParams(), seed=0, is_batch=batch) for batch in (False, True)]
     bodies: list[Mapping[str, Any]] = [adapter.call(ask, tokenizer).body for ask in asks]

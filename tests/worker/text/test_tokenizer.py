@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,22 @@ def test_the_bytes_of_pieces_are_those_within_a_text(tmp_path: Path) -> None:
     token_ids = tokenizer.encode_text(text)
 
     assert b"".join(map(tokenizer.token_bytes, token_ids)).decode() == f" {text}"
+
+
+@pytest.mark.parametrize("kind", [byte_level_tokenizer, sentencepiece_tokenizer])
+@pytest.mark.parametrize("text", ["", "a", " a", "  ", "hello", "\n\n", "é🙂", "漢 字"])
+def test_the_tokens_of_a_text_within_a_text_have_its_bytes(
+    kind: Callable[[], Encoder], text: str, tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer.load(save_tokenizer(kind(), tmp_path))
+
+    token_ids = tokenizer.encode_within(text)
+
+    assert token_ids is not None
+    assert b"".join(map(tokenizer.token_bytes, token_ids)) == text.encode()
+
+
+def test_a_text_without_tokens_has_none_within_a_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(save_tokenizer(word_tokenizer(), tmp_path))
+
+    assert tokenizer.encode_within("four") is None

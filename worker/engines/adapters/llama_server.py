@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from shared.errors import EngineFailed
@@ -22,7 +22,7 @@ class LlamaServer:
 
     traits = EngineTraits(
         name="llama-server",
-        versions="b11434",
+        versions=("b11434", "b1-0c1e570"),
         parameters=frozenset(
             (
                 *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
@@ -31,6 +31,7 @@ class LlamaServer:
             )
         ),
         constraints=frozenset(("json_schema",)),
+        states_num_slots=True,
         remarks="Presence and frequency penalties count the tokens of the prompt, too. Of the "
         "tokens of one character, only the last one has a logprob.",
     )
@@ -40,7 +41,7 @@ class LlamaServer:
     def __init__(self) -> None:
         self._ids: dict[bytes, int] = {}
 
-    def facts(self, http: Http) -> EngineFacts:
+    def facts(self, http: Http, names: Collection[str]) -> EngineFacts:
         props = http.get("/props")
         meta = http.get("/v1/models")["data"][0]["meta"]
         return EngineFacts(
@@ -110,6 +111,8 @@ class LlamaServerCall:
             num_tokens, token_ids = event["tokens_predicted"], event["tokens"]
             end = self._end_of(event)
             num_missing = num_tokens - self._num_known - len(token_ids)
+            if num_missing < 0:
+                raise EngineFailed("The engine's events are out of order.")
             if num_missing and token_ids:
                 text = event["content"].encode()
                 token_ids = [*self._missing(text, num_missing, token_ids[0]), *token_ids]
@@ -128,7 +131,7 @@ class LlamaServerCall:
     def _missing(self, text: bytes, num_missing: int, last: int) -> Sequence[int]:
         """The tokens before ``last`` whose bytes, followed by the bytes of ``last``, are
         ``text``."""
-        usual = self._tokenizer.encode_text(text.decode())
+        usual = self._tokenizer.encode_within(text.decode()) or []
         if len(usual) == num_missing + 1 and usual[-1] == last:
             return usual[:-1]
         rest = text.removesuffix(self._tokenizer.token_bytes(last))

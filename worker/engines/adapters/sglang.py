@@ -1,10 +1,11 @@
 """SGLang: ``python -m sglang.launch_server --model-path MODEL``."""
 
+from collections.abc import Collection
 from typing import Any
 
 from shared.errors import EngineFailed
 from worker.engine.interface import TokenScore
-from worker.engines.adapter import Ask, EngineFacts, EngineTraits, Http, Json, Piece
+from worker.engines.adapter import UNKNOWN, Ask, EngineFacts, EngineTraits, Http, Json, Piece
 from worker.engines.completions import biases_of, score_of
 from worker.text import Tokenizer
 
@@ -16,7 +17,8 @@ class SGLang:
 
     traits = EngineTraits(
         name="sglang",
-        versions="0.5, read and not run",
+        versions=("0.5",),
+        was_run=False,
         parameters=frozenset(
             (
                 *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
@@ -25,6 +27,8 @@ class SGLang:
             )
         ),
         constraints=frozenset(("json_schema", "regex")),
+        repeats_seeds=False,
+        states_num_slots=True,
         has_min_tokens=True,
         remarks="Seeds count with --enable-deterministic-inference alone. After a take-over, "
         "presence and frequency penalties do not count the tokens before it. Batches have a lower "
@@ -37,14 +41,14 @@ class SGLang:
         self._priorities: tuple[int, int] | None = None
         """The priorities of interactive and of batch jobs; None: the server has no priorities."""
 
-    def facts(self, http: Http) -> EngineFacts:
+    def facts(self, http: Http, names: Collection[str]) -> EngineFacts:
         server = http.get("/get_server_info")
         is_low_first = server.get("schedule_low_priority_values_first")
         has_priority = server.get("enable_priority_scheduling")
         self._priorities = ((0, 1) if is_low_first else (1, 0)) if has_priority else None
         model = http.get("/v1/models")["data"][0]
         return EngineFacts(
-            str(server.get("version", "unknown")),
+            str(server.get("version", UNKNOWN)),
             http.get("/get_model_info")["model_path"],
             max_seq_len=model["max_model_len"],
             num_slots=server.get("max_running_requests"),
@@ -108,6 +112,8 @@ class SGLangCall:
                 return Piece(prompt_scores=_scores(facts, "input", 1, self._num_prompt_top))
             num_tokens, token_ids = facts["completion_tokens"], event["output_ids"]
             num_new = num_tokens - self._num_known
+            if num_new < 0:
+                raise EngineFailed("The engine's events are out of order.")
             if len(token_ids) not in (num_new, num_tokens):
                 raise EngineFailed(f"The engine counts {num_tokens} tokens, and sent others.")
             self._num_known = num_tokens

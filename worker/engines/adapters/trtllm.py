@@ -1,5 +1,7 @@
 """TensorRT-LLM: ``trtllm-serve MODEL``."""
 
+from collections.abc import Collection
+
 from worker.engines.adapter import Ask, EngineFacts, EngineTraits, Http, Json, Piece
 from worker.engines.completions import (
     PATH,
@@ -17,7 +19,8 @@ class TensorRT:
 
     traits = EngineTraits(
         name="trtllm",
-        versions="1.2, read and not run",
+        versions=("1.2",),
+        was_run=False,
         parameters=frozenset(
             (
                 *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
@@ -25,9 +28,10 @@ class TensorRT:
                 *("min_tokens", "stop_token_ids", "ignore_eos"),
             )
         ),
+        states_max_seq_len=False,
         has_min_tokens=True,
-        remarks="The server does not state its context length: set --max-seq-len. It has no "
-        "endpoint that tokenizes, so that the worker cannot compare the vocabularies.",
+        remarks="The server has no endpoint that tokenizes, so that the worker cannot compare the "
+        "vocabularies.",
     )
     default_port = 8000
     health_path = "/health"
@@ -35,7 +39,7 @@ class TensorRT:
     def __init__(self) -> None:
         self._model = ""
 
-    def facts(self, http: Http) -> EngineFacts:
+    def facts(self, http: Http, names: Collection[str]) -> EngineFacts:
         self._model = http.get("/v1/models")["data"][0]["id"]
         return EngineFacts(http.get("/version")["version"], self._model)
 
@@ -63,6 +67,7 @@ class TensorRTCall:
             "logit_bias": {str(one): bias for one, bias in biases.items()} or None,
             "min_tokens": ask.min_tokens,
             "stop_token_ids": list(sampling.stop_token_ids),
+            "include_stop_str_in_output": True,  # otherwise the stop token is left out
             "ignore_eos": sampling.ignore_eos,
             "skip_special_tokens": False,
         }

@@ -1,6 +1,7 @@
 """vLLM: ``vllm serve MODEL``."""
 
 import json
+from collections.abc import Collection
 
 from shared.errors import EngineFailed
 from shared.messages import SamplingParams
@@ -10,6 +11,7 @@ from worker.engines.completions import (
     body_of,
     choice_of,
     end_of,
+    named,
     prompt_scores_of,
     scores_of,
     token_ids_of,
@@ -22,7 +24,7 @@ class VLLM:
 
     traits = EngineTraits(
         name="vllm",
-        versions="0.32",
+        versions=("0.32",),
         parameters=frozenset(
             (
                 *("temperature", "top_p", "top_k", "min_p", "seed", "logit_bias"),
@@ -44,8 +46,9 @@ class VLLM:
         self._model = ""
         self._has_priority = False
 
-    def facts(self, http: Http) -> EngineFacts:
-        model = http.get("/v1/models")["data"][0]
+    def facts(self, http: Http, names: Collection[str]) -> EngineFacts:
+        models = http.get("/v1/models")["data"]
+        model = named(models, names) or models[0]
         self._model = model["id"]
         self._has_priority = self._takes_priority(http)
         version = http.get("/version")["version"]

@@ -42,6 +42,22 @@ async def ids_of_letters(gateway: LiveGateway) -> list[str]:
     return [letter["id"] for letter in (await gateway.http.get(LETTERS)).json()["data"]]
 
 
+async def test_the_status_says_which_engine_is_away(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    worker.announcement = msgspec.structs.replace(
+        worker.announcement, engine="vllm 0.32.0", is_engine_away=True
+    )
+
+    async def is_away() -> bool:
+        workers = (await status_of(gateway))["workers"]
+        return [(one["state"], one["engine"]) for one in workers] == [
+            ("engine_away", "vllm 0.32.0")
+        ]
+
+    await eventually(is_away)
+
+
 async def test_the_status_lists_workers_and_their_queues(
     gateway: LiveGateway, worker: ScriptedWorker
 ) -> None:

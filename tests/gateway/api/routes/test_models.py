@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import msgspec
 import openai
 import pytest
 
@@ -12,6 +13,12 @@ from tests.support.gateway.http import LiveGateway, eventually, hears_a_worker, 
 from tests.support.workers.jobs import num_ready
 from tests.support.workers.scripted_worker import MODEL, ScriptedJob, ScriptedWorker
 
+TRAITS: dict[str, Any] = {
+    "engine": "trtllm 1.2",
+    "unsupported": ("top_k", "min_p", "constraint"),
+    "engine_constraints": ("json_schema",),
+}
+"""What the worker of another engine announces."""
 USER = {"role": "user", "content": "one"}
 
 
@@ -32,6 +39,50 @@ async def test_a_model_is_described(gateway: LiveGateway) -> None:
     assert (model["object"], model["owned_by"], model["max_model_len"]) == ("model", "warren", 2048)
     assert model["fingerprint"] == "f"
     assert isinstance(model["created"], int)
+
+
+async def hears_traits(gateway: LiveGateway, worker: ScriptedWorker) -> None:
+    """Let the worker announce `TRAITS`, and wait until the gateway knows."""
+    worker.announcement = msgspec.structs.replace(worker.announcement, **TRAITS)
+
+    async def is_known() -> bool:
+        answer = await gateway.http.get(f"/v1/models/{MODEL}")
+        return answer.status_code == 200 and answer.json()["engine"] == TRAITS["engine"]
+
+    await eventually(is_known)
+
+
+async def test_a_model_of_another_engine_has_that_engines_traits(
+    gateway: LiveGateway, worker: ScriptedWorker
+) -> None:
+    await hears_traits(gateway, worker)
+
+    model = (await gateway.http.get(f"/v1/models/{MODEL}")).json()
+    assert model["max_num_seqs"] == 8
+    assert model["unsupported_parameters"] == ["constraint", "min_p", "top_k"]
+    assert model["engine_constraints"] == ["json_schema"]
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ({"top_k": 5}, "top_k"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+    ],
+    ids=["top_k", "min_p", "response_format"],
+)
+async def test_what_the_engine_lacks_is_refused_before_any_work(
+    gateway: LiveGateway, worker: ScriptedWorker, field: dict[str, Any], param: str
+) -> None:
+    await hears_traits(gateway, worker)
+
+    body = {"model": MODEL, "messages": [USER], **field}
+    answer = await gateway.http.post("/v1/chat/completions", json=body)
+
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], worker.jobs) == (400, param, [])
+    assert "trtllm 1.2" in error["message"]
 
 
 @pytest.mark.parametrize("body", [{}, {"model": None}, {"model": ""}])
