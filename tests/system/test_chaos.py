@@ -26,7 +26,7 @@ from tests.system.chaos.surroundings import surroundings
 pytestmark = [pytest.mark.rabbit, pytest.mark.timeout(600)]
 
 QUESTIONS = [Question("echo", f"Question {k}", 40 + 10 * (k % 3), seed=k) for k in range(12)]
-OF_ALL = Question("echo", "The same for all", 60, seed=1)
+OF_ALL = Question("echo", "The same for all", 120, seed=1)
 NUM_CALLERS = 4
 
 

@@ -151,6 +151,9 @@ async def test_a_request_repeated_before_its_job_has_started_is_no_failure(
     for step in ("job taken over", "request taken over"):
         (taken_over,) = job_records(caplog, step)
         assert (taken_over["reason"], taken_over["levelname"]) == ("requested again", "INFO")
+    runs = job_records(caplog, "job started", "job taken over")
+    assert [run["execution"] > 0 for run in runs] == [True, True]
+    assert len({run["execution"] for run in runs}) == 1
 
 
 async def test_a_drain_says_what_it_waits_for_and_hands_over_the_rest(

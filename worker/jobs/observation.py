@@ -275,9 +275,11 @@ class JobObservation:
     def write(
         self, step: requests.Step, facts: dict[str, object], *, is_warning: bool = False
     ) -> None:
-        """Write a line of the job, with the worker and the attempt."""
+        """Write a line of the job, with the worker, the attempt and the execution's number, if the
+        request may have several executions."""
         own: dict[str, object] = {"worker": self._worker, "class": self._class}
         own["attempt"] = self._attempt or self._num_returns + 1
+        own["execution"] = self._job.execution or None
         requests.write_line(step, self._job, own | facts, is_warning=is_warning)
 
     def _count_wait(self) -> None:

@@ -30,7 +30,7 @@ class Runs:
     def problems(self) -> list[str]:
         """What differs from a single execution that all killed workers had."""
         lines = [line for line, _ in self._begun()]
-        num_executions = sum(line["attempt"] == 1 for line in lines)
+        num_executions = len({line["execution"] for line in lines})
         num_taken_over = sum(line["event"] == _TAKEN_OVER for line in lines)
         problems = []
         if num_executions != 1:
