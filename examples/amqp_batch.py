@@ -1,4 +1,4 @@
-"""Answer every line of a file over AMQP, and write one line of JSON for each.
+"""Answer every line of a file over AMQP, and write a line of JSON for each answer.
 
 Usage: python amqp_batch.py BROKER_URL QUESTIONS_FILE [MODEL]
 """

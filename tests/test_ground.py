@@ -284,7 +284,10 @@ def docstrings(module: Path) -> Iterator[str]:
     [
         ("bench", 4),
         ("cli", 4),
+        ("docs", 4),
+        ("examples", 4),
         ("gateway", 2),
+        ("infra", 4),
         ("kernels", 4),
         ("shared", 4),
         ("tests", 4),

@@ -1,7 +1,7 @@
 """The compatibility tables: what Warren does with each parameter of each operation.
 
-The parameters of others are those of `docs.site.endpoints`, ours come from the OpenAPI document.
-What is refused is found out by asking the structs that read the bodies.
+`docs.site.endpoints` has the parameters of other APIs, and ours come from the OpenAPI document. The
+structs that read the bodies show which parameters are refused.
 """
 
 from collections.abc import Iterator, Mapping
@@ -39,8 +39,7 @@ def operations() -> dict[str, dict[str, Any]]:
 
 
 def parameters(operation: str) -> dict[str, str]:
-    """Our parameters of an operation, each with its description: those of the query, and those of
-    the body."""
+    """Our parameters of an operation, of its query and of its body, each with its description."""
     described = operations()[operation]
     bodies = described.get("requestBody", {}).get("content", {}).values()
     fields = [

@@ -1,7 +1,8 @@
 """The operations of the API, and the parameters that other APIs have for each of them.
 
-Those of OpenAI and Anthropic come from the types of their Python packages, those of vLLM and Cohere
-from their documentation. Only the notes on bodies of generations are written by hand.
+The parameters of OpenAI and Anthropic come from the types of their Python packages, and the
+parameters of vLLM and Cohere from their documentation. Only the notes on bodies of generations are
+written by hand.
 """
 
 from collections.abc import Collection, Mapping
@@ -115,7 +116,7 @@ LLAMA_CPP = (
     "typical_p",
     "xtc_probability",
 )
-"""Those of llama-server that are refused, because they change answers."""
+"""The parameters of llama-server that are refused, because they change answers."""
 
 _POOLING = (
     "add_special_tokens",
@@ -345,7 +346,7 @@ class Endpoint(NamedTuple):
     without_effect: Collection[str] = ()
     """Parameters that the body has only because others have them."""
     notes: Mapping[str, str] = {}
-    """Those that differ from `NOTES`, or from the descriptions in the OpenAPI document."""
+    """The descriptions that differ from `NOTES` or from the OpenAPI document."""
 
     @property
     def origins(self) -> dict[str, str]:

@@ -136,7 +136,7 @@ def _section(struct: type[msgspec.Struct]) -> str:
 
 
 def _shared_docs(struct: type[msgspec.Struct]) -> dict[str, str]:
-    """What other structs say of the fields that this one has, too."""
+    """The descriptions of the fields that this struct shares with other structs."""
     of_job = field_docs(messages.GenerationJob)
     of_delta = field_docs(messages.TokenDelta) if struct in _LIKE_A_DELTA else {}
     return {name: of_job[name] for name in _LIKE_A_JOB} | of_delta
