@@ -191,7 +191,7 @@ async def test_another_gateway_takes_what_a_draining_one_refuses(proxied: Proxie
         held.set()
         body += "".join([piece async for piece in pieces])
 
-    assert [answer.status_code for answer in answers] == [200] * 16
+    assert [answer.text for answer in answers if answer.status_code != 200] == []
     assert text_of(body) == "one two"
 
 
