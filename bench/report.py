@@ -74,8 +74,8 @@ def continued(path: Path, about: dict[str, Any]) -> tuple[dict[str, Any], list[M
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write ``content`` with a line for each value and list item, and fractions with six digits."""
-    content = json.loads(json.dumps(content), parse_float=lambda text: float(f"{float(text):.6g}"))
+    """Write ``content`` with a line for each value and list item, fractions with four digits."""
+    content = json.loads(json.dumps(content), parse_float=lambda text: float(f"{float(text):.4g}"))
     path.parent.mkdir(parents=True, exist_ok=True)
     values = (f" {json.dumps(name)}: {_lines(value)}" for name, value in content.items())
     path.write_text("{\n" + ",\n".join(values) + "\n}\n")
