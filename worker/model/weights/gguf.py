@@ -1,6 +1,7 @@
 """GGUF files as a source of tensors."""
 
 import math
+import mmap
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,9 @@ from worker.checkpoints.gguf_file import KINDS, GgufTensor, end_of, read_header
 from worker.checkpoints.progress import LoggedProgress
 
 _MAX_READ = 1024
+_MAX_RESIDENT_BYTES = 256 << 20
+"""So much is read before what was read is left to the system again: the process would otherwise
+seem to take the memory of the file beside that of its weights."""
 _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _OF_EXPERT = re.compile(r"(.*_exps)\.(\d+)(\.\w+)")
 """An expert's matrix or bias, in a tensor that holds those of all experts."""
@@ -81,6 +85,7 @@ class GgufSource:
         tensors are on the meta device."""
         self.directory = directory
         self._has_data = has_data
+        self._maps: list[mmap.mmap] = []
         self._tensors: dict[str, tuple[Tensor, GgufTensor]] = {}
         headers = [read_header(path) for path in files]
         self.architecture = headers[0].architecture
@@ -88,7 +93,7 @@ class GgufSource:
         self._entries = headers[0].entries
         for path, header in zip(files, headers, strict=True):
             size = path.stat().st_size
-            content = _mapped(path)
+            content = self._map(path)
             if any(end_of(tensor) > size for tensor in header.tensors.values()):
                 raise StartupError(f"{path.name} is truncated")
             self._tensors |= {
@@ -99,6 +104,7 @@ class GgufSource:
         self._read: set[str] = set()
         self._num_bytes = sum(path.stat().st_size for path in files)
         self._num_bytes_read = 0
+        self._num_bytes_resident = 0
         self._progress = LoggedProgress()
 
     @property
@@ -163,11 +169,31 @@ class GgufSource:
                     f"{name} has {shape[-1]} inputs, {kind} has a multiple of {size.inputs}"
                 )
             values = held.view(*shape[:-1], shape[-1] // size.inputs, size.num_bytes)
+        self._note_resident(held.nbytes)
         if name not in self._read:
             self._read.add(name)
             self._num_bytes_read += held.nbytes
             self._progress("weights", self._num_bytes_read, self._num_bytes)
         return values
+
+    def _map(self, path: Path) -> Tensor:
+        """The bytes of a file.
+
+        They are mapped, so that only the requested parts are read, and private, because torch needs
+        write access.
+        """
+        with path.open("rb") as file:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._maps.append(content)
+        return torch.frombuffer(content, dtype=torch.uint8)
+
+    def _note_resident(self, num_bytes: int) -> None:
+        """Tensors stay valid: the system maps a page again if it is read again."""
+        self._num_bytes_resident += num_bytes
+        if self._num_bytes_resident > _MAX_RESIDENT_BYTES and hasattr(mmap, "MADV_DONTNEED"):
+            for content in self._maps:
+                content.madvise(mmap.MADV_DONTNEED)
+            self._num_bytes_resident = num_bytes
 
     def _constant(self, layer: int, key: str) -> Tensor:
         values = self._entries.get(key)
@@ -196,13 +222,3 @@ class GgufSource:
 def _of_all(name: str) -> str:
     """The name of a tensor in the file: a tensor of all experts has no number of an expert."""
     return _OF_EXPERT.sub(r"\1\3", name)
-
-
-def _mapped(path: Path) -> Tensor:
-    """The bytes of a file.
-
-    They are mapped, so that only the requested parts are read, and private, because torch needs
-    write access.
-    """
-    size = path.stat().st_size
-    return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
