@@ -9,7 +9,8 @@ from worker.engine.drafts import MAX_MATCH_LEN, NO_DRAFT, Drafter, TokenDraft
 from worker.engine.interface import DraftSource, ScheduledSequence, Submit
 from worker.engine.logit_edits import editor
 
-_PLACEHOLDER_ID = 0
+PLACEHOLDER_ID = 0
+"""Stands for a token that is still in flight."""
 
 
 class Sequence:
@@ -188,7 +189,7 @@ class Sequence:
         token_ids = self.token_ids[start:end]
         is_pending = end > len(self.token_ids)
         if is_pending:
-            token_ids.append(_PLACEHOLDER_ID)
+            token_ids.append(PLACEHOLDER_ID)
         token_ids += draft.token_ids
         is_sampled = end == self.num_tokens and self.is_drawn
         position = end - len(self.submit.prompt_ids)

@@ -31,6 +31,7 @@ from worker.engine.interface import (
     StepOutput,
     Submit,
 )
+from worker.engine.sequence import PLACEHOLDER_ID
 
 
 class Request(NamedTuple):
@@ -234,7 +235,10 @@ class Service(RuleBasedStateMachine):
         """If a step starts a batch sequence, no interactive sequence is waiting, and the reserve is
         kept."""
         for share in batch.sequences:
-            assert share.previous_row is None or share.num_tokens == 1 + share.num_drafts
+            # A sequence that was preempted while its token is in flight, and finds its own blocks
+            # again, computes the tokens before that token in the same step.
+            if share.previous_row is not None:
+                assert share.token_ids[-1 - share.num_drafts] == PLACEHOLDER_ID
             if share.is_sampled:
                 self.last_position[share.sequence_id] = share.position
         begun = [self.submits[share.sequence_id] for share in batch.sequences if share.start == 0]
