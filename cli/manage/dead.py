@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import msgspec
@@ -204,8 +204,7 @@ async def _act(act: Act, bus: Bus, limit: int, trusted_users: tuple[str, ...]) -
 @asynccontextmanager
 async def _connected(bus: Bus, timeout_s: float = CONNECT_TIMEOUT_S) -> AsyncIterator[None]:
     """Raises `BusUnavailable` if the broker cannot be reached within ``timeout_s``."""
-    async with AsyncExitStack() as stack:
-        await stack.enter_async_context(bus)
+    async with bus:
         if not bus.is_connected:
             notices.print("Waiting for the broker ...")
         await connected_within(

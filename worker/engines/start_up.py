@@ -1,6 +1,5 @@
 """Starts or finds an engine, and checks that it serves the model of the tokenizer."""
 
-import hashlib
 import logging
 import re
 import shlex
@@ -13,6 +12,7 @@ from pathlib import Path
 import httpx
 
 from shared.errors import EngineFailed, StartupError
+from shared.messages import hash_text
 from shared.settings import batch_reserve
 from worker.engines.adapter import NONSENSE, UNKNOWN, Adapter, EngineFacts
 from worker.engines.adapters import ADAPTERS
@@ -105,10 +105,10 @@ def open_engine(options: EngineOptions, directory: Path) -> OpenedEngine:
         process=process,
     )
     # Workers of the same model may have it in different directories.
-    served = _digest(f"{facts.model.rpartition('/')[2]}\n{tokenizer.source}")
+    served = hash_text((facts.model.rpartition("/")[2], "\n", tokenizer.source))
     numerics = f"{options.engine} {facts.version} {served[:8]}"
     if options.command is not None:
-        numerics += f" {_digest(_options_in(options.command))[:8]}"
+        numerics += f" {hash_text([_options_in(options.command)])[:8]}"
     return OpenedEngine(
         engine,
         tokenizer,
@@ -174,10 +174,6 @@ def _options_in(command: str) -> str:
         elif not value:
             next(words, None)
     return "\n".join(kept)
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _wait_healthy(server: EngineServer, adapter: Adapter, process: EngineProcess | None) -> None:
