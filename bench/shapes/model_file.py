@@ -107,13 +107,13 @@ def write_model(path: Path, config: Mapping[str, Any], weights: str, tokenizer: 
     _add_sizes(writer, config)
     if architecture.has_recurrence:
         _add_recurrence(writer, config)
-    if architecture.num_experts is not None:
-        _add_experts(writer, config, config[architecture.num_experts])
-    writer.add_file_type(mix.file_type)
-    _add_tokenizer(writer, tokenizer, config["vocab_size"])
     tensors = list(tensors_of(config))
     vectors = [tensor for tensor in tensors if isinstance(tensor, Vector)]
     matrices = [tensor for tensor in tensors if isinstance(tensor, Matrix)]
+    if experts := [one for one in matrices if one.count is not None]:
+        _add_experts(writer, config, experts[0])
+    writer.add_file_type(mix.file_type)
+    _add_tokenizer(writer, tokenizer, config["vocab_size"])
     for vector in vectors:
         num_bytes = 4 * math.prod(vector.shape)
         writer.add_tensor_info(vector.name, vector.shape, np.dtype(np.float32), num_bytes)
@@ -206,11 +206,12 @@ def _add_recurrence(writer: gguf.GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_rope_dimension_sections(_ROPE_SECTIONS)
 
 
-def _add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any], num_experts: int) -> None:
-    inner = config.get("moe_intermediate_size", config["intermediate_size"])
-    writer.add_expert_count(num_experts)
+def _add_experts(writer: gguf.GGUFWriter, config: Mapping[str, Any], gates: Matrix) -> None:
+    """``gates`` are the first matrices of all experts, [count, inner size, hidden size]."""
+    assert gates.count is not None
+    writer.add_expert_count(gates.count)
     writer.add_expert_used_count(config["num_experts_per_tok"])
-    writer.add_expert_feed_forward_length(inner)
+    writer.add_expert_feed_forward_length(gates.rows)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, directory: Path, vocab_size: int) -> None:

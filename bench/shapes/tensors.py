@@ -50,8 +50,6 @@ class Architecture:
     feed_forward: Part
     before_feed_forward: str = "ffn_norm"
     has_recurrence: bool = False
-    num_experts: str | None = None
-    """The key of config.json that has their number."""
 
 
 def _attention(
@@ -141,14 +139,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         name="qwen3moe",
         mixer=_attention(_NORMS),
         feed_forward=_experts("num_experts", "moe_intermediate_size"),
-        num_experts="num_experts",
     ),
     "gpt_oss": Architecture(
         name="gpt-oss",
         mixer=_attention(has_biases=True, has_sinks=True),
         feed_forward=_experts("num_local_experts", "intermediate_size", has_biases=True),
         before_feed_forward="post_attention_norm",
-        num_experts="num_local_experts",
     ),
     "qwen3_5_text": Architecture(
         name="qwen35",
