@@ -83,6 +83,7 @@ async def test_a_receipt_that_was_changed_or_signed_elsewhere_is_marked(
     for published in (other.as_dict(private=False), {**own, "x": other.as_dict()["x"]}):
         keys[:] = [published]
         await page.get_by_role("button", name="Receipt").click()
+        await expect(signature).to_be_visible()
         await expect(signature).to_have_class("warn")
         said.append(await signature.text_content())
         await page.get_by_role("dialog").get_by_role("button", name="Close").click()
