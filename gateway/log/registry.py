@@ -132,7 +132,8 @@ class Relays:
                 raise StreamExpired(EXPIRED) from None
 
     async def cancel(self, request_id: str, tenant: str | None) -> None:
-        """Cancel a job and delete its log, even if another gateway reads it. Raises as `resume`."""
+        """Cancel a job and delete its log, even if another gateway reads it. Raises as `resume`,
+        and `BusError` if the log may not be deleted."""
         relay = self._returning(_claim(request_id, tenant, is_cancelled=True))
         await relay.find_log()
         if await self._bus.inspect(relay.log_name) is None:
@@ -143,6 +144,7 @@ class Relays:
                 await relay.catch_up(Accepted(body_hash=""))
                 if tenant is not None and relay.facts is None:
                     raise Unavailable("No worker has started on this request yet.")
+                await relay.reading.end()
 
     def cancel_all(self, is_meant: Callable[[LogRelay], bool]) -> list[str]:
         """Cancel requests whose logs this gateway reads, or whose clients it waits for, in the
