@@ -56,6 +56,8 @@ class Execution(Struct, frozen=True, kw_only=True):
 
 
 class ReceiptChoice(Struct, frozen=True, kw_only=True):
+    """An answer to a prompt, without its text."""
+
     token_ids: TokenIds
     finish_reason: FinishReason
     stop_reason: str | int | None
@@ -65,6 +67,8 @@ class ReceiptChoice(Struct, frozen=True, kw_only=True):
 
 
 class ReceiptUsage(Struct, frozen=True, kw_only=True):
+    """The tokens of all prompts and choices together."""
+
     prompt_tokens: Count
     cached_tokens: Count
     completion_tokens: Count
