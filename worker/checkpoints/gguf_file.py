@@ -10,23 +10,15 @@ import math
 import mmap
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from shared.errors import StartupError
 
 _MAGIC = int.from_bytes(b"GGUF", "little")
-_NAMES = (
-    *("F32", "F16", "q4_0", "q4_1", "-", "-", "q5_0", "q5_1", "q8_0", "-", "q2_k", "q3_k", "q4_k"),
-    *("q5_k", "q6_k", "-", "iq2_xxs", "iq2_xs", "iq3_xxs", "iq1_s", "iq4_nl", "iq3_s", "iq2_s"),
-    *("iq4_xs", "-", "-", "-", "-", "-", "iq1_m", "BF16", "-", "-", "-", "tq1_0", "tq2_0"),
-    *("-", "-", "-", "mxfp4", "nvfp4"),
-)
-KINDS = {number: name for number, name in enumerate(_NAMES) if name != "-"}
-"""The types of tensors that weights have, by their number in ggml's ``enum ggml_type``."""
 _FILES = "gguf-files.json"
 _LAYOUTS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 """The layouts of numbers, by their kind, for `struct`."""
@@ -38,6 +30,56 @@ _MAX_KEPT = 64
 takes a while to pass over."""
 Entry: TypeAlias = str | float | tuple[float, ...]
 """A string, a number or a truth value, or several numbers."""
+
+
+class Kind(NamedTuple):
+    """A ``ggml_type``: how the elements of a tensor are stored."""
+
+    name: str
+    num_weights: int
+    """Weights of a block."""
+    num_bytes: int
+    """Bytes of a block."""
+
+
+KINDS: Mapping[int, Kind] = {
+    0: Kind("F32", 1, 4),
+    1: Kind("F16", 1, 2),
+    2: Kind("q4_0", 32, 18),
+    3: Kind("q4_1", 32, 20),
+    6: Kind("q5_0", 32, 22),
+    7: Kind("q5_1", 32, 24),
+    8: Kind("q8_0", 32, 34),
+    9: Kind("q8_1", 32, 40),
+    10: Kind("q2_k", 256, 84),
+    11: Kind("q3_k", 256, 110),
+    12: Kind("q4_k", 256, 144),
+    13: Kind("q5_k", 256, 176),
+    14: Kind("q6_k", 256, 210),
+    15: Kind("q8_k", 256, 292),
+    16: Kind("iq2_xxs", 256, 66),
+    17: Kind("iq2_xs", 256, 74),
+    18: Kind("iq3_xxs", 256, 98),
+    19: Kind("iq1_s", 256, 50),
+    20: Kind("iq4_nl", 32, 18),
+    21: Kind("iq3_s", 256, 110),
+    22: Kind("iq2_s", 256, 82),
+    23: Kind("iq4_xs", 256, 136),
+    24: Kind("I8", 1, 1),
+    25: Kind("I16", 1, 2),
+    26: Kind("I32", 1, 4),
+    27: Kind("I64", 1, 8),
+    28: Kind("F64", 1, 8),
+    29: Kind("iq1_m", 256, 56),
+    30: Kind("BF16", 1, 2),
+    34: Kind("tq1_0", 256, 54),
+    35: Kind("tq2_0", 256, 66),
+    39: Kind("mxfp4", 32, 17),
+    40: Kind("nvfp4", 64, 36),
+    41: Kind("q1_0", 128, 18),
+}
+"""The types by their number in ggml's ``enum ggml_type``. `gguf.constants` has them, too, but its
+import takes longer than everything else that a start does with a header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +106,9 @@ class GgufHeader:
 
 def end_of(tensor: GgufTensor) -> int:
     """Where a tensor ends in the file; its start if its format is unknown."""
-    from gguf.constants import GGML_QUANT_SIZES
-
-    sizes = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
-    num_weights, num_bytes = sizes.get(tensor.kind, (1, 0))
-    return tensor.start + math.prod(tensor.shape) // num_weights * num_bytes
+    if (kind := KINDS.get(tensor.kind)) is None:
+        return tensor.start
+    return tensor.start + math.prod(tensor.shape) // kind.num_weights * kind.num_bytes
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -177,14 +217,20 @@ class _Cursor:
         if element == _ARRAY:
             raise ValueError("arrays of arrays are not supported")
         if element == _STRING:
-            for _ in range(count):
-                (length,) = self.integers("<Q")
-                self.position += length
+            self._pass_over_strings(count)
             return None
         if count <= _MAX_NUMBERS:
             return self._numbers(element, count)
         self.position += struct.calcsize(_LAYOUTS[element]) * count
         return None
+
+    def _pass_over_strings(self, count: int) -> None:
+        """A vocabulary has hundreds of thousands of strings, so nothing else is done with each."""
+        content, position = self._content, self.position
+        length_at = struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            position += 8 + length_at(content, position)[0]
+        self.position = position
 
     def _numbers(self, kind: int, count: int) -> tuple[float, ...]:
         layout = f"<{count}{_LAYOUTS[kind]}"

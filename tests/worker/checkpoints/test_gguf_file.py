@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
-from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFWriter
 from numpy import zeros
 
 from shared.errors import StartupError
 from tests.worker.checkpoints.gguf_files import HEADS, write_tiny_gguf
-from worker.checkpoints.gguf_file import GgufTensor, read_header
+from worker.checkpoints.gguf_file import GgufTensor, end_of, read_header
 from worker.model.weights.gguf import GgufSource
 
 
@@ -34,6 +34,12 @@ def test_every_tensor_lies_where_the_gguf_package_finds_it(tiny: Path) -> None:
     assert header.tensors == as_gguf_reads(tiny)
     assert header.entries["llama.attention.head_count"] == HEADS
     assert header.start == min(tensor.start for tensor in header.tensors.values())
+
+
+@pytest.mark.parametrize("kind", GGML_QUANT_SIZES)
+def test_a_tensor_ends_where_the_gguf_package_says(kind: GGMLQuantizationType) -> None:
+    num_weights, num_bytes = GGML_QUANT_SIZES[kind]
+    assert end_of(GgufTensor((3, 2 * num_weights), int(kind), start=64)) == 64 + 6 * num_bytes
 
 
 def test_the_files_own_alignment_counts(tmp_path: Path) -> None:

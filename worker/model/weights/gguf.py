@@ -135,7 +135,7 @@ class GgufSource:
 
     def kind(self, name: str) -> str:
         number = self._stored(name)[1].kind
-        return KINDS.get(number, f"type {number}")
+        return KINDS[number].name if number in KINDS else f"type {number}"
 
     def shape(self, name: str) -> tuple[int, ...]:
         shape = self._stored(name)[1].shape
