@@ -416,7 +416,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "warren_team": (c_void_p, [c_int]),
     "warren_disband": (None, [c_void_p]),
     "warren_panel_bytes": (c_int64, [c_int32, c_int64]),
-    "warren_pack": (None, [c_void_p, POINTER(UnpackedView), c_int32]),
+    "warren_pack": (c_int32, [c_void_p, POINTER(UnpackedView), c_int32]),
     "warren_unpack_rows": (None, [POINTER(WeightView), c_void_p, c_int32, c_void_p]),
     "warren_linear": (None, [c_void_p, c_void_p, c_int32, POINTER(WeightView), c_int32, c_void_p]),
     "warren_attention": (

@@ -33,6 +33,10 @@ PACKED_BLOCKS = FORMATS.keys() & BLOCKS.keys()
 """The formats of ggml whose blocks the library multiplies."""
 
 
+class OddScale(ValueError):
+    """A matrix has a scale that is infinite or NaN, or makes weights infinite."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """A matrix [outputs, inputs] whose outputs are adjacent in memory."""
@@ -42,14 +46,16 @@ class Rows:
     data: Tensor
     """[outputs, ...]: what an output has, in any type."""
     inputs: int
+    name: str = "a matrix"
+    """What errors call it."""
 
     @classmethod
     def of_floats(cls, matrix: Tensor) -> Self:
         return cls(str(matrix.dtype).removeprefix("torch."), matrix, matrix.shape[1])
 
     @classmethod
-    def of_blocks(cls, matrix: QuantizedWeight) -> Self:
-        return cls(matrix.format, matrix.blocks, matrix.shape[1])
+    def of_blocks(cls, matrix: QuantizedWeight, name: str = "a matrix") -> Self:
+        return cls(matrix.format, matrix.blocks, matrix.shape[1], name)
 
 
 def can_be_stacked(parts: Sequence[Rows]) -> bool:
@@ -104,8 +110,8 @@ class Packer:
     def __init__(self, library: Library, num_threads: int = 1) -> None:
         self._library = library
         self._num_threads = num_threads
-        self._waiting: list[tuple[UnpackedView, Tensor, Tensor]] = []
-        """Each matrix, the tensor that it is in, and the tensor for its panels."""
+        self._waiting: list[tuple[UnpackedView, Rows, Tensor]] = []
+        """Each matrix, its rows, which are contiguous, and the tensor for its panels."""
         self._num_bytes = 0
         self._num_copied = 0
 
@@ -113,8 +119,8 @@ class Packer:
         """A matrix whose outputs are the parts', in their order. Its panels may be empty until
         `finish`.
 
-        Raises `ValueError` if the number of inputs is odd, for another type, and for parts that
-        cannot be stacked.
+        Raises `OddScale` as `finish` does, and `ValueError` if the number of inputs is odd, for
+        another type, and for parts that cannot be stacked.
         """
         if not can_be_stacked(parts):
             raise ValueError(f"outputs of {', '.join(rows.format for rows in parts)} in one matrix")
@@ -129,12 +135,16 @@ class Packer:
         return replace(packed, bias=None if bias is None else bias.float().contiguous())
 
     def finish(self) -> None:
-        """Fill the panels of all matrices."""
+        """Fill the panels of all matrices. Raises `OddScale`."""
         waiting, self._waiting = self._waiting, []
         self._num_bytes = self._num_copied = 0
         matrices = (UnpackedView * len(waiting))(*(view for view, *_ in waiting))
         team = self._library.team(self._num_threads)
-        self._library.functions.warren_pack(team, matrices, len(matrices))
+        first_odd = self._library.functions.warren_pack(team, matrices, len(matrices))
+        for _, rows, _ in waiting[first_odd:]:
+            raise OddScale(
+                f"{rows.name} cannot be read as {rows.format}: a scale is infinite or NaN"
+            )
 
     def _panels(self, run: list[Rows], outputs: int) -> Tensor:
         """The panels of parts in the same format, packed separately where each fills whole panels,
@@ -156,6 +166,7 @@ class Packer:
 
     def _add(self, rows: Rows, panels: Tensor) -> None:
         data = rows.data.contiguous()
+        rows = replace(rows, data=data)
         view = UnpackedView(
             pointer(data),
             data.nbytes // max(1, len(data)),
@@ -164,7 +175,7 @@ class Packer:
             len(data),
             rows.inputs,
         )
-        self._waiting.append((view, data, panels))
+        self._waiting.append((view, rows, panels))
         self._num_bytes += data.nbytes
         is_of_file = data.untyped_storage().nbytes() > data.nbytes
         self._num_copied += 0 if is_of_file else data.nbytes

@@ -1,6 +1,7 @@
 // The C interface that kernels/native/library.py calls. Pointers belong to the caller; nothing is validated here.
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <new>
 
@@ -33,15 +34,23 @@ void warren_disband(Team* team) { delete team; }
 
 int64_t warren_panel_bytes(int32_t format, int64_t inputs) { return panel_bytes(format, inputs); }
 
-void warren_pack(Team* team, const Unpacked* matrices, int32_t count) {
+// Returns the first matrix that has a scale with which weights are infinite or NaN; `count` if none has.
+int32_t warren_pack(Team* team, const Unpacked* matrices, int32_t count) {
+    std::atomic<int32_t> first_odd{count};
     team->run([&] {
         for (const Unpacked* one = matrices; one < matrices + count; one++)
             team->share((one->outputs + kPanel - 1) / kPanel, [&](int panel) {
                 const int first = panel * kPanel;
+                uint8_t* to = one->panels + panel * panel_bytes(one->format, one->inputs);
                 pack_panel(one->format, one->rows + first * one->row_bytes, std::min(kPanel, one->outputs - first),
-                           one->inputs, one->panels + panel * panel_bytes(one->format, one->inputs));
+                           one->inputs, to);
+                // Matrices are packed in their order, so no earlier matrix will be found.
+                int32_t none = count;
+                if (!has_finite_headers(one->format, to, one->inputs))
+                    first_odd.compare_exchange_strong(none, static_cast<int32_t>(one - matrices));
             });
     });
+    return first_odd;
 }
 
 void warren_unpack_rows(const Weight* weight, const int64_t* rows, int32_t count, float* to) {

@@ -161,6 +161,24 @@ inline void pack_panel(int32_t format, const uint8_t* rows, int num_rows, int in
     });
 }
 
+// Whether no scale or minimum in the headers of a panel makes its weights infinite or NaN.
+inline bool has_finite_headers(int32_t format, const uint8_t* panel, int inputs) {
+    constexpr int kGreatestExponent = 252, kOnesOfHalf = 0x7c00;
+    bool is_finite = true;
+    if (!is_quantized(format)) return is_finite;
+    with_format(format, [&](auto kind) {
+        for (int k = 0; k < inputs; k += layout(kind).blocks * kBlock, panel += headed_bytes(kind))
+            for (int at = 0; at < header_bytes(kind); at += scale_width(kind)) {
+                const int low = panel[at];
+                if constexpr (kind == kMxfp4)
+                    is_finite &= low <= kGreatestExponent;
+                else
+                    is_finite &= ((low | panel[at + 1] << 8) & kOnesOfHalf) != kOnesOfHalf;
+            }
+    });
+    return is_finite;
+}
+
 // The weights of one output, such as a row of an embedding.
 inline void unpack_row(const Weight& weight, int64_t row, float* to) {
     int64_t first = 0;

@@ -16,7 +16,7 @@ from tests.support.models.batches import batch, share
 from tests.support.models.numerics import assert_close
 from tests.worker.checkpoints.gguf_files import write_tiny_gguf
 from worker.checkpoints.convert import convert
-from worker.checkpoints.gguf_file import write_file_list
+from worker.checkpoints.gguf_file import read_header, write_file_list
 from worker.model.forward import Decoder
 from worker.model.inputs import build_inputs
 from worker.model.kv_cache import BlockShape, KVCache
@@ -75,6 +75,20 @@ def test_float16_matrices_run_on_the_native_kernels(tmp_path: Path, description:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", Kind.F16)
     decoder = load_decoder(served_from(path, description), device=CPU)
     assert (decoder.dtype, decoder.provider) == (torch.bfloat16, "native")
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+def test_a_scale_that_is_infinite_is_refused_by_the_name_of_its_matrix(
+    tmp_path: Path, description: Path, kernels: str
+) -> None:
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", Kind.Q8_0)
+    start = read_header(path).tensors["blk.1.ffn_down.weight"].start
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(b"\x00\x7c")
+
+    with pytest.raises(StartupError, match=r"blk\.1\.ffn_down\.weight .*: a scale is infinite"):
+        load_decoder(served_from(path, description), device=CPU, kernels=kernels)
 
 
 def test_the_fingerprint_is_that_of_the_file_wherever_it_lies(

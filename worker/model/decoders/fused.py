@@ -24,7 +24,7 @@ from kernels.native.decoder import (
 )
 from kernels.native.huge_pages import CommittedAhead
 from kernels.native.library import Library, library
-from kernels.native.packed import PACKED_BLOCKS, CodeBits, PackedWeight, Packer
+from kernels.native.packed import PACKED_BLOCKS, CodeBits, OddScale, PackedWeight, Packer
 from kernels.native.recurrences import MAX_KEY_DIM, MAX_STATE_DIM, MAX_TAPS
 from kernels.providers import Provider
 from shared.errors import StartupError
@@ -97,7 +97,10 @@ class FusedDecoder(SpecDecoder):
         self._dtype = dtype
         tables = PositionTables(max_seq_len, self.device)
         packing = _Packing(library(), num_threads, tables, dtype)
-        model = replace(packing.model(spec, weights), code_bits=code_bits)
+        try:
+            model = replace(packing.model(spec, weights), code_bits=code_bits)
+        except OddScale as error:
+            raise StartupError(str(error)) from error
         has_int8 = packing.has_blocks and code_bits == 8
         self._numerics = f"{weights.numerics} {INT8_INPUTS}" if has_int8 else weights.numerics
         self._decoder = PackedDecoder(library(), model, num_threads)
@@ -324,22 +327,22 @@ class _Packing:
             return None
         try:
             parts = read_predictor(weights, spec, predictor)
-        except StartupError as reason:
+            predicting = replace(
+                model,
+                layers=[self._layer(spec, predictor.layer, parts.layer)],
+                norm=_some_norm(predictor.norm, parts.norm),
+                junction=PackedJunction(
+                    embedding_norm=_some_norm(predictor.norm, parts.embedding_norm),
+                    hidden_norm=_some_norm(predictor.norm, parts.hidden_norm),
+                    projection=self._linear(parts.projection),
+                    is_hidden_first=predictor.is_hidden_first,
+                ),
+            )
+            self._packer.finish()
+        except (StartupError, OddScale) as reason:
             extra = {"reason": str(reason)}
             logger.warning("the layer that predicts tokens is not used", extra=extra)
             return None
-        predicting = replace(
-            model,
-            layers=[self._layer(spec, predictor.layer, parts.layer)],
-            norm=_some_norm(predictor.norm, parts.norm),
-            junction=PackedJunction(
-                embedding_norm=_some_norm(predictor.norm, parts.embedding_norm),
-                hidden_norm=_some_norm(predictor.norm, parts.hidden_norm),
-                projection=self._linear(parts.projection),
-                is_hidden_first=predictor.is_hidden_first,
-            ),
-        )
-        self._packer.finish()
         return predicting
 
     def _layer_inputs(

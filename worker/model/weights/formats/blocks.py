@@ -39,6 +39,9 @@ class BlockWeight:
     """A `Weight` in blocks of a single format."""
 
     packed: QuantizedWeight
+    unchecked: str | None = None
+    """The name of a matrix whose scales are checked where it is used: by the library, which packs
+    it, or before it is expanded. None: they are finite."""
 
     @property
     def providers(self) -> frozenset[Provider]:
@@ -59,13 +62,17 @@ class BlockWeight:
         return dequantize(self.packed.rows(ids))
 
     def selected(self, ids: Tensor) -> "BlockWeight":
-        return BlockWeight(self.packed.rows(ids))
+        return BlockWeight(self.packed.rows(ids), self.unchecked)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
+        if self.unchecked is not None:
+            _check_scales(self.unchecked, self.packed)
         return dequantize(self.packed).to(dtype)
 
     def native_rows(self) -> Sequence[Rows]:
-        return [Rows.of_blocks(self.packed)]
+        if self.unchecked is None:
+            return [Rows.of_blocks(self.packed)]
+        return [Rows.of_blocks(self.packed, self.unchecked)]
 
 
 class Gguf(Format):
@@ -184,7 +191,10 @@ def _on_device(source: TensorSource, names: list[str], target: Target) -> Weight
 
 
 def _stored(source: TensorSource, name: str, target: Target) -> Weight:
-    if (kind := source.kind(name)) in BLOCKS:
+    kind = source.kind(name)
+    if kind in PACKED_BLOCKS and target.provider == "native":
+        return BlockWeight(QuantizedWeight(kind, source.get(name).to(target.device)), name)
+    if kind in BLOCKS:
         return BlockWeight(_blocks(source, name, target.device))
     held = source.get(name).to(target.device)
     return DenseWeight(held if _stays(kind, target) else held.to(target.dtype))
@@ -194,9 +204,14 @@ def _blocks(source: TensorSource, name: str, device: torch.device | None = None)
     """A matrix that is stored in blocks, moved to a device if one is given. Raises `StartupError`
     if a scale is not finite."""
     packed = QuantizedWeight(source.kind(name), source.get(name).to(device=device))
-    if not has_finite_scales(packed):
-        raise StartupError(f"{name} cannot be read as {packed.format}: a scale is infinite or NaN")
+    _check_scales(name, packed)
     return packed
+
+
+def _check_scales(name: str, matrix: QuantizedWeight) -> None:
+    """Raise `StartupError` if a scale is not finite."""
+    if not has_finite_scales(matrix):
+        raise StartupError(f"{name} cannot be read as {matrix.format}: a scale is infinite or NaN")
 
 
 def _stays(kind: str, target: Target) -> bool:

@@ -15,7 +15,8 @@ from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kernels.native.packed import PACKED_BLOCKS
+from kernels.native.library import library
+from kernels.native.packed import PACKED_BLOCKS, OddScale, Packer
 from kernels.providers import Provider, load_ops
 from kernels.quantized import BLOCKS, QuantFormat, QuantizedWeight, dequantize, quantize
 from shared.errors import StartupError
@@ -27,6 +28,7 @@ from worker.model.weights.sources import open_source
 from worker.model.weights.weight import Weight
 
 CPU = torch.device("cpu")
+FLOAT = torch.float32
 TARGET = Target(torch.bfloat16, CPU, "native")
 PROVIDERS = get_args(Provider)
 INPUTS = 256
@@ -37,6 +39,7 @@ NAMES = (
 )
 QKV = [f"{name}.weight" for name in NUM_ROWS]
 DOWN, EMBEDDING, HEAD = "blk.0.ffn_down.weight", "token_embd.weight", "output.weight"
+UP, GATE = "blk.0.ffn_up.weight", "blk.0.ffn_gate.weight"
 
 
 def write_model(directory: Path, kinds: dict[str, Kind], main: Kind) -> dict[str, Tensor]:
@@ -311,8 +314,28 @@ def test_a_scale_that_is_not_finite_is_refused_by_name(tmp_path: Path, kind: str
         for stored_as, provider in itertools.product((Gguf(), Quantized("q8_0")), PROVIDERS):
             target, message = replace(TARGET, provider=provider), "infinite or NaN"
             with pytest.raises(StartupError, match=rf"ffn_down\.weight cannot be .*{message}"):
-                stored_as.read(open_source(tmp_path), [DOWN], (24, INPUTS), target)
+                stored_as.read(open_source(tmp_path), [DOWN], (24, INPUTS), target).dense(FLOAT)
     assert matrices
+
+
+@pytest.mark.parametrize("kind", sorted(PACKED_BLOCKS))
+def test_a_scale_that_is_not_finite_is_refused_by_name_as_it_is_packed(
+    tmp_path: Path, kind: str
+) -> None:
+    for blocks in odd_matrices(kind):
+        sound = random_blocks(kind, 24, INPUTS).blocks
+        tensors = {UP: sound, DOWN: blocks, GATE: blocks}
+        write_file(
+            tmp_path / "model.gguf",
+            {name: (one.flatten(1).numpy(), Kind[kind.upper()]) for name, one in tensors.items()},
+        )
+        packer = Packer(library())
+        for name in tensors:
+            weight = Gguf().read(open_source(tmp_path), [name], (24, INPUTS), TARGET)
+            packer.pack(weight.native_rows())
+
+        with pytest.raises(OddScale, match=rf"ffn_down\.weight cannot be read as {kind}: a scale"):
+            packer.finish()
 
 
 def test_nan_is_zero_in_the_scales_of_nvfp4(tmp_path: Path) -> None:
