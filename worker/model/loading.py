@@ -39,6 +39,7 @@ from worker.model.start import (
     start_runner,
 )
 from worker.model.warm_up import first_steps
+from worker.model.weights.formats.blocks import Gguf
 from worker.model.weights.formats.coded import method_of
 from worker.model.weights.formats.dense import Dense
 from worker.model.weights.formats.interface import Format, Target
@@ -388,6 +389,10 @@ def _native_decoder(
         Target(dtype, compute.device, "native" if is_fused else provider),
         vector_dtype=torch.float32 if is_fused else dtype,
     )
+    if is_fused and stored_as.name == Gguf.name:
+        # The library packs with threads of its own. Those of torch would have small operations
+        # alone, and take the cores from it as they spin for the next one.
+        torch.set_num_threads(1)
     if is_fused:
         return fused.FusedDecoder(
             spec,
