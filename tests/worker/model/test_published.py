@@ -34,10 +34,14 @@ PUBLISHED = sorted((Path(__file__).parent / "published").glob("*.json"))
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "I64": 8, "U8": 1}
 _FLOATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _RANGES = re.compile(r"\[([\d,-]+)\]")
+_LIKE = {"mimo": "qwen2"}
+"""Families that transformers lacks, and families with the same layers."""
 _OTHER_NAMES = (
     ("", ""),
+    ("", "transformer."),
     ("model.language_model.", "model."),
     ("vision_tower.vision_model.", "vision_tower."),
+    ("model.mtp_layers.0.", "model.layers.0."),
 )
 _FILE_BYTES = 4 << 30
 _BLOCK = 32
@@ -57,12 +61,21 @@ def names_in(pattern: str) -> Iterator[str]:
 def shapes_by_transformers(config: dict[str, Any]) -> dict[str, Shape]:
     """The shapes of all tensors by their published names."""
     own = {key: value for key, value in config.items() if key != "quantization_config"}
-    kind = own.pop("model_type")
+    family = own.pop("model_type")
+    kind = _LIKE.get(family, family)
     classes = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES | MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     with torch.device("meta"):
         model = getattr(transformers, classes[kind])(AutoConfig.for_model(kind, **own))
     tensors = revert_weight_conversion(model, model.state_dict())
-    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return shapes | _of_predictors(config) if family == "mimo" else shapes
+
+
+def _of_predictors(config: Mapping[str, Any]) -> dict[str, Shape]:
+    """What MiMo's layers that predict further tokens have beside an ordinary layer."""
+    size, stem = config["hidden_size"], "model.mtp_layers.0"
+    norms = {f"{stem}.{name}_layernorm.weight": (size,) for name in ("final", "hidden", "token")}
+    return {f"{stem}.input_proj.weight": (size, 2 * size), **norms}
 
 
 def as_stored(name: str, shapes: Mapping[str, Shape], floats: str) -> tuple[str, Shape]:
