@@ -37,7 +37,6 @@ from worker.engine.engine import Engine
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId, Submit
 from worker.engine.scheduler import SchedulerLimits
 from worker.model.config import read_json_config
-from worker.model.decoders.fused import FusedDecoder
 from worker.model.inputs import build_inputs
 from worker.model.runner import TorchRunner
 from worker.model.start import whole_cache
@@ -127,7 +126,7 @@ class Bench:
         torch.set_num_threads(num_threads)
         decoder = load(directory, weights, "native")
         torch.set_num_threads(1)  # as a worker does
-        if not isinstance(decoder, FusedDecoder):
+        if not decoder.traits.has_own_threads:
             raise typer.BadParameter("the native kernels do not compute this model")
         self._weights = weights
         self._seconds = seconds

@@ -221,9 +221,6 @@ def _sign_in(gateway: GatewaySettings) -> Iterator[Finding]:
 def _model(worker: WorkerSettings) -> Iterator[Finding]:
     try:
         from worker.checkpoints import store
-        from worker.checkpoints.architectures import architecture_of
-        from worker.checkpoints.conversions import check_gguf
-        from worker.checkpoints.gguf_file import read_header
         from worker.model.config import read_json_config
         from worker.model.loading import device_named, rehearse, weight_room
         from worker.model.weights.sources import open_source
@@ -233,13 +230,7 @@ def _model(worker: WorkerSettings) -> Iterator[Finding]:
     if not store.is_here(worker.model):
         yield ok("model", f"{worker.model} is downloaded when a worker starts")
         return
-    path = Path(worker.model).expanduser()
     try:
-        if path.is_file():
-            check_gguf(path)
-            if architecture_of(read_header(path).architecture) is None:  # takes minutes
-                yield ok("model", f"{worker.model} is a GGUF file, which a worker converts")
-                return
         directory = store.resolve(worker.model)
         config, source = read_json_config(directory), open_source(directory)
     except (StartupError, OSError) as error:

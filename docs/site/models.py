@@ -27,6 +27,8 @@ from worker.model.weights.formats.registry import FORMATS
 
 _CPU, _GPU = torch.device("cpu"), torch.device("cuda")
 _NATIVE = "native C++ kernels"
+_DIGITS = 12
+"""The digits of a commit in the table of known models."""
 _EXPANDED, _REFUSED = "expanded to floats", "refused through transformers"
 _ROUNDED = {
     FLOAT8: ", and [keys and values](concepts/memory.md#blocks) in float8",
@@ -41,6 +43,8 @@ def known_models() -> str:
         runs = "natively" if model.family in FAMILIES else "through transformers"
         is_wheel = not isinstance(model.source, str)
         source = "a wheel on PyPI" if is_wheel else f"`{model.source}`"
+        if model.revision is not None:
+            source += f" at `{model.revision[:_DIGITS]}`"
         license_ = f"{model.license}, to be accepted" if model.is_gated else model.license
         rows.append([f"`{name}`", model.size, runs, license_, source])
     return _table(["Name", "Parameters", "Runs", "License", "Source"], rows)
@@ -146,7 +150,7 @@ def _rounded(weights: str) -> str:
 
 
 def _packed(kind: type[Format], provider: Provider, kernels: str) -> str:
-    others = "converted for transformers" if kind is Gguf else _REFUSED
+    others = "expanded for transformers" if kind is Gguf else _REFUSED
     if kind is Gguf and provider == "triton":
         return f"see below; {others}"
     return f"{kernels if provider in kind.packed_for else _EXPANDED}; {others}"

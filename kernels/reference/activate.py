@@ -1,35 +1,32 @@
 """The function between the two products of a feed-forward part."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.activation_spec import ActivationSpec
 from kernels.reference.silu_mul import check_gate_up
 
 _LIMIT = 7.0
 _STEEPNESS = 1.702
 
 
-def activate(
-    hidden: Tensor, activation: str, *, is_gated: bool, constants: Sequence[float] = ()
-) -> Tensor:
+def activate(hidden: Tensor, spec: ActivationSpec) -> Tensor:
     """Return ``activation(hidden)``, or ``activation(gate) * up`` for the halves of ``hidden``.
 
     ``hidden`` is [num_tokens, width] or [num_tokens, 2 * width], gate first; the result is
-    [num_tokens, width]. ``activation`` is silu, gelu, gelu_tanh, relu, relu2, xielu, which has four
-    ``constants``, or clamped_swiglu, which is gated and adds 1 to the other half. Raises
-    `ValueError` if a gated length is odd.
+    [num_tokens, width]. Raises `ValueError` if a gated length is odd.
     """
-    if not is_gated:
-        return _ACTIVATIONS[activation](hidden, *constants)
+    if not spec.is_gated:
+        return _ACTIVATIONS[spec.name](hidden, *spec.constants)
     check_gate_up(hidden)
     gate, up = hidden.chunk(2, dim=-1)
-    if activation == "clamped_swiglu":
+    if spec.name == "clamped_swiglu":
         gate, up = gate.clamp(max=_LIMIT), up.clamp(-_LIMIT, _LIMIT)
         return (up + 1) * (gate * torch.sigmoid(gate * _STEEPNESS))
-    return _ACTIVATIONS[activation](gate, *constants) * up
+    return _ACTIVATIONS[spec.name](gate, *spec.constants) * up
 
 
 def _gelu_tanh(hidden: Tensor) -> Tensor:

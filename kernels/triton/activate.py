@@ -1,6 +1,5 @@
 """The function between the two products of a feed-forward part, in a single pass."""
 
-from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -9,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.activation_spec import ActivationSpec
 from kernels.reference.silu_mul import check_gate_up
 from kernels.triton.configurations import COMPILED_DTYPES, POINTER_TYPES, Configuration, launch
 
@@ -16,20 +16,19 @@ _BLOCK = 1024
 _NUM_CONSTANTS = 4
 
 
-def activate(
-    hidden: Tensor, activation: str, *, is_gated: bool, constants: Sequence[float] = ()
-) -> Tensor:
+def activate(hidden: Tensor, spec: ActivationSpec) -> Tensor:
     """See `kernels.reference.activate`; computed in float32 and rounded once."""
-    if is_gated:
+    if spec.is_gated:
         check_gate_up(hidden)
-    width = hidden.shape[1] // (2 if is_gated else 1)
+    width = hidden.shape[1] // (2 if spec.is_gated else 1)
     rows = hidden if hidden.stride(1) == 1 else hidden.contiguous()
     product = torch.empty(len(rows), width, dtype=hidden.dtype, device=hidden.device)
     if product.numel():
         grid = (len(rows), triton.cdiv(width, _BLOCK))
-        padded = (*map(float, constants), *[0.0] * (_NUM_CONSTANTS - len(constants)))
-        configuration = _configuration(hidden.dtype, activation, is_gated)
-        launch(configuration, grid, product, rows, width, rows.stride(0), *padded)
+        missing = [0.0] * (_NUM_CONSTANTS - len(spec.constants))
+        constants = (*map(float, spec.constants), *missing)
+        configuration = _configuration(hidden.dtype, spec.name, spec.is_gated)
+        launch(configuration, grid, product, rows, width, rows.stride(0), *constants)
     return product
 
 

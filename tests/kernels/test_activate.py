@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from kernels.activation_spec import ActivationSpec
 from kernels.providers import Ops
 from kernels.reference.activate import activate
 from tests.support.models.numerics import assert_close
@@ -18,13 +19,11 @@ def test_agrees_with_float64(provided_ops: Ops, activation: str) -> None:
     hidden = torch.randn(3, 2 * 33) * torch.logspace(-3, 1, 66)
     for is_gated in (False, True):
         if is_gated or activation in PLAIN:
-            found = provided_ops.activate(
-                hidden, activation, is_gated=is_gated, constants=constants
-            )
-            right = activate(hidden.double(), activation, is_gated=is_gated, constants=constants)
-            assert_close(found, right, 2e-6)
+            spec = ActivationSpec(name=activation, is_gated=is_gated, constants=constants)
+            found = provided_ops.activate(hidden, spec)
+            assert_close(found, activate(hidden.double(), spec), 2e-6)
 
 
 def test_an_odd_length_has_no_halves(provided_ops: Ops) -> None:
     with pytest.raises(ValueError, match=r"shape \[2, 3\], expected \[\*, 2 \* width\]"):
-        provided_ops.activate(torch.ones(2, 3), "silu", is_gated=True)
+        provided_ops.activate(torch.ones(2, 3), ActivationSpec(name="silu", is_gated=True))

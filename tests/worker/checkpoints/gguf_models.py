@@ -88,12 +88,14 @@ _SPELLINGS = {
     "d_model": "hidden_size",
     "layer_norm_epsilon": "norm_epsilon",
     "max_seq_len": "max_position_embeddings",
+    "n_embd": "hidden_size",
     "n_head": "num_attention_heads",
     "n_heads": "num_attention_heads",
     "n_layer": "num_hidden_layers",
     "n_layers": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
 }
-"""The keys of BLOOM and MPT."""
+"""The keys of BLOOM, GPT-2 and MPT."""
 _ADD_ONE = {"gemma", "gemma2", "gemma3", "nemotron", "qwen3next", "qwen35", "qwen35moe"}
 _PAIRED = {"llama", "granite", "granitemoe", "granitehybrid", "arcee", "smollm3", "mistral3"}
 """The architectures of families that rotate the halves of heads, which llama.cpp rotates in
@@ -125,7 +127,7 @@ def write_gguf(
     """Write the model of a directory. ``kind_of`` says how matrices of a name are stored, and
     ``stored`` makes their bytes."""
     config = json.loads((directory / "config.json").read_text())
-    if architecture in ("bloom", "mpt"):
+    if architecture in ("bloom", "gpt2", "mpt"):
         config = {_SPELLINGS.get(key, key): value for key, value in config.items()}
     if "layer_types" in config and architecture == "granitehybrid":
         spellings = {"linear_attention": "mamba", "full_attention": "attention"}
@@ -429,6 +431,10 @@ def _fused_granite(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Name
         yield f"{stem}.mlp.{place}.{part}_proj.weight", half
 
 
+def _transposed(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
+    yield name, tensor.t()
+
+
 def _convolution(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
     if config["architecture"] == "kimi-linear":
         yield name, tensor.reshape(1, len(tensor), 1, -1)
@@ -522,6 +528,9 @@ _CHANGES: Mapping[str, Change] = {
     "router.scale": _scale_of_router,
     "router.per_expert_scale": _scale_of_router,
     "layer_scalar": _sinks,
+    "c_attn.weight": _transposed,
+    "c_fc.weight": _transposed,
+    "c_proj.weight": _transposed,
     "self_attn.q_proj": _in_pairs,
     "self_attn.k_proj": _in_pairs,
     "query_key_value": _heads_apart,

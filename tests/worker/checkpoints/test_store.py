@@ -3,19 +3,21 @@
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from gguf import GGUFWriter
 
 from shared.errors import StartupError
-from tests.worker.checkpoints.gguf_files import FOREIGN, write_tiny_gguf
+from tests.worker.checkpoints.gguf_files import FOREIGN, without_entries, write_tiny_gguf
 from tests.worker.checkpoints.hub import COMMIT, serve_hub
-from worker.checkpoints import conversions, convert, store
-from worker.checkpoints.cache import build_once, link
+from worker.checkpoints import convert, store
+from worker.checkpoints.cache import link
+from worker.checkpoints.catalogue import MODELS, REVISIONS
 from worker.checkpoints.conversions import converted
 from worker.checkpoints.gguf_file import gguf_files, write_file_list
 
@@ -85,10 +87,14 @@ def test_pulling_again_does_nothing(smollm2: Path) -> None:
     assert (directory, steps) == (smollm2, [])
 
 
-def test_a_gguf_file_of_a_native_architecture_is_described_and_neither_copied_nor_converted(
-    cache: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("architecture", "model_class"),
+    [("llama", "LlamaForCausalLM"), (FOREIGN, "StableLmForCausalLM")],
+)
+def test_a_gguf_file_is_described_and_neither_copied_nor_converted(
+    cache: Path, tmp_path: Path, architecture: str, model_class: str
 ) -> None:
-    gguf = write_tiny_gguf(tmp_path / "tiny.gguf")
+    gguf = write_tiny_gguf(tmp_path / "tiny.gguf", architecture=architecture)
 
     directory = store.resolve(str(gguf))
 
@@ -103,18 +109,9 @@ def test_a_gguf_file_of_a_native_architecture_is_described_and_neither_copied_no
     }
     assert gguf_files(directory) == [gguf]
     assert store.resolve(str(gguf)) == directory
+    assert store.resolve_tokenizer(str(gguf)) == directory
     config = json.loads((directory / "config.json").read_text())
-    assert config["architectures"] == ["LlamaForCausalLM"]
-
-
-def test_a_gguf_file_is_not_converted_for_its_tokenizer(cache: Path, tmp_path: Path) -> None:
-    gguf = write_tiny_gguf(tmp_path / "tiny.gguf", architecture=FOREIGN)
-
-    directory = store.resolve_tokenizer(str(gguf))
-
-    assert (directory / "tokenizer.json").is_file()
-    assert [path.name for path in directory.iterdir() if path.suffix == ".safetensors"] == []
-    assert gguf_files(directory) == [gguf]
+    assert config["architectures"] == [model_class]
 
 
 def test_a_directory_with_a_tokenizer_needs_no_weights(tmp_path: Path) -> None:
@@ -144,7 +141,7 @@ def test_a_part_of_a_model_is_refused_without_the_others(cache: Path, tmp_path: 
         store.resolve(str(first))
 
 
-def test_two_processes_that_pull_at_once_convert_once(cache: Path, tmp_path: Path) -> None:
+def test_two_processes_that_pull_at_once_describe_once(cache: Path, tmp_path: Path) -> None:
     gguf = write_tiny_gguf(tmp_path / "tiny.gguf", architecture=FOREIGN)
 
     processes = [start_pull(str(gguf)) for _ in range(2)]
@@ -154,7 +151,6 @@ def test_two_processes_that_pull_at_once_convert_once(cache: Path, tmp_path: Pat
     assert first == second
     assert sorted([len(steps), len(other_steps)]) == [0, 5]
     assert store.resolve(str(gguf)) == Path(first)
-    assert (Path(first) / "tiny.gguf").read_bytes() == gguf.read_bytes()
 
 
 def test_a_file_that_an_older_version_converted_is_converted_again_without_a_download(
@@ -234,13 +230,13 @@ def test_a_revision_is_downloaded_and_no_other(tmp_path: Path) -> None:
 def test_a_known_name_is_fetched_from_the_hub_and_is_here_from_then_on(
     cache: Path, tmp_path: Path
 ) -> None:
-    assert not store.is_here("qwen3-0.6b")
-    with serve_hub("Qwen/Qwen3-0.6B", FILES) as endpoint:
+    assert not store.is_here("lfm2-350m")
+    with serve_hub("LiquidAI/LFM2-350M", FILES) as endpoint:
         environment = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
-        path, _ = json.loads(start_pull("qwen3-0.6b", **environment).communicate()[0])
+        path, _ = json.loads(start_pull("lfm2-350m", **environment).communicate()[0])
 
-    assert store.is_here("qwen3-0.6b")
-    assert store.resolve("qwen3-0.6b") == Path(path).resolve()
+    assert store.is_here("lfm2-350m")
+    assert store.resolve("lfm2-350m") == Path(path).resolve()
     assert {file.name: file.read_bytes() for file in Path(path).iterdir()} == FILES
 
 
@@ -249,17 +245,39 @@ def test_the_owner_of_a_known_name_cannot_replace_what_was_pulled_first(
 ) -> None:
     def pulled(endpoint: str) -> str:
         environment = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
-        return start_pull("qwen3-0.6b", **environment).communicate()[0]
+        return start_pull("lfm2-350m", **environment).communicate()[0]
 
-    with serve_hub("Qwen/Qwen3-0.6B", FILES) as endpoint:
+    with serve_hub("LiquidAI/LFM2-350M", FILES) as endpoint:
         first, _ = json.loads(pulled(endpoint))
-    with serve_hub("Qwen/Qwen3-0.6B", FILES | {"config.json": b"{}"}, commit="f" * 40) as endpoint:
+    with serve_hub(
+        "LiquidAI/LFM2-350M", FILES | {"config.json": b"{}"}, commit="f" * 40
+    ) as endpoint:
         pulled(endpoint)
 
-    record = cache / "commits" / "Qwen--Qwen3-0.6B" / "commit"
+    record = cache / "commits" / "LiquidAI--LFM2-350M" / "commit"
     assert record.read_text() == COMMIT
-    assert store.resolve("qwen3-0.6b") == Path(first).resolve()
+    assert store.resolve("lfm2-350m") == Path(first).resolve()
     assert (Path(first) / "config.json").read_bytes() == FILES["config.json"]
+
+
+def test_a_known_name_is_fetched_at_the_commit_of_the_catalogue(
+    cache: Path, tmp_path: Path
+) -> None:
+    commit = MODELS["qwen3-0.6b"].revision
+    assert commit is not None
+    with serve_hub("Qwen/Qwen3-0.6B", FILES, revision="v2", commit=commit) as endpoint:
+        environment = {"HF_ENDPOINT": endpoint, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
+        path, _ = json.loads(start_pull("qwen3-0.6b", **environment).communicate()[0])
+
+    assert Path(path).name == commit
+    assert {file.name: file.read_bytes() for file in Path(path).iterdir()} == FILES
+
+
+def test_commits_are_those_of_repositories_of_known_models() -> None:
+    repositories = {model.source for model in MODELS.values()}
+    assert set(REVISIONS) <= repositories
+    assert all(re.fullmatch(r"[0-9a-f]{40}", commit) for commit in REVISIONS.values())
+    assert len(set(REVISIONS.values())) == len(REVISIONS)
 
 
 def test_the_hubs_token_can_be_read_from_a_file(tmp_path: Path) -> None:
@@ -382,59 +400,30 @@ def test_a_file_that_is_no_gguf_is_refused(cache: Path, tmp_path: Path) -> None:
         store.resolve(str(path))
 
 
-def test_a_gguf_file_that_cannot_be_converted_is_refused_and_leaves_nothing(
-    cache: Path, tmp_path: Path
-) -> None:
-    path = write_tiny_gguf(
-        tmp_path / "tiny.gguf", architecture=FOREIGN, without="blk.1.ffn_down.weight"
-    )
-
-    with pytest.raises(StartupError, match=r"tiny\.gguf cannot be converted: it lacks weights"):
-        store.resolve(str(path))
-
-    assert [file.suffix for file in (cache / "converted").iterdir()] == [".lock"]
-
-
-def test_a_gguf_file_that_is_replaced_while_it_is_imported_is_refused_and_leaves_nothing(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_tiny_gguf(tmp_path / "tiny.gguf", architecture=FOREIGN)
-
-    def replaced(directory: Path, build: Callable[[Path], None]) -> Path:
-        path.write_bytes(path.read_bytes() + b"other")
-        return build_once(directory, build)
-
-    monkeypatch.setattr(conversions, "build_once", replaced)
-
-    with pytest.raises(StartupError, match=r"tiny\.gguf changed while it was copied"):
-        store.resolve(str(path))
-
-    assert [file.suffix for file in (cache / "converted").iterdir()] == [".lock"]
-
-
 def test_an_architecture_that_nobody_reads_is_named_with_those_that_are_read(
     cache: Path, tmp_path: Path
 ) -> None:
     path = write_tiny_gguf(tmp_path / "tiny.gguf", architecture="grok")
 
-    with pytest.raises(StartupError, match=r"architecture grok, .* gpt-oss, .* converts bloom, "):
+    with pytest.raises(
+        StartupError, match=r"architecture grok, .* gpt-oss, .* modules may run those of .*bloom"
+    ):
         store.resolve(str(path))
 
 
-def test_the_reason_why_a_file_cannot_be_converted_is_that_of_the_program(
+def test_a_file_that_cannot_be_read_is_refused_with_the_reason_and_leaves_nothing(
     cache: Path, tmp_path: Path
 ) -> None:
-    path = write_tiny_gguf(
-        tmp_path / "tiny.gguf",
-        architecture=FOREIGN,
-        add=lambda writer: writer.add_uint16("split.count", 3),
+    path = without_entries("tokenizer.ggml.pre")(
+        tmp_path / "tiny.gguf", add=lambda writer: writer.add_tokenizer_pre("superbpe")
     )
 
     with pytest.raises(StartupError) as refusal:
         store.resolve(str(path))
 
-    reason = "it is a part of 3, which `llama-gguf-split --merge FIRST-PART MODEL.gguf` merges"
-    assert refusal.value.message == f"tiny.gguf cannot be converted: {reason}"
+    reason = "its pre-tokenizer 'superbpe' is not supported"
+    assert refusal.value.message == f"tiny.gguf cannot be read: {reason}"
+    assert [file.suffix for file in (cache / "described").iterdir()] == [".lock"]
 
 
 def test_a_cache_that_cannot_be_written_is_named(cache: Path, tmp_path: Path) -> None:

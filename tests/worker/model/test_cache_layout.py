@@ -36,6 +36,7 @@ from worker.model.loading import load_decoder
 from worker.model.runner import TorchRunner
 from worker.model.spec import Attention, Layer, Mlp, ModelSpec, Norm, ShortConv
 from worker.model.start import RunnerLimits, start_runner
+from worker.model.weights.sources import open_source
 
 CPU = torch.device("cpu")
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -77,7 +78,10 @@ class Served(NamedTuple):
 def load(directory: Path, kernels: str) -> Decoder:
     if kernels == "transformers":
         return fallback.load(
-            directory, dtype=torch.float32, device=CPU, ops=lambda shape: load_ops()
+            open_source(directory),
+            dtype=torch.float32,
+            device=CPU,
+            ops=lambda shape: load_ops(),
         )
     return load_decoder(directory, dtype="float32", device=CPU, kernels=kernels)
 

@@ -30,7 +30,7 @@ PROMPT = [(7 * i) % 131 for i in range(20)]
 def description(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The configuration and the tokenizer of each tiny file: they differ in their weights alone."""
     directory = tmp_path_factory.mktemp("description")
-    convert(write_tiny_gguf(directory / "tiny.gguf"), directory, has_weights=False)
+    convert(write_tiny_gguf(directory / "tiny.gguf"), directory)
     return directory
 
 

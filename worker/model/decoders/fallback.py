@@ -5,6 +5,7 @@ positions is sufficient input. At load time `worker.model.decoders.probe` verifi
 model, or rejects the model by its type.
 """
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,45 +20,47 @@ from kernels.attention_spec import AttentionSpec
 from kernels.providers import Ops, Provider
 from shared.errors import StartupError
 from worker.model.cache_layout import CacheLayout, KeptTokens, layout_of
-from worker.model.decoders import probe
+from worker.model.decoders import gguf_state, probe
 from worker.model.decoders.attention import attend
 from worker.model.decoders.interposed import NAME_WITH_MASKS, logits_with
 from worker.model.decoders.probe import AttentionShape
 from worker.model.forward import Decoder, ForwardInputs, Traits
 from worker.model.kv_cache import KVCache
+from worker.model.weights.gguf import GgufSource
+from worker.model.weights.sources import TensorSource
 
 _OPTIONS: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 
 
 def load(
-    directory: Path,
+    source: TensorSource,
     *,
     dtype: torch.dtype,
     device: torch.device,
     ops: Callable[[AttentionShape], Ops],
     cache_dtype: torch.dtype | None = None,
 ) -> "ForeignDecoder":
-    """Load a causal LM from safetensors; no code of the checkpoint is executed.
+    """Load a causal LM from safetensors or a GGUF file; no code of the checkpoint is executed.
 
     ``ops`` chooses the operations once the model's heads are known. Raises `StartupError` if
     weights are missing or the model needs a kind of attention that we do not support.
     """
-    model = _model_of(directory, _config_of(directory), dtype=dtype)
+    model = _model_of(source, _config_of(source.directory), dtype=dtype)
     return ForeignDecoder(model.to(device).eval(), ops, cache_dtype)
 
 
-def rehearse(directory: Path, *, reads_weights: bool) -> None:
+def rehearse(source: TensorSource, *, reads_weights: bool) -> None:
     """Raise the `StartupError` with which `load` would refuse a model. Without its weights, which
-    are read in 32 bits, its attention is not examined."""
+    are read in 32 bits, its attention is not examined, nor are the shapes in a GGUF file."""
     library: Any = transformers
     verbosity = library.logging.get_verbosity()
     library.logging.set_verbosity_error()  # what matters is in the error
     try:
-        config = _config_of(directory)
+        config = _config_of(source.directory)
         if reads_weights:
-            probe.examine(_model_of(directory, config, dtype=torch.float32).eval())
+            probe.examine(_model_of(source, config, dtype=torch.float32).eval())
         else:
-            _model_of(directory, config, device_map={"": "meta"})
+            _model_of(source, config, device_map={"": "meta"})
     finally:
         library.logging.set_verbosity(verbosity)
 
@@ -74,12 +77,17 @@ def _config_of(directory: Path) -> Any:
     return config
 
 
-def _model_of(directory: Path, config: Any, **how: Any) -> Any:
+def _model_of(source: TensorSource, config: Any, **how: Any) -> Any:
     """A causal LM with all its weights. Raises `StartupError`."""
     library: Any = transformers
     library.logging.disable_progress_bar()
+    name, kind = source.directory.name, library.AutoModelForCausalLM
+    directory: Path | None = source.directory
+    if isinstance(source, GgufSource):
+        kind, directory = library.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], None
+        how["state_dict"] = _state_of(kind, source, config, how.get("dtype"))
     try:
-        model, report = library.AutoModelForCausalLM.from_pretrained(
+        model, report = kind.from_pretrained(
             directory,
             config=config,
             attn_implementation=NAME_WITH_MASKS,
@@ -92,10 +100,22 @@ def _model_of(directory: Path, config: Any, **how: Any) -> Any:
         # Old modelling code looks up the attention's name in a table of its own.
         raise probe.refusal(config, "its attention cannot be replaced") from error
     except (OSError, ValueError, ImportError, RuntimeError) as error:
-        raise StartupError(f"transformers cannot load {directory.name}: {error}") from error
+        raise StartupError(f"transformers cannot load {name}: {error}") from error
     if missing := sorted(report["missing_keys"]):
-        raise StartupError(f"{directory.name} lacks {len(missing)} weights: {missing[0]}, ...")
+        raise StartupError(f"{name} lacks {len(missing)} weights: {missing[0]}, ...")
     return model
+
+
+def _state_of(
+    kind: Any, source: GgufSource, config: Any, dtype: torch.dtype | None
+) -> dict[str, Tensor]:
+    """The weights of a GGUF file for models of the class ``kind``; without a ``dtype``, none are
+    read."""
+    with torch.device("meta"):
+        described = kind(copy.deepcopy(config))
+    if dtype is None:
+        return gguf_state.hollow_state_of(described, source)
+    return gguf_state.state_of(described, source, dtype)
 
 
 class ForeignDecoder(Decoder):

@@ -144,7 +144,7 @@ class FusedDecoder(SpecDecoder):
         self._committed.use(0)
 
     def profile(self) -> dict[str, float]:
-        """See `PackedDecoder.profile`."""
+        """See `Decoder.profile`."""
         return self._decoder.profile()
 
     def forward(self, inputs: ForwardInputs, kv_cache: KVCache) -> Tensor:

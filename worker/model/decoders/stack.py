@@ -1,12 +1,12 @@
 """Runs any `ModelSpec` on the operations: the reference on all devices, and Triton on GPUs."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.activation_spec import ActivationSpec
 from kernels.attention_spec import AttentionSpec
 from kernels.planes import Planes
 from kernels.providers import Ops, Provider
@@ -295,7 +295,8 @@ class StackDecoder(SpecDecoder):
     ) -> Tensor:
         """What a layer's input ``own``, [num_tokens, size], adds to its result."""
         gate = self._linear(total, weights.gate)
-        gated = self._ops.activate(torch.cat((gate, own), dim=1), spec.activation, is_gated=True)
+        activation = ActivationSpec(name=spec.activation, is_gated=True)
+        gated = self._ops.activate(torch.cat((gate, own), dim=1), activation)
         return self._norm(self._linear(gated, weights.expansion), spec.norm, weights.norm)
 
     def _after(
@@ -443,15 +444,16 @@ class StackDecoder(SpecDecoder):
         inner = self._linear(hidden, weights.gate_up)
         return self._linear(self._activated(spec, inner, weights.constants), weights.down)
 
-    def _activated(self, spec: Mlp, inner: Tensor, constants: Sequence[float] = ()) -> Tensor:
+    def _activated(self, spec: Mlp, inner: Tensor, constants: tuple[float, ...] = ()) -> Tensor:
         """What the second product reads; may overwrite ``inner``, the result of the first."""
         if spec.gate_multiplier != 1:
             inner[:, : spec.size] *= spec.gate_multiplier
         if spec.activation == "silu" and spec.is_gated:
             return self._ops.silu_mul(inner)
-        return self._ops.activate(
-            inner, spec.activation, is_gated=spec.is_gated, constants=constants
+        activation = ActivationSpec(
+            name=spec.activation, is_gated=spec.is_gated, constants=constants
         )
+        return self._ops.activate(inner, activation)
 
     def _experts(
         self, spec: Experts, weights: ExpertWeights, hidden: Tensor, residual: Tensor

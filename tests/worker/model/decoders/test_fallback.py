@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from torch import Tensor
 
 from kernels.providers import Provider, load_ops
@@ -14,6 +15,7 @@ from shared.errors import StartupError
 from worker.model.cache_layout import one_group
 from worker.model.forward import ForwardInputs
 from worker.model.kv_cache import KVCache
+from worker.model.weights.sources import open_source
 
 if TYPE_CHECKING:
     from worker.model.decoders.fallback import ForeignDecoder
@@ -131,14 +133,17 @@ def load(directory: Path, provider: Provider = "reference") -> "ForeignDecoder":
     from worker.model.decoders import fallback  # not in every process that collects the tests
 
     return fallback.load(
-        directory, dtype=torch.float32, device=cpu, ops=lambda shape: load_ops(provider)
+        open_source(directory),
+        dtype=torch.float32,
+        device=cpu,
+        ops=lambda shape: load_ops(provider),
     )
 
 
 def rehearse(directory: Path, *, reads_weights: bool) -> None:
     from worker.model.decoders import fallback
 
-    fallback.rehearse(directory, reads_weights=reads_weights)
+    fallback.rehearse(open_source(directory), reads_weights=reads_weights)
 
 
 def save_and_load(model: Any, directory: Path) -> "ForeignDecoder":
@@ -298,6 +303,7 @@ def test_a_rehearsal_finds_missing_weights(reads_weights: bool, tmp_path: Path) 
 
 def test_a_type_without_a_causal_language_model_is_refused_in_short(tmp_path: Path) -> None:
     transformers.AutoConfig.for_model("mistral3").save_pretrained(tmp_path)
+    save_file({"norm.weight": torch.ones(1)}, tmp_path / "model.safetensors")
 
     with pytest.raises(StartupError) as refusal:
         load(tmp_path)
