@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from kernels.native.packed import PACKED_BLOCKS, Rows, can_be_stacked
+from kernels.native.packed import FORMATS, PACKED_BLOCKS, Rows, can_be_stacked
 from kernels.providers import Ops, Provider
 from kernels.quantized import (
     BLOCKS,
@@ -39,10 +39,12 @@ class BlockWeight:
     """A `Weight` in blocks of a single format."""
 
     packed: QuantizedWeight
+    order: Tensor | None = None
+    """[inputs] int32: the inputs of the columns in blocks; None: in their order."""
 
     @property
     def providers(self) -> frozenset[Provider]:
-        return frozenset({"native"}) if self.packed.format in PACKED_BLOCKS else frozenset()
+        return frozenset({"native"}) if self.packed.format in FORMATS else frozenset()
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -56,16 +58,20 @@ class BlockWeight:
         return ops.projection(hidden, self.dense(hidden.dtype), bias)
 
     def rows(self, ids: Tensor) -> Tensor:
-        return dequantize(self.packed.rows(ids))
+        return self._in_order(dequantize(self.packed.rows(ids)))
 
     def selected(self, ids: Tensor) -> "BlockWeight":
-        return BlockWeight(self.packed.rows(ids))
+        return BlockWeight(self.packed.rows(ids), self.order)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        return dequantize(self.packed).to(dtype)
+        return self._in_order(dequantize(self.packed).to(dtype))
 
     def native_rows(self) -> Sequence[Rows]:
-        return [Rows.of_blocks(self.packed)]
+        return [Rows.of_blocks(self.packed, self.order)]
+
+    def _in_order(self, columns: Tensor) -> Tensor:
+        """The columns in the order of the inputs."""
+        return columns if self.order is None else columns[:, self.order.argsort()]
 
 
 class Gguf(Format):
