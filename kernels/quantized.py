@@ -1,4 +1,5 @@
-"""Matrices in ggml's blocks, as GGUF files have them: 32 to 256 inputs that share scales.
+"""Matrices in blocks of inputs that share scales: ggml's blocks, as GGUF files have them, and
+groups of scaled floats.
 
 Layout, rounding and arithmetic follow ggml's reference (ggml-quants.c: quantize_row_*_ref,
 dequantize_row_*). `dequantize` is the specification for multiplication with packed blocks.
@@ -12,6 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from kernels.scaled_floats import GROUPS, group_bytes, read_groups
 from kernels.shapes import check_shape
 
 QuantFormat = Literal["q8_0", "q4_0", "q4_1"]
@@ -56,6 +58,11 @@ BLOCKS: Mapping[str, BlockSize] = {
     "nvfp4": BlockSize(64, 36),
 }
 """The formats of ggml, by their names in lower case."""
+BLOCK_SIZES: Mapping[str, BlockSize] = {
+    **BLOCKS,
+    **{name: BlockSize(inputs, group_bytes(name)) for name, inputs in GROUPS.items()},
+}
+"""The formats of ggml, and of scaled floats."""
 
 _SCALES: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("q4_0", "q5_0", "q8_0", "iq4_nl", "iq4_xs"), (0,)),
@@ -95,18 +102,18 @@ class QuantizedWeight:
     """
 
     format: str
-    """A key of `BLOCKS`."""
+    """A key of `BLOCK_SIZES`."""
     blocks: Tensor
 
     def __post_init__(self) -> None:
-        check_shape("blocks", self.blocks, [None, None, BLOCKS[self.format].num_bytes])
+        check_shape("blocks", self.blocks, [None, None, BLOCK_SIZES[self.format].num_bytes])
         if self.blocks.dtype != torch.uint8:
             raise ValueError(f"blocks are {self.blocks.dtype}, expected {torch.uint8}")
 
     @property
     def shape(self) -> tuple[int, int]:
         """(outputs, inputs)."""
-        return self.blocks.shape[0], self.blocks.shape[1] * BLOCKS[self.format].inputs
+        return self.blocks.shape[0], self.blocks.shape[1] * BLOCK_SIZES[self.format].inputs
 
     @property
     def device(self) -> torch.device:
@@ -180,7 +187,7 @@ def has_finite_scales(weight: QuantizedWeight) -> bool:
 
 def dequantize(weight: QuantizedWeight) -> Tensor:
     """Return [outputs, inputs] float32."""
-    num_inputs = BLOCKS[weight.format].inputs
+    num_inputs = BLOCK_SIZES[weight.format].inputs
     values = torch.empty(*weight.blocks.shape[:2], num_inputs, device=weight.device)
     unpack = _UNPACK.get(weight.format) or partial(_unpack_by_library, weight.format)
     for source, target in _chunks(weight.blocks, values):
@@ -309,4 +316,5 @@ _UNPACK: dict[str, _Convert] = {
     "q8_0": _unpack_q8_0,
     "q4_0": _unpack_q4_0,
     "q4_1": _unpack_q4_1,
+    **{name: partial(read_groups, name) for name in GROUPS},
 }

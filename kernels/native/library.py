@@ -35,6 +35,7 @@ WeightView._fields_ = (
     ("inputs", c_int32),
     ("num_panels", c_int32),
     ("next", POINTER(WeightView)),
+    ("order", c_void_p),
 )
 
 

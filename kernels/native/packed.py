@@ -21,7 +21,8 @@ FORMATS = {
     name: number
     for number, name in enumerate(
         [
-            *("float32", "bfloat16", "float16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"),
+            *("float32", "bfloat16", "float16", "float8", "nf4", "fp4"),
+            *("q8_0", "q4_0", "q4_1", "q5_0", "q5_1"),
             *("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4"),
         ]
     )
@@ -30,7 +31,7 @@ FORMATS = {
 CodeBits = Literal[8, 16]
 """The bits of the integers that activations become for products with quantized weights."""
 PACKED_BLOCKS = FORMATS.keys() & BLOCKS.keys()
-"""The formats of ggml whose blocks the library multiplies."""
+"""The formats of ggml whose blocks the library multiplies, with inputs as integers."""
 
 
 class OddScale(ValueError):
@@ -46,6 +47,8 @@ class Rows:
     data: Tensor
     """[outputs, ...]: what an output has, in any type."""
     inputs: int
+    order: Tensor | None = None
+    """[inputs] int32: the input that each column is multiplied by; None: in their order."""
     name: str = "a matrix"
     """What errors call it."""
 
@@ -54,17 +57,27 @@ class Rows:
         return cls(str(matrix.dtype).removeprefix("torch."), matrix, matrix.shape[1])
 
     @classmethod
-    def of_blocks(cls, matrix: QuantizedWeight, name: str = "a matrix") -> Self:
-        return cls(matrix.format, matrix.blocks, matrix.shape[1], name)
+    def of_blocks(
+        cls, matrix: QuantizedWeight, order: Tensor | None = None, name: str = "a matrix"
+    ) -> Self:
+        return cls(matrix.format, matrix.blocks, matrix.shape[1], order, name)
 
 
 def can_be_stacked(parts: Sequence[Rows]) -> bool:
-    """Whether a product can have these outputs: all of the same format, or blocks of any formats
-    that fill panels."""
+    """Whether a product can have these outputs: with columns in the same order, and all of the same
+    format, or blocks of any formats that fill panels."""
+    if not all(_are_equal(rows.order, parts[0].order) for rows in parts):
+        return False
     is_one = len({rows.format for rows in parts}) == 1
     return is_one or all(
         rows.format in PACKED_BLOCKS and len(rows.data) % _PANEL == 0 for rows in parts
     )
+
+
+def _are_equal(first: Tensor | None, second: Tensor | None) -> bool:
+    if first is None or second is None:
+        return first is second
+    return torch.equal(first, second)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +93,8 @@ class PackedWeight:
     inputs: int
     following: "PackedWeight | None" = None
     """The outputs after these, in another format."""
+    order: Tensor | None = None
+    """See `Rows`."""
 
     @property
     def num_bytes(self) -> int:
@@ -97,6 +112,7 @@ class PackedWeight:
             self.inputs,
             -(-num_outputs // _PANEL),
             ctypes.pointer(following.view()) if following else None,
+            pointer(self.order),
         )
 
 
@@ -132,7 +148,8 @@ class Packer:
             outputs += packed.outputs if packed else 0
             packed = PackedWeight(panels, None, run[0].format, outputs, run[0].inputs, packed)
         assert packed is not None
-        return replace(packed, bias=None if bias is None else bias.float().contiguous())
+        vector = None if bias is None else bias.float().contiguous()
+        return replace(packed, bias=vector, order=parts[0].order)
 
     def finish(self) -> None:
         """Fill the panels of all matrices. Raises `OddScale`."""

@@ -87,7 +87,7 @@ struct Layer {
         const Weight& first = experts->latent_down.panels ? experts->latent_down : experts->experts[0].gate_up;
         if (experts->shared == nullptr) return first;
         const Weight& shared = experts->shared->gate_up;
-        return experts->norms != nullptr || shared.format == kBfloat16 ? shared : first;
+        return experts->norms != nullptr || has_bf16_inputs(shared.format) ? shared : first;
     }
 };
 

@@ -158,6 +158,12 @@ inline void group_pairs(const Experts& experts, const Mixture& mixture, int num_
     }
 }
 
+// The expert of a row.
+inline int expert_of(const std::vector<Group>& groups, int row) {
+    const auto ends_later = [](int row, const Group& group) { return row < group.last; };
+    return std::upper_bound(groups.begin(), groups.end(), row, ends_later)->expert;
+}
+
 // The places of all pairs; one thread writes them for all.
 inline void order_pairs(const Experts& experts, const Mixture& mixture, int num_pairs, const std::vector<Group>& groups) {
     std::vector<int> next(experts.count);
@@ -191,11 +197,13 @@ inline void group_tasks(const std::vector<Group>& groups, const Weight& weight, 
     }
 }
 
-// A token's row, as the inputs of each of its experts. It is encoded only once unless its choices weigh it.
+// A token's row, as the inputs of each of its experts. It is encoded only once unless its choices weigh it, experts have
+// orders of their own, or scaled floats are multiplied by the row itself.
 inline void spread_row(const Experts& experts, const Mixture& mixture, const Rows& inputs, const float* row, int t) {
     const Weight& weight = experts.experts[0].gate_up;
     const int size = weight.inputs;
-    const bool is_shared = is_encoded(weight) && !experts.weighs_inputs;
+    const bool is_alike = !experts.weighs_inputs && weight.order == nullptr;
+    const bool is_shared = is_encoded(weight) && is_alike && !is_scaled(weight.format);
     const int32_t* places = mixture.order + int64_t(t) * experts.top_k;
     for (int k = 0; k < experts.top_k; k++) {
         const int64_t place = places[k], first = places[0];
@@ -209,7 +217,8 @@ inline void spread_row(const Experts& experts, const Mixture& mixture, const Row
             scale(to, size, mixture.weights[int64_t(t) * experts.top_k + k]);
             round_inputs(to, size, weight.format);
         }
-        if (is_encoded(weight)) encode_row(inputs, places[k], weight.format, size, mixture.codes);
+        const int expert = mixture.chosen[int64_t(t) * experts.top_k + k];
+        if (is_encoded(weight)) encode_row(inputs, places[k], experts.experts[expert].gate_up, mixture.codes);
     }
 }
 
@@ -246,7 +255,9 @@ inline void compute_experts(Team& team, const Experts& experts, const Mixture& m
 
     const Rows gated{mixture.gate_up, stride, num_pairs};
     if (is_encoded(model.down))
-        team.share(num_pairs, [&](int r) { encode_row(gated, r, model.down.format, size, mixture.codes); });
+        team.share(num_pairs, [&](int r) {
+            encode_row(gated, r, experts.experts[expert_of(groups, r)].down, mixture.codes);
+        });
     group_tasks(groups, model.down, (hidden_size + kPanel - 1) / kPanel, team.size(), tasks);
     team.share(static_cast<int>(tasks.size()), [&](int index) {
         const auto& [expert, task] = tasks[index];

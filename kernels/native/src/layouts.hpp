@@ -3,6 +3,9 @@
 //
 //   float32            [inputs][16]
 //   float16, bfloat16  [inputs / 2][16][2]
+//   scaled floats      for each group of inputs: scales [16] float, then codes
+//     of 8 bits        [inputs of a group][16]
+//     of 4 bits        [inputs of a group / 2][16], with the first input of a pair in the high half
 //   ggml's blocks      for each group of blocks that share a header: the header, then the blocks
 //     header           scales [16] half (MXFP4: exponents [16]), then minima [16] half if the format has them
 //     a block          of 32 inputs: further scales, further minima, codes
@@ -21,6 +24,9 @@ enum Format : int32_t {
     kFloat32,
     kBfloat16,
     kFloat16,
+    kFloat8,  // E4M3, see `Float8`; scaled floats
+    kNf4,     // the 4-bit floats of bitsandbytes; scaled floats
+    kFp4,
     kQ8_0,
     kQ4_0,
     kQ4_1,
@@ -40,6 +46,10 @@ constexpr int kBlock = 32;  // inputs that share a scale of the activations
 constexpr int kMaxHeaderBlocks = 8;
 
 constexpr bool is_quantized(int32_t format) { return format >= kQ8_0; }
+constexpr bool is_scaled(int32_t format) { return format >= kFloat8 && format <= kFp4; }
+
+// Whether products round their inputs to bfloat16: they do where all weights are such numbers, but for scales.
+constexpr bool has_bf16_inputs(int32_t format) { return format == kBfloat16 || format == kFloat8; }
 
 // What multiplies the scale of a header, in each block.
 enum Scales { kNone, kUnsigned, kSigned, kNibbles };  // kNibbles: the scale in the low half, the minimum in the high
@@ -97,7 +107,13 @@ constexpr int headed_bytes(int32_t format) {
     return header_bytes(format) + layout(format).blocks * block_bytes(format);
 }
 
+// A group of scaled floats: the inputs that share a scale, and the bytes of one output's codes.
+constexpr int group_inputs(int32_t format) { return format == kFloat8 ? 128 : 64; }
+constexpr int group_codes(int32_t format) { return format == kFloat8 ? 128 : 32; }
+constexpr int group_bytes(int32_t format) { return kPanel * (4 + group_codes(format)); }
+
 constexpr int64_t panel_bytes(int32_t format, int64_t inputs) {
+    if (is_scaled(format)) return inputs / group_inputs(format) * group_bytes(format);
     if (!is_quantized(format)) return inputs * kPanel * (format == kFloat32 ? 4 : 2);
     return inputs / (kBlock * layout(format).blocks) * headed_bytes(format);
 }

@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "quantized.hpp"
+#include "scaled.hpp"
 #include "threads.hpp"
 
 namespace warren {
@@ -83,7 +84,8 @@ struct DotTile {
 
     template <int kRows, int kPanels>
     static void add(const Operands& o, int row, const uint8_t* panels, Sums<kRows, kPanels>& sums) {
-        dot_tile<kRows, kPanels>(o.codes.codes + int64_t(row) * o.weight.inputs, panels, o.weight.inputs, sums);
+        const int64_t inputs = o.weight.inputs;
+        dot_tile<kRows, kPanels>(o.codes.codes + row * inputs, inputs, panels, inputs, sums);
     }
 };
 
@@ -230,6 +232,74 @@ inline void multiply_quantized(const Operands& o, const Task& task) {
     }
 }
 
+// The most rows whose tiles read scaled floats as they are packed.
+constexpr int kMaxScaledRows = 4;
+
+// As `packed_rows`. A single row has two panels, because its sums would wait for each other.
+template <class Panels, int kRows = kMaxScaledRows>
+inline void scaled_rows(const Operands& o, const Task& task, int row) {
+    constexpr int kPanels = kRows == 1 ? 2 : 1;
+    const int64_t bytes = panel_bytes(Panels::kFormat, o.weight.inputs);
+    for (; row + kRows <= task.last; row += kRows) {
+        const uint8_t* at = o.panels;
+        const auto next = [&](auto num_panels, int panel) {
+            Sums<kRows, num_panels> sums = {};
+            scaled_tile<Panels>(o.x.at + row * o.x.stride, o.x.stride, at, o.weight.inputs, sums);
+            write_sums(o, row, panel, sums);
+            at += num_panels * bytes;
+        };
+        int panel = task.panel;
+        for (; panel + kPanels <= task.end; panel += kPanels) next(std::integral_constant<int, kPanels>{}, panel);
+        for (; panel < task.end; panel++) next(std::integral_constant<int, 1>{}, panel);
+    }
+    if constexpr (kRows > 1)
+        if (row < task.last) scaled_rows<Panels, kRows / 2>(o, task, row);
+}
+
+// All rows of a task with a few panels, expanded group by group. The sums are in memory between two groups.
+template <class Panels, int kPanels>
+static void expanded_groups(const Operands& o, const Task& task, const uint8_t* panels, int panel) {
+    const int count = task.last - task.first, inputs = o.weight.inputs;
+    const int64_t bytes = panel_bytes(Panels::kFormat, inputs);
+    constexpr int kRowFloats = kPanels * kPanel;
+    thread_local ExpandedGroup<Panels, kPanels> group;
+    thread_local std::vector<float> all;
+    all.assign(count * kRowFloats, 0.0f);
+    for (int first = 0; first < inputs; first += group.kInputs, panels += group_bytes(Panels::kFormat)) {
+        group.expand(panels, bytes);
+        int row = 0;
+        const auto tile = [&](auto rows) {
+            Sums<rows, kPanels> own = {}, sums;
+            const int64_t at = task.first + row;
+            group.template add<rows>(o.x.at + at * o.x.stride + first, o.x.stride, o.codes.codes + at * inputs + first, inputs, own);
+            std::memcpy(&sums, &all[row * kRowFloats], sizeof sums);
+            add_group<Panels>(own, panels, bytes, sums);
+            std::memcpy(&all[row * kRowFloats], &sums, sizeof sums);
+            row += rows;
+        };
+        while (row + 4 <= count) tile(std::integral_constant<int, 4>{});
+        if (row + 2 <= count) tile(std::integral_constant<int, 2>{});
+        if (row < count) tile(std::integral_constant<int, 1>{});
+    }
+    for (int row = 0; row < count; row++) {
+        Sums<1, kPanels> sums;
+        std::memcpy(&sums, &all[row * kRowFloats], sizeof sums);
+        write_sums(o, task.first + row, panel, sums);
+    }
+}
+
+template <class Panels>
+inline void multiply_scaled(const Operands& o, const Task& task) {
+    if (task.last - task.first <= kMaxScaledRows) return scaled_rows<Panels>(o, task, task.first);
+    constexpr int kPanels = kQuantizedPanels;
+    const int64_t bytes = panel_bytes(Panels::kFormat, o.weight.inputs);
+    int panel = task.panel;
+    const auto at = [&] { return o.panels + (panel - task.panel) * bytes; };
+    for (; panel + kPanels <= task.end; panel += kPanels) expanded_groups<Panels, kPanels>(o, task, at(), panel);
+    if constexpr (kPanels > 1)
+        for (; panel < task.end; panel++) expanded_groups<Panels, 1>(o, task, at(), panel);
+}
+
 inline void multiply_any(const Operands& o, int32_t format, const Task& task) {
     switch (format) {
         case kFloat32: return multiply<FloatTile<Float32Panels>>(o, task);
@@ -237,6 +307,9 @@ inline void multiply_any(const Operands& o, int32_t format, const Task& task) {
             if (uses_bf16_dot) return multiply<DotTile>(o, task);
             return multiply<FloatTile<Bfloat16Panels>>(o, task);
         case kFloat16: return multiply<FloatTile<Float16Panels>>(o, task);
+        case kFloat8: return multiply_scaled<ScaledPanels<kFloat8>>(o, task);
+        case kNf4: return multiply_scaled<ScaledPanels<kNf4>>(o, task);
+        case kFp4: return multiply_scaled<ScaledPanels<kFp4>>(o, task);
         default:
             with_format(format, [&](auto kind) {
                 if (o.codes.bits == 8) return multiply_quantized<Bytes, kind>(o, task);
@@ -245,12 +318,18 @@ inline void multiply_any(const Operands& o, int32_t format, const Task& task) {
     }
 }
 
-// Converts one row for its weights' layout.
-inline void encode_row(const Rows& x, int row, int32_t format, int inputs, const Codes& to) {
+// Converts one row for its weights' layout, in the order of their columns.
+inline void encode_row(const Rows& x, int row, const Weight& weight, const Codes& to) {
     const float* from = x.at + row * x.stride;
-    if (format != kBfloat16) return encode(from, row, inputs, to);
-    int16_t* codes = to.codes + int64_t(row) * inputs;
-    for (int k = 0; k < inputs; k++) codes[k] = static_cast<int16_t>(to_bf16(from[k]));
+    thread_local std::vector<float> ordered;
+    if (weight.order != nullptr) {
+        ordered.resize(weight.inputs);
+        for (int k = 0; k < weight.inputs; k++) ordered[k] = from[weight.order[k]];
+        from = ordered.data();
+    }
+    if (!has_bf16_inputs(weight.format)) return encode(from, row, weight.inputs, to);
+    int16_t* codes = to.codes + int64_t(row) * weight.inputs;
+    for (int k = 0; k < weight.inputs; k++) codes[k] = static_cast<int16_t>(to_bf16(from[k]));
 }
 
 // Bytes of rows that stay in the L2 cache while panels are streamed, and rows of which the sums and a piece of the inputs
@@ -259,7 +338,7 @@ constexpr int64_t kRowsBytes = 192 << 10;
 constexpr int kRowsOfExpanded = 256;
 
 inline int rows_of_task(const Weight& weight) {
-    if (is_quantized(weight.format)) return kRowsOfExpanded;
+    if (is_quantized(weight.format) || is_scaled(weight.format)) return kRowsOfExpanded;
     constexpr int kTileRows = FloatTile<Float32Panels>::kMaxRows;
     return std::max<int64_t>(1, kRowsBytes / (int64_t(weight.inputs) * 4 * kTileRows)) * kTileRows;
 }
@@ -279,7 +358,7 @@ inline int count_tasks(int num_panels, int num_units, int num_threads) {
 
 // Whether products with the weight need their rows encoded.
 inline bool is_encoded(const Weight& weight) {
-    return is_quantized(weight.format) || (weight.format == kBfloat16 && uses_bf16_dot);
+    return is_quantized(weight.format) || (has_bf16_inputs(weight.format) && uses_bf16_dot);
 }
 
 // A task of a product, whose panels may belong to several parts of the weight.
@@ -301,7 +380,7 @@ template <class Finish>
 inline void linear(Team& team, const Rows& x, const Codes& codes, const Weight& weight, const Product& out,
                    const Cut& cut, const Finish& finish) {
     if (is_encoded(weight))
-        team.share(x.count, [&](int row) { encode_row(x, row, weight.format, weight.inputs, codes); });
+        team.share(x.count, [&](int row) { encode_row(x, row, weight, codes); });
     const int rows_fit = rows_of_task(weight), num_blocks = (x.count + rows_fit - 1) / rows_fit;
     const int num_panels = cut.twin ? cut.twin : (weight.outputs + kPanel - 1) / kPanel;
     // Whole tiles of several rows, unless the tasks would become uneven. A single row waits for memory in any case.
@@ -337,7 +416,7 @@ inline void linear_heads(Team& team, int num_heads, const Rows& x, int64_t x_ste
     if (is_encoded(weight))
         team.share(num_heads * x.count, [&](int index) {
             const int h = index / x.count;
-            encode_row(head_rows(h), index % x.count, weight.format, weight.inputs, head_codes(h));
+            encode_row(head_rows(h), index % x.count, weight, head_codes(h));
         });
     team.share(num_heads * num_parts, [&](int index) {
         const int h = index / num_parts, part = index % num_parts;

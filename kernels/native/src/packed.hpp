@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "ggml_blocks.hpp"
+#include "scaled_floats.hpp"
 
 namespace warren {
 
@@ -12,12 +14,13 @@ struct Weight {
     const float* bias;  // may be null
     int32_t format;
     int32_t outputs;  // of all parts
-    int32_t inputs;   // even; a multiple of the inputs that share a header if quantized
+    int32_t inputs;   // even; a multiple of the inputs that share a header or a scale
     int32_t num_panels = 0;        // of this part, if another one follows
     const Weight* next = nullptr;  // the outputs after these, whose format is another quantized one
+    const int32_t* order = nullptr;  // [inputs]: the places in a row of what the columns are multiplied by; null: in order
 };
 
-// A row-major matrix of floats or ggml's blocks, and the memory for its panels.
+// A row-major matrix of floats, scaled floats or ggml's blocks, and the memory for its panels.
 struct Unpacked {
     const uint8_t* rows;
     int64_t row_bytes;
@@ -27,10 +30,10 @@ struct Unpacked {
     int32_t inputs;
 };
 
-// Rounds the inputs of a product to bfloat16 if its weights are. Every processor computes with such inputs, whether it
+// Rounds the inputs of a product to bfloat16 for some formats of its weights. Every processor computes with such inputs, whether it
 // has instructions for them or not.
 inline void round_inputs(float* row, int width, int32_t format) {
-    if (format != kBfloat16) return;
+    if (!has_bf16_inputs(format)) return;
     int d = 0;
     for (; d + kLanes <= width; d += kLanes) store(row + d, rounded_to_bf16(load(row + d)));
     for (; d < width; d++) row[d] = from_bf16(to_bf16(row[d]));
@@ -145,8 +148,9 @@ inline void pack_words(const uint8_t* rows, int num_rows, int num_words, uint8_t
         }
 }
 
-// Packs up to 16 rows of a row-major matrix of floats or ggml's blocks; missing rows become zero.
+// Packs up to 16 rows of a row-major matrix; missing rows become zero.
 inline void pack_panel(int32_t format, const uint8_t* rows, int num_rows, int inputs, uint8_t* panel) {
+    if (is_scaled(format)) return pack_groups(format, rows, num_rows, inputs, panel);
     if (num_rows < kPanel) std::memset(panel, 0, panel_bytes(format, inputs));
     if (!is_quantized(format)) return pack_words(rows, num_rows, format == kFloat32 ? inputs : inputs / 2, panel);
     with_format(format, [&](auto kind) {
@@ -181,6 +185,14 @@ inline bool has_finite_headers(int32_t format, const uint8_t* panel, int inputs)
 
 // The weights of one output, such as a row of an embedding.
 inline void unpack_row(const Weight& weight, int64_t row, float* to) {
+    if (weight.order != nullptr) {
+        Weight plain = weight;
+        plain.order = nullptr;
+        std::vector<float> columns(weight.inputs);
+        unpack_row(plain, row, columns.data());
+        for (int k = 0; k < weight.inputs; k++) to[weight.order[k]] = columns[k];
+        return;
+    }
     int64_t first = 0;
     const Weight* part = &weight;
     for (; part->next != nullptr && row / kPanel >= first + part->num_panels; part = part->next) first += part->num_panels;
@@ -188,6 +200,7 @@ inline void unpack_row(const Weight& weight, int64_t row, float* to) {
     const int output = row % kPanel;
     const auto* pairs = reinterpret_cast<const uint16_t*>(panel);
     const auto pair = [&](int k) { return pairs[(k / 2 * kPanel + output) * 2 + k % 2]; };
+    if (is_scaled(part->format)) return unpack_groups(part->format, panel, output, weight.inputs, to);
     switch (part->format) {
         case kFloat32:
             for (int k = 0; k < weight.inputs; k++) to[k] = reinterpret_cast<const float*>(panel)[k * kPanel + output];

@@ -98,7 +98,7 @@ static bool uses_bf16_dot = kHasBf16Dot;  // not inline: libraries loaded togeth
 
 // Like `tile`, two inputs at a time, as bfloat16 numbers.
 template <int kRows, int kPanels>
-inline void dot_tile(const int16_t* x, const uint8_t* panels, int inputs, Sums<kRows, kPanels>& sums) {
+inline void dot_tile(const int16_t* x, int64_t stride, const uint8_t* panels, int inputs, Sums<kRows, kPanels>& sums) {
     const int64_t bytes = panel_bytes(kBfloat16, inputs);
 #pragma GCC unroll 4
     for (int pair = 0; pair < inputs / 2; pair++) {
@@ -108,7 +108,7 @@ inline void dot_tile(const int16_t* x, const uint8_t* panels, int inputs, Sums<k
                 weights[p][v] = load<Words>(panels + p * bytes + (pair * kPanel + v * kLanes) * 4);
         for (int r = 0; r < kRows; r++) {
             uint32_t both;
-            std::memcpy(&both, x + int64_t(r) * inputs + 2 * pair, sizeof both);
+            std::memcpy(&both, x + r * stride + 2 * pair, sizeof both);
             const Words input = both - Words{};
             for (int p = 0; p < kPanels; p++)
                 for (int v = 0; v < kVectors; v++) sums[r][p][v] = dot_bf16(sums[r][p][v], weights[p][v], input);

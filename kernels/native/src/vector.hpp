@@ -138,6 +138,11 @@ inline Float8 to_float8(float value) {
     return {uint8_t(sign | uint8_t(((size + 0x7ffffu + (size >> 20 & 1)) >> 20) - (120 << 3)))};
 }
 
+inline float from_float8(Float8 number) {
+    const uint16_t size = number.bits & 0x7f, sign = (number.bits & 0x80) << 8;
+    return from_half(static_cast<uint16_t>(sign | (size == 0x7f ? 0x7fff : size << 7))) * 256;
+}
+
 // Eight numbers in lanes of 16 bits. With their bits at the bits of half precision they are too small by a factor of 256.
 inline __m256 eight_of_float8(__m128i lanes) {
     const __m128i size = _mm_and_si128(lanes, _mm_set1_epi16(0x7f));
@@ -154,6 +159,20 @@ inline Floats from_float8(const Float8* from) {
         std::memcpy(reinterpret_cast<char*>(&result) + i * 4, &eight, sizeof eight);
     }
     return result;
+}
+
+// kPanel numbers over 256, none of which is NaN.
+inline void read_float8(const uint8_t* from, Floats (&to)[kVectors]) {
+    // The sign is copied into the place of the highest bit of the exponent, which is zero in such small numbers.
+    const __m256i lanes = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load<__m128i>(from)), 7);
+    const __m256i halves = _mm256_and_si256(lanes, _mm256_set1_epi16(static_cast<int16_t>(0xbfff)));
+#if WARREN_LANES == 16 && defined(__AVX512F__)
+    to[0] = reinterpret_cast<Floats>(_mm512_cvtph_ps(halves));
+#else
+    const __m256 eights[2] = {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+                              _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+    std::memcpy(to, eights, sizeof eights);
+#endif
 }
 
 // The first or second half-precision number of each word.
@@ -203,6 +222,23 @@ inline Words looked_up(const uint8_t* values, Words codes) {
             _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), reinterpret_cast<const __m256i*>(&codes)[i]);
 #endif
     return found;
+}
+
+// The same of 16 floats.
+inline Floats looked_up(const float* values, Ints codes) {
+#if WARREN_LANES == 16 && defined(__AVX512F__)
+    return reinterpret_cast<Floats>(_mm512_permutexvar_ps((__m512i)codes, (__m512)load(values)));
+#else
+    const __m256 first = load<Floats8>(values), second = load<Floats8>(values + 8);
+    Floats found;
+    for (int i = 0; i < kLanes / 8; i++) {
+        const __m256i own = reinterpret_cast<const __m256i*>(&codes)[i];
+        reinterpret_cast<__m256*>(&found)[i] =
+            _mm256_blendv_ps(_mm256_permutevar8x32_ps(first, own), _mm256_permutevar8x32_ps(second, own),
+                             _mm256_castsi256_ps(_mm256_slli_epi32(own, 28)));
+    }
+    return found;
+#endif
 }
 
 // The sum of kPanel numbers, in a fixed order of additions.

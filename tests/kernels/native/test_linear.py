@@ -10,16 +10,19 @@ from torch import Tensor
 
 from kernels.native.library import Library, pointer
 from kernels.native.packed import PACKED_BLOCKS, CodeBits, PackedWeight, Packer, Rows, pack
-from kernels.quantized import BLOCKS, QuantizedWeight, dequantize, quantize
+from kernels.quantized import BLOCK_SIZES, QuantizedWeight, dequantize, quantize
+from kernels.scaled_floats import GROUPS
 from tests.kernels.blocks import SCALES, random_blocks
 from tests.support.models.numerics import assert_close
 
-FORMATS = ["float32", "bfloat16", "float16", *sorted(PACKED_BLOCKS)]
+FORMATS = ["float32", "bfloat16", "float16", *GROUPS, *sorted(PACKED_BLOCKS)]
+BLOCKS = [*GROUPS, *sorted(PACKED_BLOCKS)]
+"""The formats whose matrices are blocks."""
 ROUNDED_CODES = {8: 2.0**-6, 16: 2.0**-14}
 """Inputs of quantized weights are rounded to integers of so many bits."""
 ROUNDED_INPUTS = 4e-3
 """Inputs of bfloat16 weights are bfloat16, too."""
-WIDTHS = {name: BLOCKS[name].inputs if name in BLOCKS else 32 for name in FORMATS}
+WIDTHS = {name: BLOCK_SIZES[name].inputs if name in BLOCKS else 32 for name in FORMATS}
 """Inputs of a block."""
 FEWEST = dict.fromkeys(("float32", "bfloat16", "q8_0", "q4_0", "q4_1"), 1)
 """Outputs of the smallest matrix. A single output of random blocks may be a small difference of
@@ -81,7 +84,8 @@ def unpack_rows(library: Library, weight: PackedWeight, rows: Tensor) -> Tensor:
 
 
 def tolerance(name: str, code_bits: CodeBits = 16) -> float:
-    of_floats = {"float32": 1e-6, "float16": 1e-6, "bfloat16": ROUNDED_INPUTS}
+    of_floats = {"float32": 1e-6, "float16": 1e-6, "nf4": 1e-6, "fp4": 1e-6}
+    of_floats |= dict.fromkeys(("bfloat16", "float8"), ROUNDED_INPUTS)
     return of_floats.get(name, ROUNDED_CODES[code_bits])
 
 
@@ -195,7 +199,7 @@ def test_a_weight_in_the_wrong_place_is_caught(native: Library, name: str) -> No
         )
 
 
-@pytest.mark.parametrize("name", sorted(PACKED_BLOCKS))
+@pytest.mark.parametrize("name", BLOCKS)
 def test_panels_take_the_bytes_of_the_file_but_for_4_percent(native: Library, name: str) -> None:
     stored = random_blocks(name, 32, 512)
     taken = pack(native, [Rows.of_blocks(stored)]).num_bytes
@@ -221,6 +225,35 @@ def test_outputs_of_several_formats_are_one_product(native: Library) -> None:
     index = torch.tensor([0, 31, 32, 95])
     expected = torch.cat([dense(part) for part in parts])[index]
     assert torch.equal(unpack_rows(native, packed, index).double(), expected)
+
+
+def test_weights_of_8_bits_are_multiplied_exactly(native: Library) -> None:
+    """Only inputs are rounded."""
+    weight, hidden = matrix("float8", 37, 512), rows(9, 512)
+    actual = linear(native, hidden, pack(native, [weight]))
+    assert_close(actual, hidden.bfloat16().double() @ dense(weight).T, 1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(PACKED_BLOCKS))
+@pytest.mark.parametrize("code_bits", CODE_BITS)
+def test_columns_may_be_in_any_order(native: Library, name: str, code_bits: CodeBits) -> None:
+    weight, hidden = matrix(name, 37, 2 * WIDTHS[name]), rows(9, 2 * WIDTHS[name])
+    order = torch.randperm(weight.inputs, generator=torch.Generator().manual_seed(0)).int()
+
+    ordered = pack(native, [replace(weight, order=order)])
+
+    expected = linear(native, hidden[:, order], pack(native, [weight]), code_bits=code_bits)
+    assert torch.equal(linear(native, hidden, ordered, code_bits=code_bits), expected)
+    index = torch.tensor([0, 36])
+    columns = unpack_rows(native, ordered, index)[:, order]
+    assert torch.equal(columns.double(), dense(weight)[index])
+
+
+def test_outputs_with_columns_in_other_orders_are_not_stacked(native: Library) -> None:
+    weight = matrix("q4_0", 32, 64)
+    order = torch.arange(64, dtype=torch.int32)
+    with pytest.raises(ValueError, match="outputs of q4_0, q4_0 in one matrix"):
+        pack(native, [replace(weight, order=order), replace(weight, order=order.flip(0))])
 
 
 def test_outputs_that_do_not_fill_panels_are_not_stacked(native: Library) -> None:

@@ -642,7 +642,11 @@ class WeightReader:
             return experts
         products = ([one.gate_up.weight, one.down.weight] for one in experts)
         formats = {
-            tuple(rows.format for weight in both for rows in weight.native_rows())
+            tuple(
+                (rows.format, rows.order is None)
+                for weight in both
+                for rows in weight.native_rows()
+            )
             for both in products
         }
         if len(formats) < 2:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.native.library import choose_products, library
+from kernels.scaled_floats import VALUES
 from tests.support.models.tiny import write_tiny_model
 from tests.worker.model.decoders.test_native_families import STEPS, load, stepwise_logits
 from tests.worker.model.weights.formats.test_coded import FLOAT4, compressed, groups_of, words
@@ -24,7 +25,7 @@ from worker.model.families import spec_of
 from worker.model.loading import load_decoder, rehearse
 from worker.model.weights.formats.interface import Target
 from worker.model.weights.formats.registry import format_of
-from worker.model.weights.layers import WeightReader, read_weights
+from worker.model.weights.layers import DecoderWeights, ExpertWeights, WeightReader, read_weights
 from worker.model.weights.recurrences.delta_net import DeltaNetLayer
 from worker.model.weights.recurrences.mamba2 import Mamba2Layer
 
@@ -94,6 +95,44 @@ def gptq(weight: Tensor) -> Stored:
     return stored, values
 
 
+def gptq_in_another_order(name: str, weight: Tensor) -> Stored:
+    """The groups of inputs that are not neighbours (act-order), in an order of each expert."""
+    expert = re.search(r"experts\.(\d+)", name)
+    seed = 0 if expert is None else int(expert[1])
+    order = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(seed))
+    stored, values = gptq(weight[:, order])
+    places = order.argsort()
+    codes, _, _ = integers(weight[:, order], 4)
+    stored["qweight"] = words(codes[:, places] + 8, 4).t()
+    stored["g_idx"] = stored["g_idx"][places]
+    return stored, values[:, places]
+
+
+def scaled_blocks(weight: Tensor) -> Stored:
+    """A scale for each block of 16 outputs and 128 inputs."""
+    blocks = weight.view(len(weight), -1, 128)
+    most = functional.max_pool1d(blocks.abs().amax(-1).t()[None], 16, 16, ceil_mode=True)[0].t()
+    scales = most / 448
+    wide = scales.repeat_interleave(16, 0)[: len(weight)].repeat_interleave(128, 1)
+    codes = (weight / wide).to(torch.float8_e4m3fn)
+    return {"weight": codes, "weight_scale_inv": scales}, codes.float() * wide
+
+
+def nf4(weight: Tensor) -> Stored:
+    most = weight.view(-1, 64).abs().amax(-1)
+    wide = most.repeat_interleave(64).view(weight.shape)
+    codes = ((weight / wide).unsqueeze(-1) - VALUES["nf4"]).abs().argmin(-1)
+    pairs = codes.view(-1, 2)
+    state = json.dumps({"blocksize": 64, "shape": list(weight.shape)}).encode()
+    stored = {
+        "weight": (pairs[:, :1] << 4 | pairs[:, 1:]).to(torch.uint8),
+        "weight.absmax": most,
+        "weight.quant_map": VALUES["nf4"].clone(),
+        "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(state), dtype=torch.uint8),
+    }
+    return stored, VALUES["nf4"][codes] * wide
+
+
 def awq(weight: Tensor) -> Stored:
     codes, scales, values = integers(weight, 4)
 
@@ -144,6 +183,14 @@ PACKINGS = {
     "GPTQ": Packing(
         {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True}, same(gptq)
     ),
+    "GPTQ, act-order": Packing(
+        {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "sym": True, "desc_act": True},
+        gptq_in_another_order,
+    ),
+    "FP8 in wide blocks": Packing(
+        {"quant_method": "fp8", "weight_block_size": [16, 128]}, same(scaled_blocks)
+    ),
+    "NF4": Packing({"quant_method": "bitsandbytes", "load_in_4bit": True}, same(nf4)),
     "AWQ": Packing({"quant_method": "awq", "bits": 4, "group_size": GROUP}, same(awq)),
     "W4A16": Packing(
         compressed("pack-quantized", 4, **groups_of(GROUP)),
@@ -268,6 +315,30 @@ def test_a_packed_model_with_states_computes_what_it_does_with_expanded_matrices
     assert_same_results(*write_packed(tmp_path, family, PACKINGS[name]))
 
 
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("GPTQ, act-order", {("q4_0", True)}),
+        ("FP8 in wide blocks", {("float8", False)}),
+        ("NF4", {("nf4", False)}),
+    ],
+)
+def test_experts_stay_packed(tmp_path: Path, name: str, kept: set[tuple[str, bool]]) -> None:
+    sizes = {"moe_intermediate_size": 128, "head_dim": 32, "num_key_value_heads": 2}
+    packed, expanded = write_packed(tmp_path, "qwen3_moe", PACKINGS[name], kept=SMALL, **sizes)
+    assert_same_results(packed, expanded)
+    parts = [layer.feed_forward for layer in weights_of(packed).layers]
+    found = {
+        (rows.format, rows.order is not None)
+        for part in parts
+        if isinstance(part, ExpertWeights)
+        for expert in part.experts
+        for linear in (expert.gate_up, expert.down)
+        for rows in linear.weight.native_rows()
+    }
+    assert found == kept
+
+
 @pytest.mark.parametrize("family", ["qwen3_next", "jamba"])
 def test_small_matrices_are_expanded_if_they_are_packed(tmp_path: Path, family: str) -> None:
     assert_same_results(*write_packed(tmp_path, family, PACKINGS["FP8"], kept=NONE))
@@ -294,14 +365,19 @@ def test_experts_of_latent_vectors_are_packed_without_the_products_around_them(
     )
 
 
-def inputs_of(directory: Path) -> list[str]:
-    """The formats in which the native library multiplies by the first matrix of recurrences."""
+def weights_of(directory: Path) -> DecoderWeights:
+    """The weights as the native library multiplies them."""
     config, source = read_json_config(directory), Checkpoint(directory)
     spec = spec_of(config)
     assert spec is not None
     target = Target(torch.float32, CPU, "native")
-    weights = read_weights(WeightReader(source, spec, format_of(config, source), target))
-    mixers = [layer.recurrence for layer in weights.layers if layer.recurrence is not None]
+    return read_weights(WeightReader(source, spec, format_of(config, source), target))
+
+
+def inputs_of(directory: Path) -> list[str]:
+    """The formats in which the native library multiplies by the first matrix of recurrences."""
+    layers = weights_of(directory).layers
+    mixers = [layer.recurrence for layer in layers if layer.recurrence is not None]
     assert mixers
     formats = set()
     for mixer in mixers:

@@ -4,8 +4,12 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self
 
+import torch
 from torch import Tensor
 
+from kernels.providers import Provider
+from kernels.quantized import QuantizedWeight
+from kernels.scaled_floats import GROUPS, VALUES, scaled_groups
 from shared.errors import StartupError
 from worker.model.weights.formats.coded import Coded, check_finite, declared, method_of
 from worker.model.weights.sources import TensorSource
@@ -19,6 +23,9 @@ class BitsAndBytes(Coded):
 
     name: ClassVar[str] = "bitsandbytes"
     kinds: ClassVar[str] = "NF4 and FP4"
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native"})
+    bytes_per_weight: ClassVar[str] = "0.56 on the CPU, those of the data type on a GPU"
+    numerics: ClassVar[str] = "fused float4"
     suffixes: ClassVar[frozenset[str]] = frozenset(
         {
             *("weight", "weight.absmax", "weight.quant_map", "weight.nested_absmax"),
@@ -42,32 +49,17 @@ class BitsAndBytes(Coded):
         return source.has(f"{stem}weight.absmax")
 
     def shape(self, source: TensorSource, stem: str) -> tuple[int, int]:
-        states = (f"{stem}{name}" for name in _STATES)
-        stored = next((name for name in states if source.has(name)), None)
-        if stored is None:
-            raise StartupError(f"the checkpoint has no tensor {stem}{_STATES[0]}")
-        outputs, inputs = _content(source.get(stored))["shape"]
+        outputs, inputs = _stored_state(source, stem)[1]["shape"]
         return int(outputs), int(inputs)
 
     def decoder(
         self, tensors: Mapping[str, Tensor], shape: tuple[int, int]
     ) -> Callable[[], Tensor]:
-        state = _content(next(tensors[name] for name in _STATES if name in tensors))
-        values, size = tensors["weight.quant_map"].float(), int(state["blocksize"])
+        values, size = tensors["weight.quant_map"].float(), int(_state(tensors)["blocksize"])
         num_weights = shape[0] * shape[1]
         if tensors["weight"].numel() * 2 != num_weights or values.numel() != 16:
             raise ValueError(f"it has {tensors['weight'].numel()} bytes for {num_weights} weights")
-        most = tensors["weight.absmax"]
-        if "weight.nested_absmax" in tensors:
-            outer, levels = (
-                tensors[f"weight.nested_{kind}"].float() for kind in ("absmax", "quant_map")
-            )
-            outer_size = int(state["nested_blocksize"])
-            _check_blocks(outer, outer_size, most.numel())
-            if levels.numel() != 256:
-                raise ValueError(f"its magnitudes have {levels.numel()} levels, not 256")
-            own = outer.repeat_interleave(outer_size)[: most.numel()]
-            most = levels[most.long()] * own + float(state["nested_offset"])
+        most = _magnitudes(tensors)
         check_finite(most)
         _check_blocks(most, size, num_weights)
 
@@ -78,6 +70,40 @@ class BitsAndBytes(Coded):
 
         return decode
 
+    def block_format(self, source: TensorSource, stem: str) -> str | None:
+        name, state = _stored_state(source, stem)
+        kept = name.rpartition("__")[2]
+        sizes = (int(state["blocksize"]), self.shape(source, stem)[1])
+        return kept if all(size > 0 and size % GROUPS[kept] == 0 for size in sizes) else None
+
+    def blocks(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], block_format: str
+    ) -> QuantizedWeight | None:
+        if not torch.equal(tensors["weight.quant_map"].float(), VALUES[block_format]):
+            return None
+        size = GROUPS[block_format]
+        own = _magnitudes(tensors).float()
+        scales = own.repeat_interleave(int(_state(tensors)["blocksize"]) // size)
+        codes = tensors["weight"].view(shape[0], -1)
+        grid = scales[: shape[0] * shape[1] // size].view(shape[0], -1)
+        groups = scaled_groups(block_format, codes, grid)
+        return None if groups is None else QuantizedWeight(block_format, groups)
+
+
+def _magnitudes(tensors: Mapping[str, Tensor]) -> Tensor:
+    """The greatest magnitude of each block. Raises `ValueError` if it cannot be decoded."""
+    most = tensors["weight.absmax"]
+    if "weight.nested_absmax" not in tensors:
+        return most
+    state = _state(tensors)
+    outer, levels = (tensors[f"weight.nested_{kind}"].float() for kind in ("absmax", "quant_map"))
+    outer_size = int(state["nested_blocksize"])
+    _check_blocks(outer, outer_size, most.numel())
+    if levels.numel() != 256:
+        raise ValueError(f"its magnitudes have {levels.numel()} levels, not 256")
+    own = outer.repeat_interleave(outer_size)[: most.numel()]
+    return levels[most.long()] * own + float(state["nested_offset"])
+
 
 def _check_blocks(magnitudes: Tensor, size: int, num_weights: int) -> None:
     """Raise `ValueError` unless each block of this size has a magnitude."""
@@ -85,6 +111,20 @@ def _check_blocks(magnitudes: Tensor, size: int, num_weights: int) -> None:
         raise ValueError(
             f"{magnitudes.numel()} blocks of {size} do not cover {num_weights} weights"
         )
+
+
+def _stored_state(source: TensorSource, stem: str) -> tuple[str, dict[str, Any]]:
+    """The name and the content of a matrix's description. Raises `StartupError` if there is
+    none."""
+    names = (f"{stem}{name}" for name in _STATES)
+    stored = next((name for name in names if source.has(name)), None)
+    if stored is None:
+        raise StartupError(f"the checkpoint has no tensor {stem}{_STATES[0]}")
+    return stored, _content(source.get(stored))
+
+
+def _state(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    return _content(next(tensors[name] for name in _STATES if name in tensors))
 
 
 def _content(state: Tensor) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from kernels.native.packed import PACKED_BLOCKS, Rows, can_be_stacked
+from kernels.native.packed import FORMATS, PACKED_BLOCKS, Rows, can_be_stacked
 from kernels.providers import Ops, Provider
 from kernels.quantized import (
     BLOCKS,
@@ -39,13 +39,15 @@ class BlockWeight:
     """A `Weight` in blocks of a single format."""
 
     packed: QuantizedWeight
+    order: Tensor | None = None
+    """[inputs] int32: the inputs of the columns in blocks; None: in their order."""
     unchecked: str | None = None
     """The name of a matrix whose scales are checked where it is used: by the library, which packs
     it, or before it is expanded. None: they are finite."""
 
     @property
     def providers(self) -> frozenset[Provider]:
-        return frozenset({"native"}) if self.packed.format in PACKED_BLOCKS else frozenset()
+        return frozenset({"native"}) if self.packed.format in FORMATS else frozenset()
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -59,20 +61,22 @@ class BlockWeight:
         return ops.projection(hidden, self.dense(hidden.dtype), bias)
 
     def rows(self, ids: Tensor) -> Tensor:
-        return dequantize(self.packed.rows(ids))
+        return self._in_order(dequantize(self.packed.rows(ids)))
 
     def selected(self, ids: Tensor) -> "BlockWeight":
-        return BlockWeight(self.packed.rows(ids), self.unchecked)
+        return BlockWeight(self.packed.rows(ids), self.order, self.unchecked)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         if self.unchecked is not None:
             _check_scales(self.unchecked, self.packed)
-        return dequantize(self.packed).to(dtype)
+        return self._in_order(dequantize(self.packed).to(dtype))
 
     def native_rows(self) -> Sequence[Rows]:
-        if self.unchecked is None:
-            return [Rows.of_blocks(self.packed)]
-        return [Rows.of_blocks(self.packed, self.unchecked)]
+        return [Rows.of_blocks(self.packed, self.order, self.unchecked or "a matrix")]
+
+    def _in_order(self, columns: Tensor) -> Tensor:
+        """The columns in the order of the inputs."""
+        return columns if self.order is None else columns[:, self.order.argsort()]
 
 
 class Gguf(Format):
@@ -193,7 +197,7 @@ def _on_device(source: TensorSource, names: list[str], target: Target) -> Weight
 def _stored(source: TensorSource, name: str, target: Target) -> Weight:
     kind = source.kind(name)
     if kind in PACKED_BLOCKS and target.provider == "native":
-        return BlockWeight(QuantizedWeight(kind, source.get(name).to(target.device)), name)
+        return BlockWeight(QuantizedWeight(kind, source.get(name).to(target.device)), unchecked=name)
     if kind in BLOCKS:
         return BlockWeight(_blocks(source, name, target.device))
     held = source.get(name).to(target.device)

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from kernels.native.packed import Rows
 from kernels.providers import Ops, Provider
-from kernels.quantized import BLOCKS, INTEGERS, QuantizedWeight, pack_integers
+from kernels.quantized import BLOCK_SIZES, BLOCKS, INTEGERS, QuantizedWeight, pack_integers
+from kernels.scaled_floats import GROUPS, scaled_groups
 from kernels.scaled_layout import dequantize_scaled
 from shared.errors import StartupError
 from worker.model.weights.formats.blocks import BlockWeight
@@ -135,7 +136,7 @@ class CodedMatrices(Format):
         if target.provider == "triton":
             return self.device_bytes(source, stem)
         kept = self.block_format(source, stem) if target.provider == "native" else None
-        return None if kept is None else BLOCKS[kept].bytes_per_weight
+        return None if kept is None else BLOCK_SIZES[kept].bytes_per_weight
 
     def _on_device(self, source: TensorSource, names: list[str], target: Target) -> Weight | None:
         """Matrices that a GPU multiplies as they are; None if there are others."""
@@ -196,6 +197,10 @@ class Coded(CodedMatrices):
         """The matrix in these blocks; None if its values do not fit into them."""
         return None
 
+    def order(self, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Tensor | None:
+        """The inputs of the columns in blocks, [inputs] int32; None: in their order."""
+        return None
+
     def stem(self, name: str) -> str | None:
         for suffix in self.suffixes:
             if name.endswith(f".{suffix}"):
@@ -228,7 +233,7 @@ class Coded(CodedMatrices):
         if target.provider == "native" and (kept := self.block_format(source, stem)) is not None:
             packed = self.blocks(tensors, shape, kept)
             if packed is not None:
-                return BlockWeight(packed)
+                return BlockWeight(packed, self.order(tensors, shape))
         return CodedWeight(shape, sum(tensor.nbytes for tensor in tensors.values()), decode)
 
 
@@ -271,6 +276,24 @@ def integer_blocks(numbers: Tensor, scales: Tensor, block_format: str) -> Quanti
     if not has_all or not torch.equal(halves.float(), scales.float()):
         return None
     return pack_integers(numbers, halves, block_format)
+
+
+def float8_format(stored: str, inputs: int, width: int) -> str | None:
+    """The format of the blocks that have the values of 8-bit floats, stored as this kind with a
+    scale for ``width`` inputs; None if there is none."""
+    size = GROUPS["float8"]
+    are_groups = inputs % size == 0 and (width == inputs or width % size == 0)
+    return "float8" if stored == "F8_E4M3" and are_groups else None
+
+
+def float8_blocks(codes: Tensor, scales: Tensor, block: tuple[int, int]) -> QuantizedWeight | None:
+    """8-bit floats [outputs, inputs] times scales [rows, columns], each for a block of so many
+    outputs and inputs, in blocks of equal values. None for values that they do not have."""
+    outputs, inputs = codes.shape
+    rows = torch.arange(outputs) // block[0]
+    columns = torch.arange(0, inputs, GROUPS["float8"]) // block[1]
+    groups = scaled_groups("float8", codes.view(torch.uint8), scales[rows][:, columns])
+    return None if groups is None else QuantizedWeight("float8", groups)
 
 
 def check_group_size(

@@ -19,6 +19,8 @@ from worker.model.weights.formats.coded import (
     check_grid,
     check_group_size,
     declared,
+    float8_blocks,
+    float8_format,
     holds,
     integer_blocks,
     layouts_of,
@@ -41,8 +43,10 @@ class CompressedTensors(Coded):
     name: ClassVar[str] = "compressed-tensors"
     kinds: ClassVar[str] = "W4A16, W8A16, W8A8 in int8 or float8, without act-order"
     packed_for: ClassVar[frozenset[Provider]] = frozenset({"native", "triton"})
-    bytes_per_weight: ClassVar[str] = "0.56 (4 bits), 0.69 (4, with zero points), 1.06 (8)"
-    numerics: ClassVar[str] = "fused integers"
+    bytes_per_weight: ClassVar[str] = (
+        "0.56 (4 bits), 0.69 (4, with zero points), 1.06 (int8), 1.03 (float8)"
+    )
+    numerics: ClassVar[str] = "fused integers float8"
     suffixes: ClassVar[frozenset[str]] = frozenset(
         {
             *("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_shape"),
@@ -119,6 +123,8 @@ class CompressedTensors(Coded):
         is_packed = source.has(f"{stem}weight_packed")
         _, inputs = shape = self.shape(source, stem)
         height, size = self._block.of(shape)
+        if not is_packed and (kept := float8_format(source.kind(f"{stem}weight"), inputs, size)):
+            return kept
         has_integers = is_packed or source.kind(f"{stem}weight") == "I8"
         # Scales of 32 bits are hardly ever numbers of float16.
         is_short = has_integers and height == 1 and source.kind(f"{stem}weight_scale") != "F32"
@@ -149,7 +155,11 @@ class CompressedTensors(Coded):
     def blocks(
         self, tensors: Mapping[str, Tensor], shape: tuple[int, int], block_format: str
     ) -> QuantizedWeight | None:
-        scales = tensors["weight_scale"].view(shape[0], -1)
+        scales = tensors["weight_scale"]
+        if block_format == "float8":
+            grid = scales.view(-1, 1) if scales.ndim < 2 else scales
+            return float8_blocks(tensors["weight"], grid, self._block.of(shape))
+        scales = scales.view(shape[0], -1)
         numbers, zeros = self._codes(tensors).int(), self._zeros(tensors, scales)
         if zeros is not None:
             numbers -= zeros.repeat_interleave(shape[1] // scales.shape[1], 1)

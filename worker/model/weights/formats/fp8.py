@@ -7,12 +7,15 @@ from typing import Any, ClassVar, Self
 from torch import Tensor
 
 from kernels.providers import Provider
+from kernels.quantized import QuantizedWeight
 from worker.model.weights.formats.coded import (
     Block,
     Coded,
     check_finite,
     check_grid,
     declared,
+    float8_blocks,
+    float8_format,
     method_of,
     scaled,
 )
@@ -29,8 +32,9 @@ class Fp8(Coded):
 
     name: ClassVar[str] = "FP8"
     kinds: ClassVar[str] = "one scale for a matrix or for each block"
-    packed_for: ClassVar[frozenset[Provider]] = frozenset({"triton"})
-    bytes_per_weight: ClassVar[str] = "those of the data type, 1.00 on a GPU"
+    packed_for: ClassVar[frozenset[Provider]] = frozenset({"native", "triton"})
+    bytes_per_weight: ClassVar[str] = "1.03 on the CPU, 1.00 on a GPU"
+    numerics: ClassVar[str] = "fused float8"
     suffixes: ClassVar[frozenset[str]] = frozenset(
         {"weight", "weight_scale_inv", "weight_scale", "input_scale", "activation_scale"}
     )
@@ -62,25 +66,38 @@ class Fp8(Coded):
     def decoder(
         self, tensors: Mapping[str, Tensor], shape: tuple[int, int]
     ) -> Callable[[], Tensor]:
-        scales = tensors.get("weight_scale_inv", tensors.get("weight_scale"))
-        if scales is None:
-            raise ValueError("it has no scale")
+        scales = _scales(tensors)
         check_finite(scales)
         grid, block = self._grid(scales, shape)
         check_grid(shape, grid, block)
         return lambda: scaled(tensors["weight"], grid, block)
+
+    def block_format(self, source: TensorSource, stem: str) -> str | None:
+        shape = self.shape(source, stem)
+        _, width = (self._block or Block()).of(shape)
+        return float8_format(source.kind(f"{stem}weight"), shape[1], width)
+
+    def blocks(
+        self, tensors: Mapping[str, Tensor], shape: tuple[int, int], block_format: str
+    ) -> QuantizedWeight | None:
+        return float8_blocks(tensors["weight"], *self._grid(_scales(tensors), shape))
 
     def device_bytes(self, source: TensorSource, stem: str) -> float | None:
         shape = self.shape(source, stem)
         return bytes_on_device(shape[1], 8, (self._block or Block()).of(shape))
 
     def device_codes(self, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Codes | None:
-        scales = tensors.get("weight_scale_inv", tensors.get("weight_scale"))
-        assert scales is not None, "checked by the decoder"
-        return Codes(tensors["weight"], *self._grid(scales, shape))
+        return Codes(tensors["weight"], *self._grid(_scales(tensors), shape))
 
     def _grid(self, scales: Tensor, shape: tuple[int, int]) -> tuple[Tensor, tuple[int, int]]:
         """The scales as [rows, columns], and the outputs and inputs of their blocks."""
         grid = scales.view(-1, 1) if scales.ndim < 2 else scales
         block = Block() if grid.numel() == 1 else self._block or Block(outputs=1)
         return grid, block.of(shape)
+
+
+def _scales(tensors: Mapping[str, Tensor]) -> Tensor:
+    scales = tensors.get("weight_scale_inv", tensors.get("weight_scale"))
+    if scales is None:
+        raise ValueError("it has no scale")
+    return scales

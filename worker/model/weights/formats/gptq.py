@@ -35,7 +35,7 @@ class Gptq(Coded):
     kinds: ClassVar[str] = "4 and 8 bits, also with act-order"
     packed_for: ClassVar[frozenset[Provider]] = frozenset({"native", "triton"})
     bytes_per_weight: ClassVar[str] = "0.56 (4 bits), 0.69 (4, with zero points), 1.06 (8)"
-    numerics: ClassVar[str] = "fused integers"
+    numerics: ClassVar[str] = "fused integers ordered"
     suffixes: ClassVar[frozenset[str]] = frozenset({"qweight", "qzeros", "scales", "g_idx"})
 
     def __init__(
@@ -129,11 +129,25 @@ class Gptq(Coded):
     def blocks(
         self, tensors: Mapping[str, Tensor], shape: tuple[int, int], block_format: str
     ) -> QuantizedWeight | None:
-        scales = tensors["scales"]
+        scales, order = tensors["scales"], self.order(tensors, shape)
         groups = _in_order(shape[1], len(scales), scales.device)
-        if "g_idx" in tensors and not torch.equal(tensors["g_idx"].long(), groups):
-            return None  # act-order
-        return integer_blocks(self._numbers(tensors, groups).t(), scales.t(), block_format)
+        if order is None:
+            numbers = self._numbers(tensors, groups)
+        else:
+            stored = tensors["g_idx"].long()
+            if not torch.equal(stored[order], groups):
+                return None  # groups of different sizes
+            numbers = self._numbers(tensors, stored)[order]
+        return integer_blocks(numbers.t(), scales.t(), block_format)
+
+    def order(self, tensors: Mapping[str, Tensor], shape: tuple[int, int]) -> Tensor | None:
+        """The inputs of each group in their order, one group after another."""
+        groups, num_groups = tensors.get("g_idx"), len(tensors["scales"])
+        if groups is None or torch.equal(
+            groups.long(), _in_order(shape[1], num_groups, groups.device)
+        ):
+            return None
+        return groups.argsort(stable=True).int()
 
     def _numbers(self, tensors: Mapping[str, Tensor], groups: Tensor) -> Tensor:
         """The codes less the zero points of their inputs' groups, [inputs, outputs] int32."""

@@ -39,7 +39,7 @@ class Mixed(CodedMatrices):
     kinds: ClassVar[str] = "compressed-tensors' `config_groups`, ModelOpt's `MIXED_PRECISION`"
     packed_for: ClassVar[frozenset[Provider]] = frozenset({"native", "triton"})
     bytes_per_weight: ClassVar[str] = "those of each format"
-    numerics: ClassVar[str] = "fused integers"
+    numerics: ClassVar[str] = "fused integers float8"
 
     def __init__(self, formats: Mapping[str, Coded]) -> None:
         """The formats by their targets: names of modules, which include the modules within,

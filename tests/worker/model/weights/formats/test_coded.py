@@ -12,7 +12,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kernels.providers import Provider, load_ops
-from kernels.quantized import BLOCKS
+from kernels.quantized import BLOCK_SIZES
+from kernels.scaled_floats import VALUES
 from shared.errors import StartupError
 from worker.checkpoints.checkpoint import Checkpoint
 from worker.model.weights.formats.interface import Format, Target
@@ -55,8 +56,15 @@ def fp8_blocks(kind: torch.dtype = torch.float8_e4m3fn) -> Case:
     return config, {"weight": weight, "weight_scale_inv": scales}, expected
 
 
-def fp8_tensor() -> Case:
-    weight, scale = random(OUTPUTS, INPUTS).to(torch.float8_e5m2), torch.tensor(0.37)
+def fp8_wide_blocks() -> Case:
+    weight, scales = random(OUTPUTS, INPUTS).to(torch.float8_e4m3fn), random(3, 1).bfloat16()
+    config = {"quant_method": "fp8", "weight_block_size": [16, 128]}
+    expected = weight.float() * scales.float().repeat_interleave(16, 0)
+    return config, {"weight": weight, "weight_scale_inv": scales}, expected
+
+
+def fp8_tensor(kind: torch.dtype = torch.float8_e5m2) -> Case:
+    weight, scale = random(OUTPUTS, INPUTS).to(kind), torch.tensor(0.37)
     tensors = {"weight": weight, "weight_scale": scale, "input_scale": torch.tensor(1.0)}
     return {"quant_method": "fp8"}, tensors, weight.float() * 0.37
 
@@ -132,8 +140,8 @@ def fp8_compressed() -> Case:
     return config, tensors | {"weight_scale": tensors["weight_scale"].view(1)}, expected
 
 
-def nf4(*, is_nested: bool) -> Case:
-    table, codes = random(16), integers(0, 16, OUTPUTS * INPUTS)
+def nf4(*, is_nested: bool, kind: str = "nf4", is_usual: bool = False) -> Case:
+    table, codes = VALUES[kind] if is_usual else random(16), integers(0, 16, OUTPUTS * INPUTS)
     pairs = codes.view(-1, 2)
     state = {"blocksize": 64, "shape": [OUTPUTS, INPUTS], "dtype": "float32"}
     tensors = {
@@ -150,7 +158,7 @@ def nf4(*, is_nested: bool) -> Case:
         tensors["weight.absmax"] = coded
     else:
         tensors["weight.absmax"] = most
-    name = "weight.quant_state.bitsandbytes__nf4"
+    name = f"weight.quant_state.bitsandbytes__{kind}"
     tensors[name] = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
     expected = (table[codes] * most.repeat_interleave(64)).view(OUTPUTS, INPUTS)
     return {"quant_method": "bitsandbytes", "load_in_4bit": True}, tensors, expected
@@ -197,6 +205,8 @@ def fp8_model_opt() -> Case:
 CASES: dict[str, Callable[[], Case]] = {
     "FP8 in blocks": fp8_blocks,
     "FP8 with one scale": fp8_tensor,
+    "FP8 in wide blocks": fp8_wide_blocks,
+    "FP8 with one scale, E4M3": lambda: fp8_tensor(torch.float8_e4m3fn),
     "GPTQ, 4 bits": lambda: gptq(4, is_ordered=True, layout="gptq"),
     "GPTQ, 8 bits": lambda: gptq(8, is_ordered=True, layout="gptq"),
     "GPTQ, act-order": lambda: gptq(4, is_ordered=False, layout="gptq"),
@@ -209,6 +219,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "FP8 of compressed-tensors with one scale": fp8_compressed,
     "NF4": lambda: nf4(is_nested=False),
     "NF4, nested": lambda: nf4(is_nested=True),
+    "NF4 with its values": lambda: nf4(is_nested=False, is_usual=True),
+    "NF4 with its values, nested": lambda: nf4(is_nested=True, is_usual=True),
+    "FP4 with its values": lambda: nf4(is_nested=False, kind="fp4", is_usual=True),
     "GPTQ in blocks": lambda: gptq(4, is_ordered=True, layout="gptq", group=32, is_symmetric=True),
     "GPTQ in blocks, with zero points": lambda: gptq(4, is_ordered=True, layout="gptq", group=64),
     "GPTQ in blocks, 8 bits": lambda: gptq(
@@ -231,6 +244,13 @@ BLOCKS_OF = {
     "GPTQ in blocks": "q4_0",
     "GPTQ in blocks, with zero points": "q5_0",
     "GPTQ in blocks, 8 bits": "q8_0",
+    "GPTQ of whole blocks, act-order": "q5_0",
+    "FP8 in wide blocks": "float8",
+    "FP8 with one scale, E4M3": "float8",
+    "FP8 for each output": "float8",
+    "NF4 with its values": "nf4",
+    "NF4 with its values, nested": "nf4",
+    "FP4 with its values": "fp4",
     "W4A16 in blocks": "q4_0",
     "W4A16 in blocks, with zero points": "q5_0",
     "W8A16 in blocks": "q8_0",
@@ -238,9 +258,12 @@ BLOCKS_OF = {
     "MXFP4": "mxfp4",
     "MXFP4 of compressed-tensors": "mxfp4",
 }
-"""The formats of ggml's blocks in which cases are kept."""
+"""The formats of the blocks in which cases are kept."""
+OTHER_VALUES = ("NF4", "NF4, nested")
+"""Names and shapes do not tell that these have no blocks."""
 BITS_ON_GPU = {
     **dict.fromkeys(("FP8 with one scale", "FP8 for each output", "FP8 of ModelOpt"), 8),
+    **dict.fromkeys(("FP8 in wide blocks", "FP8 with one scale, E4M3"), 8),
     "FP8 of compressed-tensors with one scale": 8,
     **dict.fromkeys(("GPTQ, 4 bits", "GPTQ, version 2"), 4),
     **dict.fromkeys(("GPTQ in blocks", "GPTQ in blocks, with zero points"), 4),
@@ -297,9 +320,8 @@ def test_everything_is_read_and_ignored_modules_stay_as_they_are(tmp_path: Path,
     assert torch.equal(both.dense(expected.dtype)[:OUTPUTS], expected)
     assert source.unread == ["model.norm.weight"]
     num_others = 8 * INPUTS + INPUTS
-    size = 4.0 if name not in BLOCKS_OF else BLOCKS[BLOCKS_OF[name]].bytes_per_weight
-    if name == "GPTQ of whole blocks, act-order":  # the order of the inputs is not known yet
-        size = BLOCKS["q5_0"].bytes_per_weight
+    kept = BLOCKS_OF.get(name) or ("nf4" if name in OTHER_VALUES else None)
+    size = 4.0 if kept is None else BLOCK_SIZES[kept].bytes_per_weight
     assert stored_as.num_bytes(source, TARGET) == size * OUTPUTS * INPUTS + 4 * num_others
     expanded = stored_as.num_bytes(source, Target(torch.float32, TARGET.device, "reference"))
     assert expanded == 4 * (OUTPUTS * INPUTS + num_others)
@@ -312,7 +334,8 @@ def test_codes_stay_in_blocks_that_have_their_values(tmp_path: Path, name: str) 
     assert ("native" in weight.providers) == (name in BLOCKS_OF)
     if name in BLOCKS_OF:
         assert [rows.format for rows in weight.native_rows()] == [BLOCKS_OF[name]]
-        assert weight.num_bytes == BLOCKS[BLOCKS_OF[name]].bytes_per_weight * OUTPUTS * INPUTS
+        size = BLOCK_SIZES[BLOCKS_OF[name]].bytes_per_weight
+        assert weight.num_bytes == size * OUTPUTS * INPUTS
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -396,7 +419,7 @@ def damaged(tensors: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
     """Without a tensor, or with a shorter tensor."""
     for name, tensor in tensors.items():
         yield {other: tensors[other] for other in tensors if other != name}
-        if tensor.ndim and not name.endswith("nf4"):  # a description of a matrix is read
+        if tensor.ndim and "quant_state" not in name:  # a description of a matrix is read
             yield {**tensors, name: tensor[1:]}
 
 
@@ -447,6 +470,31 @@ def test_a_group_that_does_not_divide_the_inputs_is_refused(tmp_path: Path) -> N
     tensors["weight_packed"] = tensors["weight_packed"][:, :28]
     with pytest.raises(StartupError, match=r"NVFP4: 56 inputs are not in groups of 16"):
         read(tmp_path, config, tensors, (OUTPUTS, 56))
+
+
+@pytest.mark.parametrize("scale", [1e-39, 2.0**120])
+@pytest.mark.parametrize("name", ["FP8 for each output", "NF4 with its values"])
+def test_scales_that_products_do_not_have_are_expanded(
+    tmp_path: Path, name: str, scale: float
+) -> None:
+    config, tensors, _ = CASES[name]()
+    scales = next(tensors[kind] for kind in SCALES if kind in tensors)
+    scales[0] = scale
+    assert not read(tmp_path, config, tensors).providers
+
+
+def test_floats_of_8_bits_with_nan_are_expanded(tmp_path: Path) -> None:
+    config, tensors, _ = CASES["FP8 for each output"]()
+    tensors["weight"][3, 5] = torch.nan
+    weight = read(tmp_path, config, tensors)
+    assert not weight.providers
+    assert weight.dense(torch.float32)[3].isnan().sum() == 1
+
+
+def test_groups_of_different_sizes_are_expanded(tmp_path: Path) -> None:
+    config, tensors, _ = CASES["GPTQ of whole blocks, act-order"]()
+    tensors["g_idx"][(tensors["g_idx"] == 0).nonzero()[0]] = 1
+    assert not read(tmp_path, config, tensors).providers
 
 
 def test_scales_beyond_float16_are_expanded(tmp_path: Path) -> None:
@@ -516,7 +564,7 @@ SCALES = ("weight_scale_inv", "weight_scale", "scales", "weight.absmax")
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in CASES if name != "NF4, nested" and "MXFP4" not in name]
+    "name", [name for name in CASES if "nested" not in name and "MXFP4" not in name]
 )
 def test_a_scale_that_is_not_finite_is_refused_by_name(tmp_path: Path, name: str) -> None:
     config, tensors, _ = CASES[name]()

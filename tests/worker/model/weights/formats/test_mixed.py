@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kernels.quantized import BLOCKS
+from kernels.quantized import BLOCK_SIZES
 from shared.errors import StartupError
 from tests.worker.model.weights.formats.test_coded import (
     CASES,
@@ -98,8 +98,8 @@ def test_groups_of_one_layout_may_have_scales_for_different_numbers_of_inputs(
 def test_the_memory_is_that_of_all_formats(tmp_path: Path) -> None:
     stored_as, source = opened(tmp_path, described(TARGETS))
     size = OUTPUTS * INPUTS
-    blocks = BLOCKS["q4_0"].bytes_per_weight
-    assert stored_as.num_bytes(source, TARGET) == (blocks + 2 * 4) * size + 4 * 8 * INPUTS
+    blocks = sum(BLOCK_SIZES[name].bytes_per_weight for name in ("q4_0", "float8"))
+    assert stored_as.num_bytes(source, TARGET) == (blocks + 4) * size + 4 * 8 * INPUTS
 
 
 def test_a_packed_module_that_is_no_target_is_refused_by_name(tmp_path: Path) -> None:
