@@ -286,9 +286,13 @@ def write_packed(
     return packed, expanded
 
 
+TIE = 0.02
+"""The most by which two logits differ in a tie, as a share of the logits' deviation."""
+
+
 def assert_same_results(packed: Path, expanded: Path) -> None:
     """The reference operations expand everything. The native library multiplies some formats, with
-    its own rounding, after which the best tokens are still the same."""
+    its own rounding, after which the best tokens are still the best, but for ties."""
     assert rehearse(packed) == "natively"
     for kernels in ("reference", "native-int16"):
         ours, theirs = (
@@ -297,7 +301,8 @@ def assert_same_results(packed: Path, expanded: Path) -> None:
         for mine, right in zip(ours, theirs, strict=True):
             if kernels == "reference":
                 assert torch.equal(mine, right)
-            assert torch.equal(mine.argmax(-1), right.argmax(-1))
+            chosen = right.gather(-1, mine.argmax(-1, keepdim=True)).squeeze(-1)
+            assert (right.amax(-1) - chosen).max() <= TIE * right.std()
 
 
 @pytest.mark.parametrize(

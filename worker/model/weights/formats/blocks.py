@@ -197,7 +197,9 @@ def _on_device(source: TensorSource, names: list[str], target: Target) -> Weight
 def _stored(source: TensorSource, name: str, target: Target) -> Weight:
     kind = source.kind(name)
     if kind in PACKED_BLOCKS and target.provider == "native":
-        return BlockWeight(QuantizedWeight(kind, source.get(name).to(target.device)), unchecked=name)
+        return BlockWeight(
+            QuantizedWeight(kind, source.get(name).to(target.device)), unchecked=name
+        )
     if kind in BLOCKS:
         return BlockWeight(_blocks(source, name, target.device))
     held = source.get(name).to(target.device)
