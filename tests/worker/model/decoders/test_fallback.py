@@ -329,7 +329,7 @@ def test_pickled_weights_are_not_opened(tmp_path: Path) -> None:
     model.config.save_pretrained(tmp_path)
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
 
-    with pytest.raises(StartupError, match="no model.safetensors"):
+    with pytest.raises(StartupError, match=r"no model\.safetensors"):
         load(tmp_path)
 
 
