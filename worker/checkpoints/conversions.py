@@ -16,7 +16,7 @@ from shared.model_files import HEAD_BYTES, check_content, unreadable
 from worker.checkpoints import convert
 from worker.checkpoints.architectures import architecture_of, architectures, config_of
 from worker.checkpoints.cache import (
-    Progress,
+    OnStageProgress,
     build_once,
     cache_directory,
     check_owned,
@@ -46,7 +46,7 @@ def check_gguf(file: Path) -> None:
         raise StartupError(f"{file} is incomplete: download it again")
 
 
-def imported(gguf: Path, progress: Progress) -> Path:
+def imported(gguf: Path, progress: OnStageProgress) -> Path:
     """The directory of a configuration, a tokenizer and the weights of ``gguf``.
 
     The weights of an architecture that our own decoders run stay in the file. Raises
@@ -59,14 +59,14 @@ def imported(gguf: Path, progress: Progress) -> Path:
     return _converted_file(gguf, progress)
 
 
-def described(gguf: Path, progress: Progress) -> Path:
+def described(gguf: Path, progress: OnStageProgress) -> Path:
     """The directory of a configuration and a tokenizer of ``gguf``, whatever its architecture.
     Raises `StartupError`."""
     check_gguf(gguf)
     return _described(gguf, read_header(gguf), progress)
 
 
-def _described(gguf: Path, header: GgufHeader, progress: Progress) -> Path:
+def _described(gguf: Path, header: GgufHeader, progress: OnStageProgress) -> Path:
     """The same for a complete file; reads only its header and its RoPE divisors."""
     files = parts_of(gguf)
     with gguf.open("rb") as file:
@@ -91,7 +91,7 @@ def _described(gguf: Path, header: GgufHeader, progress: Progress) -> Path:
         raise StartupError(f"the cache {directory.parent} cannot be used: {error}") from error
 
 
-def _converted_file(gguf: Path, progress: Progress) -> Path:
+def _converted_file(gguf: Path, progress: OnStageProgress) -> Path:
     """The directory of ``gguf`` and its conversion. Raises `StartupError`."""
 
     def copy(directory: Path) -> Path:
@@ -108,7 +108,7 @@ def _converted_file(gguf: Path, progress: Progress) -> Path:
     return converted(sha256, copy, progress)
 
 
-def converted(sha256: str, fetch: Callable[[Path], Path], progress: Progress) -> Path:
+def converted(sha256: str, fetch: Callable[[Path], Path], progress: OnStageProgress) -> Path:
     """The directory of the GGUF file with this checksum.
 
     If it is missing, ``fetch(directory)`` downloads and verifies the file, unless another version
@@ -139,7 +139,7 @@ def _kept(directory: Path, sha256: str, partial: Path) -> Path | None:
     return None
 
 
-def _convert(gguf: Path, directory: Path, progress: Progress, *options: str) -> None:
+def _convert(gguf: Path, directory: Path, progress: OnStageProgress, *options: str) -> None:
     # -P: the script's directory must not shadow any package.
     command = [
         sys.executable,
