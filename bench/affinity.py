@@ -54,7 +54,7 @@ _STARTED_AT_ONCE = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class FleetPlan:
     """The conversations, and the size of each worker."""
 
     num_workers: int = 8
@@ -76,7 +76,7 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class System:
+class FleetSetup:
     """A fleet."""
 
     name: str
@@ -92,7 +92,7 @@ class System:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class UserTurn:
     """A question and its answer."""
 
     ttft_s: float
@@ -101,12 +101,12 @@ class Turn:
 
 
 @dataclass
-class Conversation:
+class UserConversation:
     """What a user and the model have said."""
 
     number: int
     messages: list[dict[str, str]] = field(default_factory=list)
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[UserTurn] = field(default_factory=list)
 
     def ask(self, question: str, max_tokens: int) -> dict[str, Any]:
         """The body of the request with another question."""
@@ -123,18 +123,18 @@ class Conversation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class AffinityRun:
     """All conversations with one system."""
 
-    system: System
-    conversations: Sequence[Conversation]
+    system: FleetSetup
+    conversations: Sequence[UserConversation]
     prompt_tokens: Sequence[float]
     """The prompt tokens in the jobs of each worker that is alive at the end."""
     seconds: float
     other_cores: float
 
     @property
-    def later_turns(self) -> list[Turn]:
+    def later_turns(self) -> list[UserTurn]:
         """All but the first of each conversation."""
         return [turn for one in self.conversations for turn in one.turns[1:]]
 
@@ -158,7 +158,7 @@ class Run:
 class Fleet:
     """The processes of a system."""
 
-    def __init__(self, broker: str, plan: Plan, system: System, stack: ExitStack) -> None:
+    def __init__(self, broker: str, plan: FleetPlan, system: FleetSetup, stack: ExitStack) -> None:
         logs = Path(stack.enter_context(TemporaryDirectory(prefix="warren-affinity-")))
         options = ("--log-level=warning", "--max-requests=4096", f"--data-dir={logs / 'data'}")
         tuning = {
@@ -205,7 +205,7 @@ class Fleet:
         self.workers.pop().kill()
 
 
-async def hold(fleet: Fleet, plan: Plan, conversation: Conversation, text: str) -> None:
+async def hold(fleet: Fleet, plan: FleetPlan, conversation: UserConversation, text: str) -> None:
     """Hold a conversation. Raises `LoadError` if an answer is cut off or fails."""
     draw = random.Random(conversation.number)
     limits = httpx.Limits(max_keepalive_connections=0)  # the gateway closes idle ones
@@ -220,7 +220,9 @@ async def hold(fleet: Fleet, plan: Plan, conversation: Conversation, text: str) 
             question = f"{number + 2}. And what happens after that? Please say a little more."
 
 
-async def ask(http: httpx.AsyncClient, conversation: Conversation, body: dict[str, Any]) -> None:
+async def ask(
+    http: httpx.AsyncClient, conversation: UserConversation, body: dict[str, Any]
+) -> None:
     """Stream the answer to a question. Raises `LoadError` if it is cut off or fails."""
     sent_at, first_at, text = time.perf_counter(), 0.0, ""
     usage: dict[str, Any] = {}
@@ -239,7 +241,7 @@ async def ask(http: httpx.AsyncClient, conversation: Conversation, body: dict[st
     if usage.get("completion_tokens") != body["max_tokens"] or not first_at:
         raise LoadError(f"an answer was cut off: {usage}")
     conversation.messages.append({"role": "assistant", "content": text})
-    turn = Turn(
+    turn = UserTurn(
         ttft_s=first_at - sent_at,
         num_prompt_tokens=usage["prompt_tokens"],
         num_cached_tokens=usage["prompt_tokens_details"]["cached_tokens"],
@@ -247,9 +249,9 @@ async def ask(http: httpx.AsyncClient, conversation: Conversation, body: dict[st
     conversation.turns.append(turn)
 
 
-async def measure(broker: str, plan: Plan, system: System, text: str) -> Run:
+async def measure(broker: str, plan: FleetPlan, system: FleetSetup, text: str) -> AffinityRun:
     """Hold all conversations at the same time."""
-    conversations = [Conversation(k) for k in range(plan.num_conversations)]
+    conversations = [UserConversation(k) for k in range(plan.num_conversations)]
     with ExitStack() as stack:
         fleet = await asyncio.to_thread(Fleet, broker, plan, system, stack)
         others, start = OtherLoad(), time.perf_counter()
@@ -260,7 +262,7 @@ async def measure(broker: str, plan: Plan, system: System, text: str) -> Run:
                 users.create_task(hold(fleet, plan, one, text))
         seconds, other_cores = time.perf_counter() - start, others.cores()
         loads = [await asyncio.to_thread(sample, one, _PROMPT_TOKENS) for one in fleet.workers]
-    return Run(
+    return AffinityRun(
         system=system,
         conversations=conversations,
         prompt_tokens=loads,
@@ -269,7 +271,9 @@ async def measure(broker: str, plan: Plan, system: System, text: str) -> Run:
     )
 
 
-async def _kill_one(fleet: Fleet, plan: Plan, conversations: Sequence[Conversation]) -> None:
+async def _kill_one(
+    fleet: Fleet, plan: FleetPlan, conversations: Sequence[UserConversation]
+) -> None:
     """Kill a worker once half of all turns are over."""
     half = plan.num_conversations * plan.num_turns / 2
     while sum(len(one.turns) for one in conversations) < half:  # noqa: ASYNC110 (in processes)
@@ -282,7 +286,7 @@ def _end(worker: WarrenProcess) -> None:
         worker.kill()
 
 
-def check(runs: Sequence[Run]) -> None:
+def check(runs: Sequence[AffinityRun]) -> None:
     """Raises `LoadError` if two systems gave different answers."""
     first, *others = ([one.messages for one in run.conversations] for run in runs)
     for run, said in zip(runs[1:], others, strict=True):
@@ -290,7 +294,7 @@ def check(runs: Sequence[Run]) -> None:
             raise LoadError(f"{run.system.name}: answers differ from those of one worker")
 
 
-def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def summary(runs: Sequence[AffinityRun]) -> list[dict[str, Any]]:
     """The figures of the table. The first run is with one large worker, the second with the shared
     queue."""
     whole, shared, *_ = runs
@@ -330,26 +334,28 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 @ends_on_sigterm
 def main(
-    workers: Annotated[int, typer.Option(min=2)] = Plan.num_workers,
-    conversations: Annotated[int, typer.Option(min=1)] = Plan.num_conversations,
-    turns: Annotated[int, typer.Option(min=2, help="Turns of each conversation.")] = Plan.num_turns,
+    workers: Annotated[int, typer.Option(min=2)] = FleetPlan.num_workers,
+    conversations: Annotated[int, typer.Option(min=1)] = FleetPlan.num_conversations,
+    turns: Annotated[
+        int, typer.Option(min=2, help="Turns of each conversation.")
+    ] = FleetPlan.num_turns,
     pause_s: Annotated[
         float, typer.Option(help="The mean of a user's pause between two turns.")
-    ] = Plan.pause_s,
+    ] = FleetPlan.pause_s,
     broker: Annotated[
         str | None, typer.Option(help="AMQP URL; default: a node of its own.")
     ] = None,
     out: Out = RESULTS,
 ) -> None:
-    plan = Plan(
+    plan = FleetPlan(
         num_workers=workers, num_conversations=conversations, num_turns=turns, pause_s=pause_s
     )
     text = TEXT.read_text(encoding="utf-8")[: plan.text_chars]
     systems = [
-        System(name="one worker as large as all", num_workers=1, size=workers),
-        System(name="shared queue", num_workers=workers, has_affinity=False),
-        System(name="affinity targets", num_workers=workers),
-        System(name="affinity targets, one killed", num_workers=workers, is_one_killed=True),
+        FleetSetup(name="one worker as large as all", num_workers=1, size=workers),
+        FleetSetup(name="shared queue", num_workers=workers, has_affinity=False),
+        FleetSetup(name="affinity targets", num_workers=workers),
+        FleetSetup(name="affinity targets, one killed", num_workers=workers, is_one_killed=True),
     ]
     runs = []
     with broker_node(broker) as node:

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 from rich.table import Table
 
-from bench.affinity import Fleet, System
-from bench.affinity import Plan as FleetPlan
+from bench.affinity import Fleet, FleetPlan, FleetSetup
 from bench.batch_client import URL, BatchClient
 from bench.echo_worker import MODEL
 from bench.other_load import OtherLoad
@@ -58,7 +57,7 @@ class OrderedFleet:
     other_cores: float
 
 
-class Look(NamedTuple):
+class FleetSample(NamedTuple):
     """A look at the workers."""
 
     at_s: float
@@ -66,7 +65,7 @@ class Look(NamedTuple):
     """For each worker: whether it has a running line."""
 
 
-def idle_shares(looks: Sequence[Look], end_s: float = END_S) -> list[float]:
+def idle_shares(looks: Sequence[FleetSample], end_s: float = END_S) -> list[float]:
     """For each worker: the share of the last ``end_s`` seconds in which it had no running line. The
     end is the last look at which any worker has a line."""
     last_s = max((look.at_s for look in looks if any(look.is_running)), default=0.0)
@@ -114,23 +113,23 @@ def measure(
                 line = {"custom_id": str(k), "method": "POST", "url": URL, "body": body}
                 lines.write(f"{json.dumps(line)}\n")
         return [
-            _measure(broker, plan, System(name=order, num_workers=num_workers, **changes), path)
+            _measure(broker, plan, FleetSetup(name=order, num_workers=num_workers, **changes), path)
             for order, changes in (("of the file", {"has_batch_order": False}), ("best", {}))
         ]
 
 
-def _measure(broker: str, plan: FleetPlan, system: System, path: Path) -> OrderedFleet:
+def _measure(broker: str, plan: FleetPlan, system: FleetSetup, path: Path) -> OrderedFleet:
     with ExitStack() as stack:
         fleet = Fleet(broker, plan, system, stack)
         client = stack.enter_context(BatchClient(fleet.gateway.url))
         file_id = client.upload(path)
-        others, looks = OtherLoad(), list[Look]()
+        others, looks = OtherLoad(), list[FleetSample]()
         began = time.perf_counter()
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(client.run, file_id)
             while not running.done():
                 is_running = [sample(worker, _RUNNING) > 0 for worker in fleet.workers]
-                looks.append(Look(time.perf_counter() - began, is_running))
+                looks.append(FleetSample(time.perf_counter() - began, is_running))
                 time.sleep(_LOOK_S)
             batch = running.result()
         seconds = time.perf_counter() - began

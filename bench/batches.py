@@ -105,7 +105,7 @@ class Throughput:
     """Peak resident memory of the gateway."""
 
 
-class Measured(NamedTuple):
+class MeasuredRun(NamedTuple):
     """A run of a system."""
 
     seconds: float
@@ -201,7 +201,7 @@ def _show_checks(checks: Sequence[Check]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class ChatWork:
     """Chats with the same number of tokens in and out."""
 
     model: str
@@ -220,7 +220,7 @@ class Work:
         num_tokens: int,
         step_ms: float,
         duplicates: float = 0.0,
-    ) -> "Work":
+    ) -> "ChatWork":
         tokenizer = Tokenizer.load(store.resolve(_checkpoint(model)))
         num_words = num_tokens - len(tokenizer.encode(chat_prompt("")))
         if num_words < 1:
@@ -263,7 +263,7 @@ def chat_prompt(content: str) -> ChatPrompt:
     return ChatPrompt(messages=(ChatMessage(role="user", content=content),))
 
 
-async def _alone(work: Work) -> float:
+async def _alone(work: ChatWork) -> float:
     """Seconds for the work on the engine alone, in the batch class as a batch's."""
     served = work.load()
     sampling = SamplingParams(temperature=0.0, ignore_eos=True)
@@ -304,18 +304,18 @@ async def _run(generations: Generations, submits: Sequence[Submit]) -> int:
     return num_outputs
 
 
-def _run_alone(work: Work) -> float:
+def _run_alone(work: ChatWork) -> float:
     return asyncio.run(_alone(work))
 
 
-def _alone_in_a_process(work: Work) -> Measured:
+def _alone_in_a_process(work: ChatWork) -> MeasuredRun:
     """`_alone`, whose memory and threads are gone afterwards."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-        return Measured(pool.submit(_run_alone, work).result())
+        return MeasuredRun(pool.submit(_run_alone, work).result())
 
 
-def _over_http(broker: str, work: Work) -> Measured:
+def _over_http(broker: str, work: ChatWork) -> MeasuredRun:
     """The time from the creation of a batch to its output file."""
     with tempfile.TemporaryDirectory(prefix="warren-bench-") as name:
         directory = Path(name)
@@ -332,13 +332,13 @@ def _over_http(broker: str, work: Work) -> Measured:
             file_id = client.upload(path)
             began = time.perf_counter()
             batch = client.run(file_id)
-            measured = Measured(time.perf_counter() - began, peak_memory_bytes(gateway))
+            measured = MeasuredRun(time.perf_counter() - began, peak_memory_bytes(gateway))
     if batch["request_counts"]["completed"] != len(work.contents):
         raise RuntimeError(f"not all lines were answered: {batch}")
     return measured
 
 
-def run_vllm(program: str, work: Work, dtype: str = "auto") -> float:
+def run_vllm(program: str, work: ChatWork, dtype: str = "auto") -> float:
     """How much longer ``vllm run-batch`` takes than for a file of one line, in seconds."""
     with tempfile.TemporaryDirectory(prefix="warren-bench-") as name:
         source, target = Path(name) / "in.jsonl", Path(name) / "out.jsonl"
@@ -357,20 +357,20 @@ def run_vllm(program: str, work: Work, dtype: str = "auto") -> float:
     return times[2] - times[1]
 
 
-def _with_vllm(program: str, work: Work, dtype: str) -> Measured:
-    return Measured(run_vllm(program, work, dtype))
+def _with_vllm(program: str, work: ChatWork, dtype: str) -> MeasuredRun:
+    return MeasuredRun(run_vllm(program, work, dtype))
 
 
 def _throughput(
     broker: str,
-    work: Work,
+    work: ChatWork,
     vllm: str | None,
     vllm_dtypes: Sequence[str],
     runs: int,
     *,
     is_http_only: bool,
 ) -> list[Throughput]:
-    systems: dict[str, Callable[[], Measured]] = {
+    systems: dict[str, Callable[[], MeasuredRun]] = {
         "engine alone": lambda: _alone_in_a_process(work),
         "HTTP batch": lambda: _over_http(broker, work),
     }
@@ -379,7 +379,7 @@ def _throughput(
     elif vllm is not None and work.model != echo_worker.MODEL:
         for dtype in vllm_dtypes:
             systems[f"vllm run-batch, {dtype}"] = partial(_with_vllm, vllm, work, dtype)
-    times: dict[str, list[Measured]] = {name: [] for name in systems}
+    times: dict[str, list[MeasuredRun]] = {name: [] for name in systems}
     others: dict[str, list[float]] = {name: [] for name in systems}
     for _ in range(runs):
         for name, measure in systems.items():
@@ -479,7 +479,7 @@ def main(
         raise typer.BadParameter("--lines must be given once, or once for each model")
     sizes = given * len(models) if len(given) == 1 else given
     works = [
-        Work.draw(name, num_lines, tokens, step_ms, share)
+        ChatWork.draw(name, num_lines, tokens, step_ms, share)
         for name, num_lines in zip(models, sizes, strict=True)
         for share in sorted({0.0, duplicates})
     ]

@@ -34,7 +34,7 @@ class Rates:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class ModelWork:
     """What a part of a step has to compute and to read."""
 
     flops: float
@@ -121,7 +121,7 @@ def work_of(
     num_seqs: int,
     num_new_tokens: int,
     context: int,
-) -> dict[str, Work]:
+) -> dict[str, ModelWork]:
     """The work of a step's parts, in which each weight and each key and value is read once.
 
     Each sequence has ``num_new_tokens`` after ``context`` earlier tokens, and draws one token.
@@ -136,12 +136,14 @@ def work_of(
     heads = config.num_layers * config.num_heads * config.head_dim
     kv_heads = config.num_layers * config.num_kv_heads * config.head_dim
     kv_elements = 2 * num_seqs * (context + num_new_tokens) * kv_heads
-    parts["attention"] = Work(flops=4 * pairs * heads, num_bytes=kv_elements * kv_dtype.itemsize)
+    parts["attention"] = ModelWork(
+        flops=4 * pairs * heads, num_bytes=kv_elements * kv_dtype.itemsize
+    )
     return parts
 
 
-def _product(num_tokens: int, num_weights: int, size: float) -> Work:
-    return Work(flops=2 * num_tokens * num_weights, num_bytes=num_weights * size)
+def _product(num_tokens: int, num_weights: int, size: float) -> ModelWork:
+    return ModelWork(flops=2 * num_tokens * num_weights, num_bytes=num_weights * size)
 
 
 def torch_products(

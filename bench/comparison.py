@@ -39,7 +39,7 @@ Client = Callable[[str, Setting], Figures]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ComparisonPlan:
     """The settings of a run."""
 
     users: Sequence[int]
@@ -79,7 +79,7 @@ def own_client(url: str, setting: Setting) -> Figures:
 
 def compare(
     systems: Sequence[System],
-    plan: Plan,
+    plan: ComparisonPlan,
     runs: Iterable[int],
     client: Client,
 ) -> Iterator[Measurement]:
@@ -98,7 +98,7 @@ def run_loop(main: Coroutine[Any, Any, _Result]) -> _Result:
 
 
 def _measure(
-    server: Server, system: System, plan: Plan, run: int, client: Client
+    server: Server, system: System, plan: ComparisonPlan, run: int, client: Client
 ) -> Iterator[Measurement]:
     for setting in plan.settings(run):
         _warm_up(server, setting)

@@ -16,7 +16,7 @@ from bench.report import console
 from shared.messages import GenerationJob, SamplingParams, TokenPrompt
 from tests.worker.engine.simulation import Device
 from worker.engine.engine import Engine
-from worker.engine.interface import CancelSequence, Command, SequenceId, StepOutput, Submit
+from worker.engine.interface import CancelSequence, EngineCommand, SequenceId, StepOutput, Submit
 from worker.engine.scheduler import SchedulerLimits
 from worker.jobs.line import WaitingLine
 from worker.jobs.pace import JobPace
@@ -135,7 +135,7 @@ class _Service:
             by = arrival.deadline - self._pace.expected_s(arrival.job)
             self._line.add(arrival, by if self._by_deadline else None)
 
-    def _cancelled(self) -> Iterator[Command]:
+    def _cancelled(self) -> Iterator[EngineCommand]:
         """End the jobs whose deadlines have passed, and the jobs that are hopeless."""
         for sequence_id, run in list(self._running.items()):
             if run.arrival.deadline <= self.now:
@@ -146,7 +146,7 @@ class _Service:
             if arrival.deadline - self.now <= least_s:
                 self._line.remove(arrival)
 
-    def _begun(self) -> Iterator[Command]:
+    def _begun(self) -> Iterator[EngineCommand]:
         while self._line and len(self._running) < _NUM_SLOTS:
             arrival = self._line.first(self.now)
             self._line.remove(arrival)

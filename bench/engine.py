@@ -24,7 +24,7 @@ import typer
 from bench import ceilings
 from bench import engine_report as report
 from bench.dense_shape import DenseShape
-from bench.engine_report import EngineTime, Measured, StepTime
+from bench.engine_report import EngineTime, FormatMeasurements, StepTime
 from bench.machine import describe
 from bench.options import RESULTS, Out
 from bench.quality import load
@@ -89,7 +89,7 @@ _DRAWS_BATCH = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class EnginePlan:
     """The measurements to make, and for how long."""
 
     batches: Sequence[int] = BATCHES
@@ -104,7 +104,7 @@ class Plan:
     """For each measurement of a step, a product and a peak rate."""
 
 
-QUICK = Plan(
+QUICK = EnginePlan(
     batches=(1,),
     contexts=CONTEXTS[:1],
     prompts=((16, 0),),
@@ -117,7 +117,7 @@ QUICK = Plan(
 """Shows only that everything can be measured."""
 
 
-class Bench:
+class EngineBench:
     """A decoder with weights of one format, and a cache with random keys and values."""
 
     def __init__(
@@ -231,15 +231,17 @@ class Bench:
             )
 
 
-def measure(directory: Path, weights: str, num_threads: int, plan: Plan) -> Measured:
-    bench = Bench(directory, weights, num_threads, seconds=plan.seconds)
+def measure(
+    directory: Path, weights: str, num_threads: int, plan: EnginePlan
+) -> FormatMeasurements:
+    bench = EngineBench(directory, weights, num_threads, seconds=plan.seconds)
     first, *longer = plan.contexts
     steps = [bench.decodes(num_seqs, first) for num_seqs in plan.batches]
     steps += [bench.decodes(num_seqs, context) for context in longer for num_seqs in (1, 8)]
     steps += [bench.prompt(*prompt) for prompt in plan.prompts]
     engine = [bench.engine(size, num_steps=plan.num_steps) for size in plan.engine_batches]
     engine += [bench.engine(_DRAWS_BATCH, draws, plan.num_steps) for draws in plan.draws]
-    return Measured(weights=weights, kv_dtype=bench.kv_dtype, steps=steps, engine=engine)
+    return FormatMeasurements(weights=weights, kv_dtype=bench.kv_dtype, steps=steps, engine=engine)
 
 
 def main(
@@ -251,7 +253,7 @@ def main(
     quick: Annotated[bool, typer.Option(help="Only show that everything can be measured.")] = False,
     out: Out = RESULTS,
 ) -> None:
-    directory, plan = store.resolve(model), QUICK if quick else Plan()
+    directory, plan = store.resolve(model), QUICK if quick else EnginePlan()
     config = DenseShape.of(read_json_config(directory))
     peak = ceilings.peak_rates(threads, plan.seconds)
     products = [

@@ -8,7 +8,7 @@ import torch
 from rich.table import Table
 
 from bench import ceilings
-from bench.ceilings import Products, Rates, Work
+from bench.ceilings import ModelWork, Products, Rates
 from bench.dense_shape import DenseShape
 from bench.plots import label_axis, new_figure, save
 from bench.report import console
@@ -50,7 +50,7 @@ class EngineTime:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class FormatMeasurements:
     """All measurements of a weight format."""
 
     weights: str
@@ -76,7 +76,7 @@ def show_steps(steps: Sequence[StepTime]) -> None:
     console().print(table)
 
 
-def rates_of(config: DenseShape, measured: Measured, step: StepTime) -> dict[str, Rates]:
+def rates_of(config: DenseShape, measured: FormatMeasurements, step: StepTime) -> dict[str, Rates]:
     """The rates of the parts of a step that compute or read much, and of the whole step."""
     work = ceilings.work_of(
         config,
@@ -87,7 +87,7 @@ def rates_of(config: DenseShape, measured: Measured, step: StepTime) -> dict[str
         context=step.context,
     )
     times = {**{name: step.parts[name] for name in work}, "total": step.step_ms}
-    work["total"] = Work(
+    work["total"] = ModelWork(
         flops=sum(part.flops for part in work.values()),
         num_bytes=sum(part.num_bytes for part in work.values()),
     )
@@ -99,7 +99,7 @@ def rates_of(config: DenseShape, measured: Measured, step: StepTime) -> dict[str
     }
 
 
-def show_rates(config: DenseShape, found: Sequence[Measured], peak: Rates) -> None:
+def show_rates(config: DenseShape, found: Sequence[FormatMeasurements], peak: Rates) -> None:
     title = (
         f"GFLOP/s and GB/s of the steps' parts; the machine's peak is {peak.flops / 1e9:.0f} "
         f"GFLOP/s of float32 multiply-adds and {peak.num_bytes / 1e9:.1f} GB/s of reads"
@@ -123,7 +123,7 @@ def show_rates(config: DenseShape, found: Sequence[Measured], peak: Rates) -> No
     console().print(table)
 
 
-def show_products(found: Sequence[Measured], products: Sequence[Products]) -> None:
+def show_products(found: Sequence[FormatMeasurements], products: Sequence[Products]) -> None:
     table = Table("weights", "tokens", title="Linears of a step, ms")
     for heading in ("ours", "torch float32", "torch bfloat16", "best of torch's over ours"):
         table.add_column(heading, justify="right")

@@ -82,7 +82,7 @@ _REFUSALS = {InvalidRequest.code, Overloaded.code}
 
 
 @dataclass(frozen=True)
-class Load:
+class TenantLoad:
     """Tenants that each keep ``num_jobs`` jobs in the system: they replace each job that ends."""
 
     tenants: Sequence[str]
@@ -99,18 +99,18 @@ class Load:
 ALONE = "nine tenants alone"
 FLOODED = "beside a flood of 100 jobs"
 ONE_TENANT = "the same as one tenant"
-SINGLES = Load([f"single-{k}" for k in range(9)], num_jobs=1, max_tokens=32, mode="stream")
-FLOOD = Load(["flood"], num_jobs=100, max_tokens=200)
-MANY_CHOICES = Load(["many"], num_jobs=1, max_tokens=200, num_choices=128)
-SLOW_GRAMMARS = Load(["grammars"], num_jobs=16, max_tokens=50, content="slow grammars")
-TOKENIZING = Load(["tokenizing"], num_jobs=16, max_tokens=1, content="text to tokenize")
+SINGLES = TenantLoad([f"single-{k}" for k in range(9)], num_jobs=1, max_tokens=32, mode="stream")
+FLOOD = TenantLoad(["flood"], num_jobs=100, max_tokens=200)
+MANY_CHOICES = TenantLoad(["many"], num_jobs=1, max_tokens=200, num_choices=128)
+SLOW_GRAMMARS = TenantLoad(["grammars"], num_jobs=16, max_tokens=50, content="slow grammars")
+TOKENIZING = TenantLoad(["tokenizing"], num_jobs=16, max_tokens=1, content="text to tokenize")
 """16 texts of half a megabyte at a time."""
-WEIGHTED = Load(list(_WEIGHTS), num_jobs=40, max_tokens=30, mode="stream", warm_up_s=30.0)
+WEIGHTED = TenantLoad(list(_WEIGHTS), num_jobs=40, max_tokens=30, mode="stream", warm_up_s=30.0)
 """The first tenant's first jobs take all slots, which the other has to be given back first."""
 
 
 @dataclass(frozen=True)
-class Stream:
+class StreamTimes:
     """The times of a stream."""
 
     tenant: str
@@ -120,12 +120,12 @@ class Stream:
 
 
 @dataclass
-class Run:
+class EngineRun:
     """A load on an engine, after its warm-up."""
 
     engine: str
     load: str
-    singles: Sequence[Stream]
+    singles: Sequence[StreamTimes]
     """The streams of the tenants that send single jobs."""
     num_received: Counter[str]
     """The tokens that the client has received, by tenant."""
@@ -155,11 +155,11 @@ def slow_grammar(number: int) -> Constraint:
     return Constraint(kind="json_schema", source=json.dumps(schema))
 
 
-class Client:
+class JobClient:
     """Publishes jobs and counts what comes back."""
 
     def __init__(self, bus: RabbitBus, model: str) -> None:
-        self.ended: list[Stream] = []
+        self.ended: list[StreamTimes] = []
         self.num_received: Counter[str] = Counter()
         self._bus = bus
         self._model = model
@@ -181,7 +181,7 @@ class Client:
                 raise RuntimeError(f"a job failed: {event}")
         self._waiting.pop(message.correlation_id).set_result(num_tokens)
 
-    async def keep_asking(self, load: Load, tenant: str, sent_as: str) -> None:
+    async def keep_asking(self, load: TenantLoad, tenant: str, sent_as: str) -> None:
         """Send the next job whenever a job ends, until cancelled."""
         while True:
             if load.content == "text to tokenize":
@@ -193,7 +193,7 @@ class Client:
             else:
                 self.num_received[tenant] += await self._ask(job)
 
-    def _generation_job(self, load: Load, tenant: str) -> GenerationJob:
+    def _generation_job(self, load: TenantLoad, tenant: str) -> GenerationJob:
         number = next(_NUMBERS)
         constraint = slow_grammar(number) if load.content == "slow grammars" else None
         sampling = SamplingParams(
@@ -224,7 +224,7 @@ class Client:
         await self._publish(job, self._answers)
         return await answer
 
-    async def _stream(self, job: GenerationJob, tenant: str) -> Stream:
+    async def _stream(self, job: GenerationJob, tenant: str) -> StreamTimes:
         """Receive an answer to its end, or to the failure of its job."""
         queue = topology.reply_queue(job.request_id, expires_s=60)
         await self._bus.declare(queue)
@@ -242,7 +242,7 @@ class Client:
                     break
         await self._bus.delete_queue(queue.name)
         waiting_s, *gaps_s = (later - earlier for earlier, later in pairwise(times))
-        return Stream(tenant, waiting_s, max(gaps_s, default=0.0))
+        return StreamTimes(tenant, waiting_s, max(gaps_s, default=0.0))
 
     async def _publish(self, job: GenerationJob | TokenizeJob, replies: Queue) -> None:
         message = Message(
@@ -259,9 +259,9 @@ async def measure(
     worker: WarrenProcess,
     engine: str,
     name: str,
-    loads: Sequence[Load],
+    loads: Sequence[TenantLoad],
     seconds: float,
-) -> Run:
+) -> EngineRun:
     """Start the worker, run ``loads``, in their order, and count after a warm-up."""
     model = "echo" if engine == "synthetic" else engine
     async with RabbitBus(broker) as bus:
@@ -270,7 +270,7 @@ async def measure(
             await asyncio.to_thread(worker.start)
             stack.push_async_callback(asyncio.to_thread, worker.terminate)
             await asyncio.to_thread(worker.wait_healthy)
-            client = Client(bus, model)
+            client = JobClient(bus, model)
             asking = [tasks.create_task(client.receive())]
             for load in loads:
                 for tenant in load.tenants:
@@ -287,7 +287,7 @@ async def measure(
             after = await _num_tokens(worker)
             elapsed_s = time.perf_counter() - start
             num_generated, num_in_prompts = (b - a for a, b in zip(before, after, strict=True))
-            run = Run(
+            run = EngineRun(
                 engine,
                 name,
                 [stream for stream in client.ended if stream.tenant in SINGLES.tenants],
@@ -323,7 +323,7 @@ def _worker(engine: str, broker: str, log: Path) -> WarrenProcess:
     return processes.worker(broker, log, f"--model={engine}", **variables)
 
 
-def measure_engine(broker: str, engine: str, seconds: float) -> list[Run]:
+def measure_engine(broker: str, engine: str, seconds: float) -> list[EngineRun]:
     """All loads in sequence."""
     loads = {
         ALONE: [SINGLES],
@@ -346,7 +346,7 @@ def measure_engine(broker: str, engine: str, seconds: float) -> list[Run]:
     return runs
 
 
-def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def summary(runs: Sequence[EngineRun]) -> list[dict[str, Any]]:
     """The figures of the table. Each ratio names the run of the same engine that it refers to."""
     rows = []
     for run in runs:
@@ -400,7 +400,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     report.console().print(table)
 
 
-def draw(path: Path, runs: Sequence[Run]) -> None:
+def draw(path: Path, runs: Sequence[EngineRun]) -> None:
     """The distribution of the time to first token, with a panel for each engine."""
     engines = list(dict.fromkeys(run.engine for run in runs))
     figure, axes = plots.new_figure(len(engines))

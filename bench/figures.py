@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from bench.load import Load, Stream
+from bench.load import MeasuredLoad, Stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(values, percent))
 
 
-def figures_of(load: Load) -> Figures:
+def figures_of(load: MeasuredLoad) -> Figures:
     ttfts = [ttft_s(stream) for stream in load.streams]
     itls = [gap for stream in load.streams for gap in itls_s(stream)]
     responses = [response_s(stream) for stream in load.streams]

@@ -22,8 +22,7 @@ import typer
 import uvloop
 from rich.table import Table
 
-from bench.affinity import TEXT, Conversation, Fleet, System, ask
-from bench.affinity import Plan as FleetPlan
+from bench.affinity import TEXT, Fleet, FleetPlan, FleetSetup, UserConversation, ask
 from bench.broker import broker_node
 from bench.figures import percentile
 from bench.interrupt import ends_on_sigterm
@@ -42,7 +41,7 @@ _COMPUTED = ("warren_worker_prompt_tokens_total", "warren_worker_generation_toke
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class HedgingPlan:
     """The requests, and the size of each worker."""
 
     num_requests: int = 320
@@ -59,10 +58,10 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class HedgingRun:
     """All requests with one system."""
 
-    system: System
+    system: FleetSetup
     answers: Sequence[str]
     ttfts_s: Sequence[float]
     """Of the requests that count."""
@@ -87,11 +86,11 @@ def prompt(number: int, text: str, num_chars: int) -> str:
     return f"{number}. {text[start : start + num_chars]}"
 
 
-async def measure(broker: str, plan: Plan, system: System, text: str) -> Run:
+async def measure(broker: str, plan: HedgingPlan, system: FleetSetup, text: str) -> HedgingRun:
     """Send all requests."""
     sizes = FleetPlan(step_s=plan.step_s, step_tokens=plan.step_tokens)
     draw = random.Random(0)
-    conversations = [Conversation(k) for k in range(plan.num_requests)]
+    conversations = [UserConversation(k) for k in range(plan.num_requests)]
     with ExitStack() as stack:
         fleet = await asyncio.to_thread(Fleet, broker, sizes, system, stack)
         others = OtherLoad()
@@ -120,7 +119,7 @@ async def measure(broker: str, plan: Plan, system: System, text: str) -> Run:
         ]
         other_cores = others.cores()
     prompts = [turn.num_prompt_tokens for one in conversations for turn in one.turns]
-    return Run(
+    return HedgingRun(
         system=system,
         answers=[one.messages[-1]["content"] for one in conversations],
         ttfts_s=[turn.ttft_s for one in conversations[plan.num_first :] for turn in one.turns],
@@ -131,7 +130,7 @@ async def measure(broker: str, plan: Plan, system: System, text: str) -> Run:
     )
 
 
-def check(runs: Sequence[Run]) -> None:
+def check(runs: Sequence[HedgingRun]) -> None:
     """Raises `LoadError` if two systems gave different answers."""
     first, *others = runs
     for run in others:
@@ -139,7 +138,7 @@ def check(runs: Sequence[Run]) -> None:
             raise LoadError(f"{run.system.name}: answers differ from those of {first.system.name}")
 
 
-def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def summary(runs: Sequence[HedgingRun]) -> list[dict[str, Any]]:
     """The figures of the table. The first run is without a slow worker and without hedging."""
     first_p99_ms = _ttft_ms(runs[0], 99)
     return [
@@ -157,7 +156,7 @@ def summary(runs: Sequence[Run]) -> list[dict[str, Any]]:
     ]
 
 
-def _ttft_ms(run: Run, percent: float) -> float:
+def _ttft_ms(run: HedgingRun, percent: float) -> float:
     return 1e3 * percentile(list(run.ttfts_s), percent)
 
 
@@ -179,7 +178,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
     console().print(table)
 
 
-def _measured(url: str, plan: Plan, system: System, text: str) -> Run:
+def _measured(url: str, plan: HedgingPlan, system: FleetSetup, text: str) -> HedgingRun:
     notices.print(system.name)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(measure(url, plan, system, text))
@@ -187,22 +186,26 @@ def _measured(url: str, plan: Plan, system: System, text: str) -> Run:
 
 @ends_on_sigterm
 def main(
-    workers: Annotated[int, typer.Option(min=2)] = Plan.num_workers,
-    requests: Annotated[int, typer.Option(min=2)] = Plan.num_requests,
-    first: Annotated[int, typer.Option(min=0, help="Requests that do not count.")] = Plan.num_first,
-    per_second: Annotated[float, typer.Option(help="Of the requests.")] = Plan.per_second,
+    workers: Annotated[int, typer.Option(min=2)] = HedgingPlan.num_workers,
+    requests: Annotated[int, typer.Option(min=2)] = HedgingPlan.num_requests,
+    first: Annotated[
+        int, typer.Option(min=0, help="Requests that do not count.")
+    ] = HedgingPlan.num_first,
+    per_second: Annotated[float, typer.Option(help="Of the requests.")] = HedgingPlan.per_second,
     broker: Annotated[
         str | None, typer.Option(help="AMQP URL; default: a node of its own.")
     ] = None,
     out: Out = RESULTS,
 ) -> None:
-    plan = Plan(num_workers=workers, num_requests=requests, num_first=first, per_second=per_second)
+    plan = HedgingPlan(
+        num_workers=workers, num_requests=requests, num_first=first, per_second=per_second
+    )
     slow, text = plan.slowdown, TEXT.read_text(encoding="utf-8")
     systems = [
-        System(name="equal workers", num_workers=workers),
-        System(name="equal workers, hedging", num_workers=workers, has_hedging=True),
-        System(name="one slow worker", num_workers=workers, slowdown=slow),
-        System(
+        FleetSetup(name="equal workers", num_workers=workers),
+        FleetSetup(name="equal workers, hedging", num_workers=workers, has_hedging=True),
+        FleetSetup(name="one slow worker", num_workers=workers, slowdown=slow),
+        FleetSetup(
             name="one slow worker, hedging", num_workers=workers, slowdown=slow, has_hedging=True
         ),
     ]

@@ -23,7 +23,7 @@ from bench.comparison import run_loop
 from bench.figures import percentile, ttft_s
 from bench.load import Stream, complete, follow, random_requests
 from bench.machine import describe
-from bench.options import Choice, comparison
+from bench.options import SharedOptions, comparison
 from bench.other_load import undisturbed
 from bench.servers import running
 from bench.systems import Room, System
@@ -166,7 +166,7 @@ def _longest(one: Interference) -> tuple[list[float], list[float]]:
 
 @comparison
 def main(
-    choice: Choice,
+    choice: SharedOptions,
     max_step_ms: Annotated[
         list[float] | None, typer.Option(help="Of our workers; none: their default. Repeatable.")
     ] = None,

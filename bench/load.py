@@ -75,7 +75,7 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class MeasuredLoad:
     """The streams of a setting, and how long all of them took together."""
 
     streams: Sequence[Stream]
@@ -93,7 +93,7 @@ def random_requests(
     ]
 
 
-async def run_load(url: str, requests: Sequence[Request], num_users: int) -> Load:
+async def run_load(url: str, requests: Sequence[Request], num_users: int) -> MeasuredLoad:
     """Send all of ``requests``: each user sends the next request when its last response ends.
     Raises `LoadError`."""
     pending, streams = iter(requests), []
@@ -108,7 +108,7 @@ async def run_load(url: str, requests: Sequence[Request], num_users: int) -> Loa
     async with asyncio.TaskGroup() as users:
         for _ in range(num_users):
             users.create_task(user())
-    return Load(streams, time.perf_counter() - start)
+    return MeasuredLoad(streams, time.perf_counter() - start)
 
 
 async def complete(url: str, request: Request) -> Stream:

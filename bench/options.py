@@ -37,7 +37,7 @@ def _bfloat16() -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class SharedOptions:
     """The values of the shared options."""
 
     formats: Annotated[
@@ -120,13 +120,13 @@ class Choice:
 
 
 def comparison(main: Callable[..., None]) -> Callable[..., None]:
-    """A command with the options of ``main(choice, ...)`` and of `Choice`."""
+    """A command with the options of ``main(choice, ...)`` and of `SharedOptions`."""
     _, *own = inspect.signature(main).parameters.values()
-    shared = inspect.signature(Choice).parameters
+    shared = inspect.signature(SharedOptions).parameters
 
     @functools.wraps(main)
     def command(**given: Any) -> None:
-        choice = Choice(**{name: given.pop(name) for name in shared})
+        choice = SharedOptions(**{name: given.pop(name) for name in shared})
         ends_on_sigterm(main)(choice, **given)
 
     # typer reads the signature from here.

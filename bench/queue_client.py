@@ -50,7 +50,7 @@ class Tally:
         return 1e3 * percentile(self.delays_s, percent)
 
 
-class Stream(asyncio.Protocol):
+class ClientStream(asyncio.Protocol):
     """A stream. The ids of its events count tokens; a lost or repeated token is an error."""
 
     def __init__(self, client: "Streams") -> None:
@@ -100,7 +100,7 @@ class Streams:
     def __init__(self, read_text: ReadText = read_source) -> None:
         self.tally = Tally()
         self.errors: list[str] = []
-        self.streams: list[Stream] = []
+        self.streams: list[ClientStream] = []
         """The streams that have been opened."""
         self.read_text = read_text
 
@@ -143,7 +143,7 @@ async def opened(
         request = http_request(address.netloc, {**body, "stream": True})
         async with places:
             transport, stream = await asyncio.get_running_loop().create_connection(
-                lambda: Stream(streams), address.hostname or "", address.port or 0
+                lambda: ClientStream(streams), address.hostname or "", address.port or 0
             )
             transports.append(transport)
             transport.write(request)

@@ -15,11 +15,11 @@ import typer
 
 from bench import options, report
 from bench.checks import check_finite, check_output
-from bench.comparison import Plan, compare, own_client
+from bench.comparison import ComparisonPlan, compare, own_client
 from bench.figures import Measurement, rows_of
 from bench.load import MODEL
 from bench.machine import describe
-from bench.options import Choice, comparison
+from bench.options import SharedOptions, comparison
 from bench.plots import Panel, draw_rows
 from bench.shapes.catalogue import SHAPES
 from bench.shapes.model_file import MIXES, model_file
@@ -55,7 +55,7 @@ PANELS: list[Panel] = [
 
 @comparison
 def main(
-    choice: Choice,
+    choice: SharedOptions,
     users: options.Users = [1, 8, 32],  # noqa: B006 (typer copies it)
     runs: options.Runs = 1,
     requests_per_user: Annotated[int, typer.Option(min=1, help="At least 4 a setting.")] = 4,
@@ -78,7 +78,7 @@ def main(
     ] = False,
     client: Annotated[Literal["own", "vllm"], typer.Option(help="Who measures.")] = "own",
 ) -> None:
-    plan = Plan(users, requests_per_user, min_requests=4, prompt_lens=prompt_lens)
+    plan = ComparisonPlan(users, requests_per_user, min_requests=4, prompt_lens=prompt_lens)
     if model_shape is None:
         name, served = "serving", MODEL
         systems = choice.systems(plan.room, has_engines=True)

@@ -63,7 +63,7 @@ _SCHEMA = {
     },
 }
 
-Tokens: TypeAlias = dict[SequenceId, list[int]]
+SequenceTokens: TypeAlias = dict[SequenceId, list[int]]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Workload:
 
 
 @dataclass(frozen=True)
-class Row:
+class WorkloadRow:
     """A workload, without and with drafts."""
 
     workload: str
@@ -110,7 +110,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Answers:
-    tokens: Tokens
+    tokens: SequenceTokens
     seconds: float
     load: EngineLoad
 
@@ -156,7 +156,7 @@ def answered(runner: TorchRunner, workload: Workload, max_draft_tokens: int, run
         max_draft_tokens=max_draft_tokens,
     )
     engine = Engine(runner, limits)
-    tokens: Tokens = {}
+    tokens: SequenceTokens = {}
     commands = workload.submits(run)
     started_at = 0.0
     while commands or engine.has_work:
@@ -169,7 +169,7 @@ def answered(runner: TorchRunner, workload: Workload, max_draft_tokens: int, run
     return Answers(tokens, time.perf_counter() - started_at, engine.load())
 
 
-def measured(runner: TorchRunner, workload: Workload, num_runs: int) -> Row:
+def measured(runner: TorchRunner, workload: Workload, num_runs: int) -> WorkloadRow:
     """Raises `ValueError` if a draft changes a token."""
     plain, drafted = [], []
     for run in range(num_runs):
@@ -178,7 +178,7 @@ def measured(runner: TorchRunner, workload: Workload, num_runs: int) -> Row:
         if plain[-1].tokens != drafted[-1].tokens:
             raise ValueError(f"{workload.name}: other tokens with drafts")
     last = drafted[-1]
-    return Row(
+    return WorkloadRow(
         workload=workload.name,
         num_users=len(workload.prompts),
         plain_tokens_per_s=_rate(plain),
@@ -193,7 +193,7 @@ def _rate(runs: Sequence[Answers]) -> float:
     return statistics.median(one.num_tokens / one.seconds for one in runs)
 
 
-def _show(title: str, rows: Sequence[Row]) -> None:
+def _show(title: str, rows: Sequence[WorkloadRow]) -> None:
     table = Table("answers", title=title)
     for heading in ("users", "tok/s", "with drafts", "ratio", "tokens", "drafted", "accepted"):
         table.add_column(heading, justify="right")

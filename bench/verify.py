@@ -29,10 +29,10 @@ from cli.terminal import notices
 from shared import settings
 from shared.messages import (
     Completed,
-    Execution,
     GenerationJob,
     Receipt,
     ReceiptChoice,
+    ReceiptRun,
     ReceiptUsage,
     SamplingParams,
     TokenPrompt,
@@ -53,7 +53,7 @@ _KV_CACHE_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class RequestShape:
     """The lengths of a request."""
 
     prompt_tokens: int
@@ -61,13 +61,13 @@ class Shape:
 
 
 SHAPES = (
-    Shape(prompt_tokens=40, answer_tokens=256),
-    Shape(prompt_tokens=512, answer_tokens=128),
+    RequestShape(prompt_tokens=40, answer_tokens=256),
+    RequestShape(prompt_tokens=512, answer_tokens=128),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class CpuTimes:
     """CPU times in seconds."""
 
     generating_s: float
@@ -75,7 +75,7 @@ class Cost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class VerifyRow:
     """Medians over the runs of a shape."""
 
     weights: str
@@ -106,8 +106,8 @@ def copies(directory: Path, weights: str) -> Iterator[tuple[LLM, ServedModel]]:
 
 
 def measured(
-    generator: LLM, verifier: ServedModel, text: Sequence[int], shape: Shape, run: int
-) -> Cost:
+    generator: LLM, verifier: ServedModel, text: Sequence[int], shape: RequestShape, run: int
+) -> CpuTimes:
     """Generate an answer to a part of ``text`` that depends on ``run``, and verify it. Raises
     `LoadError` if the answers are not equal."""
     start = run * shape.prompt_tokens % (len(text) - shape.prompt_tokens)
@@ -129,12 +129,12 @@ def measured(
     verifying_s = time.process_time() - began
     if found.differences or found.problem:
         raise LoadError(f"run {run}: {found.problem or found.differences[0]}")
-    return Cost(generating_s=generating_s, verifying_s=verifying_s)
+    return CpuTimes(generating_s=generating_s, verifying_s=verifying_s)
 
 
 def receipt_of(job: GenerationJob, answer: Completed, model: ServedModel) -> Receipt:
     """The receipt of an answer of ``model``. No gateway has signed it."""
-    execution = Execution(
+    execution = ReceiptRun(
         worker="bench",
         attempt=1,
         numerics=model.numerics,
@@ -166,8 +166,8 @@ def receipt_of(job: GenerationJob, answer: Completed, model: ServedModel) -> Rec
     )
 
 
-def summary(weights: str, shape: Shape, costs: Sequence[Cost]) -> Row:
-    return Row(
+def summary(weights: str, shape: RequestShape, costs: Sequence[CpuTimes]) -> VerifyRow:
+    return VerifyRow(
         weights=weights,
         **asdict(shape),
         generating_s=median(cost.generating_s for cost in costs),
@@ -177,8 +177,12 @@ def summary(weights: str, shape: Shape, costs: Sequence[Cost]) -> Row:
 
 
 def rows_of(
-    directory: Path, weights: str, text: Sequence[int], runs: int, shapes: Sequence[Shape] = SHAPES
-) -> list[Row]:
+    directory: Path,
+    weights: str,
+    text: Sequence[int],
+    runs: int,
+    shapes: Sequence[RequestShape] = SHAPES,
+) -> list[VerifyRow]:
     """Measure all shapes, after a run that does not count. Raises `StartupError` and
     `LoadError`."""
     with copies(directory, weights) as (generator, verifier):
@@ -192,7 +196,7 @@ def rows_of(
         ]
 
 
-def _show(title: str, rows: Sequence[Row]) -> None:
+def _show(title: str, rows: Sequence[VerifyRow]) -> None:
     table = Table("weights", title=title)
     for heading in ("prompt", "answer", "generating s", "verifying s", "ratio"):
         table.add_column(heading, justify="right")
@@ -213,7 +217,7 @@ def main(
 ) -> None:
     directory = store.resolve(model)
     text = fixed_text(directory)
-    rows: list[Row] = []
+    rows: list[VerifyRow] = []
     for weights in formats:
         notices.print(weights)
         rows += rows_of(directory, weights, text, runs)

@@ -36,7 +36,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 GatewayUrl: TypeAlias = Annotated[
     str, typer.Option(envvar=CLIENT_VARIABLES["url"], help="Base URL of a gateway.")
 ]
-ApiKey: TypeAlias = Annotated[
+ApiKeyOption: TypeAlias = Annotated[
     str | None,
     typer.Option(envvar="OPENAI_API_KEY", help="API key, if the server requires one."),
 ]
@@ -66,7 +66,7 @@ _MAIN = (
 _Command = TypeVar("_Command", bound=Callable[..., None])
 _GATEWAY_OPTIONS: dict[str, tuple[Any, Any]] = {
     "url": (GatewayUrl, DEFAULT_URL),
-    "api_key": (ApiKey, None),
+    "api_key": (ApiKeyOption, None),
     "api_key_file": (ApiKeyFile, None),
 }
 

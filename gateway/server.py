@@ -23,7 +23,7 @@ _OTHER_FILES = 256
 """File descriptors that are left for the broker, for logs and for other unlimited uses."""
 
 
-class Server(uvicorn.Server):
+class GatewayServer(uvicorn.Server):
     """Runs an application that was opened with `opened`."""
 
     def __init__(self, config: uvicorn.Config, lifespan: AsyncExitStack) -> None:
@@ -91,7 +91,7 @@ def url_of(listener: socket.socket) -> str:
 
 
 @asynccontextmanager
-async def opened(app: FastAPI, settings: GatewaySettings) -> AsyncIterator[Server]:
+async def opened(app: FastAPI, settings: GatewaySettings) -> AsyncIterator[GatewayServer]:
     """Open ``app``'s resources. They are closed when the server stops, or at the end of this
     context."""
     num_files = _allow_files(settings.max_connections + _OTHER_FILES)
@@ -112,7 +112,7 @@ async def opened(app: FastAPI, settings: GatewaySettings) -> AsyncIterator[Serve
     )
     async with AsyncExitStack() as lifespan:
         await lifespan.enter_async_context(app.router.lifespan_context(app))
-        yield Server(config, lifespan)
+        yield GatewayServer(config, lifespan)
 
 
 def _allow_files(num_files: int) -> int:

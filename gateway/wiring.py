@@ -16,7 +16,7 @@ from gateway.fleet.gauges import export_fleet
 from gateway.fleet.live_workers import HEARD_WITHIN_S, STALE_AFTER_S, Backlog, LiveWorkers
 from gateway.fleet.queue_watch import QueueWatch
 from gateway.fleet.quick import QuickLane
-from gateway.fleet.samples import Samples
+from gateway.fleet.samples import RecentSamples
 from gateway.intake.admission import Admission
 from gateway.intake.keys.accepted import LOOK_INTERVAL_S as FILE_LOOK_INTERVAL_S
 from gateway.intake.keys.accepted import Keys
@@ -175,7 +175,7 @@ class Gateway:
     auditor: Auditor
     workers: LiveWorkers
     queues: QueueWatch
-    samples: Samples
+    samples: RecentSamples
     keys: Keys
     limits: Limits
     turnstiles: Turnstiles
@@ -298,7 +298,7 @@ class Gateway:
             quick=QuickLane(bus, workers.jobs),
             publishers=publishers,
             queues=queues,
-            samples=Samples(
+            samples=RecentSamples(
                 metrics.tokens_and_first_tokens, queues, lambda: admission.num_requests
             ),
             metrics=metrics,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Scores: TypeAlias = Literal["softmax", "sigmoid", "softmax of chosen", "sparse mixer"]
+RouterScores: TypeAlias = Literal["softmax", "sigmoid", "softmax of chosen", "sparse mixer"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -11,7 +11,7 @@ class Router:
     """The choice of ``top_k`` experts, and of their weights."""
 
     top_k: int
-    scores: Scores
+    scores: RouterScores
     """The scores that are made of the router's outputs: probabilities of all experts, or of the
     chosen experts alone, or a sigmoid of each. With the sparse mixer, experts are chosen in turn,
     and the weight of each is its probability among the experts left whose scores are close to its

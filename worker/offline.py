@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from shared.client.prompts import (
-    Conversations,
+    Chats,
     PromptLike,
     ToolLike,
     chat_prompts,
@@ -52,7 +52,7 @@ _DEFAULT = SamplingParams()
 _MAX_SEQUENCES = 512
 """Sequences of a call that run or wait in the engine. The other prompts of the call follow."""
 
-News: TypeAlias = Output | SequenceFailed | BaseException
+EngineNews: TypeAlias = Output | SequenceFailed | BaseException
 """A message of the engine thread to a call; an exception ends all calls."""
 
 
@@ -122,7 +122,7 @@ class LLM:
 
     def chat(
         self,
-        conversations: Conversations,
+        conversations: Chats,
         sampling: SamplingParams = _DEFAULT,
         *,
         tools: Sequence[ToolLike] = (),
@@ -155,7 +155,7 @@ class LLM:
 
     def stream_chat(
         self,
-        conversation: Conversations,
+        conversation: Chats,
         sampling: SamplingParams = _DEFAULT,
         *,
         tools: Sequence[ToolLike] = (),
@@ -246,11 +246,11 @@ class _Routes:
 
     def __init__(self, engine: TokenEngine) -> None:
         self.engine = engine
-        self._inboxes: dict[SequenceId, SimpleQueue[News]] = {}
+        self._inboxes: dict[SequenceId, SimpleQueue[EngineNews]] = {}
         self._failure: BaseException | None = None
         engine.start(self)
 
-    def add(self, sequence_id: SequenceId, inbox: "SimpleQueue[News]") -> None:
+    def add(self, sequence_id: SequenceId, inbox: "SimpleQueue[EngineNews]") -> None:
         self._inboxes[sequence_id] = inbox
         if self._failure is not None:
             inbox.put(self._failure)
@@ -311,7 +311,7 @@ class _LocalRuns:
     def __init__(self, model: ServedModel, routes: _Routes) -> None:
         self._model = model
         self._routes = routes
-        self._inbox: SimpleQueue[News] = SimpleQueue()
+        self._inbox: SimpleQueue[EngineNews] = SimpleQueue()
         self._runs: dict[SequenceId, _Run] = {}
         """The run of each sequence that has not ended."""
 
@@ -362,7 +362,7 @@ class _LocalRuns:
                 run.put(event)
         return num_outputs
 
-    def _arrived(self) -> Iterator[News]:
+    def _arrived(self) -> Iterator[EngineNews]:
         yield self._inbox.get()
         while True:
             try:

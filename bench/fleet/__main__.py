@@ -29,7 +29,7 @@ import uvloop
 
 from bench.fleet import tables
 from bench.fleet.announcements import measure_announcements
-from bench.fleet.curve import Plan, measure_curve
+from bench.fleet.curve import CurvePlan, measure_curve
 from bench.fleet.dense import LAYOUTS, DensePlan, alone, measure_dense
 from bench.fleet.neighbour import measure_neighbour
 from bench.fleet.picture import draw
@@ -45,7 +45,7 @@ from cli.size.costs import PATH as COSTS
 from cli.terminal import notices
 
 
-class Part(StrEnum):
+class FleetPart(StrEnum):
     CURVE = "curve"
     DENSE = "dense"
     STEADY = "steady"
@@ -61,7 +61,9 @@ def _positive(help_text: str, minimum: float = 1) -> Any:
 
 @ends_on_sigterm
 def main(
-    only: Annotated[list[Part] | None, typer.Option(help="Measure this part. Repeatable.")] = None,
+    only: Annotated[
+        list[FleetPart] | None, typer.Option(help="Measure this part. Repeatable.")
+    ] = None,
     workers: Annotated[
         list[int], typer.Option(min=1, help="Workers of the curve, rising. Repeatable.")
     ] = [1, 2, 4, 8, 16, 32],  # noqa: B006 (typer copies it)
@@ -104,7 +106,7 @@ def main(
         IMAGES / "scaling.svg"
     ),
 ) -> None:
-    curve = Plan(
+    curve = CurvePlan(
         num_workers=sorted(workers),
         other_tokens=other_tokens,
         num_gateways=gateways,
@@ -112,12 +114,12 @@ def main(
         seconds=seconds,
     )
     dense = DensePlan(layouts=alone(sorted(dense_streams)) if dense_streams else LAYOUTS)
-    measures: Mapping[Part, Callable[[], Coroutine[Any, Any, Any]]] = {
-        Part.CURVE: lambda: measure_curve(curve),
-        Part.DENSE: lambda: measure_dense(dense),
-        Part.STEADY: lambda: measure_steady(STEADY_LAYOUTS, seconds),
-        Part.ANNOUNCEMENTS: lambda: measure_announcements(sorted(announcing), seconds),
-        Part.STREAMS: lambda: measure_streams(
+    measures: Mapping[FleetPart, Callable[[], Coroutine[Any, Any, Any]]] = {
+        FleetPart.CURVE: lambda: measure_curve(curve),
+        FleetPart.DENSE: lambda: measure_dense(dense),
+        FleetPart.STEADY: lambda: measure_steady(STEADY_LAYOUTS, seconds),
+        FleetPart.ANNOUNCEMENTS: lambda: measure_announcements(sorted(announcing), seconds),
+        FleetPart.STREAMS: lambda: measure_streams(
             streams,
             num_gateways=stream_gateways,
             num_workers=stream_workers,
@@ -125,11 +127,11 @@ def main(
             seconds=hold_s,
             each_token=each_token,
         ),
-        Part.QUEUES: lambda: measure_queues(sorted(nodes), sorted(queues), repeats),
-        Part.NEIGHBOUR: lambda: measure_neighbour(other_messages, beside_users, beside_s),
+        FleetPart.QUEUES: lambda: measure_queues(sorted(nodes), sorted(queues), repeats),
+        FleetPart.NEIGHBOUR: lambda: measure_neighbour(other_messages, beside_users, beside_s),
     }
     path = out / "fleet.json"
-    for part in only or Part:
+    for part in only or FleetPart:
         notices.print(part)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             result = runner.run(measures[part]())
@@ -137,7 +139,7 @@ def main(
         found = Results.read(path)
         found.add(part, describe([]), result)
         found.write(path)
-        if part is Part.CURVE:
+        if part is FleetPart.CURVE:
             draw(picture, result)
     _fit(path, costs)
 
@@ -151,14 +153,14 @@ def _fit(path: Path, costs: Path) -> None:
         write_costs(costs, fitted)
 
 
-_SHOW: Mapping[Part, Callable[[Any], None]] = {
-    Part.CURVE: tables.show_curve,
-    Part.DENSE: tables.show_dense,
-    Part.STEADY: tables.show_dense,
-    Part.ANNOUNCEMENTS: tables.show_announcements,
-    Part.STREAMS: tables.show_streams,
-    Part.QUEUES: tables.show_queues,
-    Part.NEIGHBOUR: tables.show_neighbour,
+_SHOW: Mapping[FleetPart, Callable[[Any], None]] = {
+    FleetPart.CURVE: tables.show_curve,
+    FleetPart.DENSE: tables.show_dense,
+    FleetPart.STEADY: tables.show_dense,
+    FleetPart.ANNOUNCEMENTS: tables.show_announcements,
+    FleetPart.STREAMS: tables.show_streams,
+    FleetPart.QUEUES: tables.show_queues,
+    FleetPart.NEIGHBOUR: tables.show_neighbour,
 }
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import httpx
 
 from bench.fleet.deployment import Deployment, Meter, deployed
 from bench.fleet.point import Point, point_of
-from bench.fleet.users import Users, users
+from bench.fleet.users import FleetUsers, users
 from cli.terminal import notices
 from tests.support.deployment.processes import NO_TLS
 
@@ -36,7 +36,7 @@ class Curve:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CurvePlan:
     """The loads and the deployment to measure."""
 
     num_workers: Sequence[int]
@@ -53,13 +53,13 @@ class Plan:
     """Seconds to measure each load."""
 
 
-async def measure_curve(plan: Plan) -> Curve:
+async def measure_curve(plan: CurvePlan) -> Curve:
     with deployed(num_nodes=1, num_gateways=plan.num_gateways) as deployment:
         return await _Measurement(plan, deployment).run()
 
 
 class _Measurement:
-    def __init__(self, plan: Plan, deployment: Deployment) -> None:
+    def __init__(self, plan: CurvePlan, deployment: Deployment) -> None:
         self._plan = plan
         self._deployment = deployment
 
@@ -106,7 +106,7 @@ class _Measurement:
         return point_of(self._deployment, used, answer_tokens, received)
 
     @asynccontextmanager
-    async def _users(self, answer_tokens: int) -> AsyncIterator[Users]:
+    async def _users(self, answer_tokens: int) -> AsyncIterator[FleetUsers]:
         """A quarter more users than slots, once all slots are in use."""
         async with users(self._deployment.urls, answer_tokens) as load:
             num_users = len(self._deployment.workers) * self._plan.num_slots * 5 // 4

@@ -43,7 +43,7 @@ def alone(num_streams: Sequence[int]) -> Sequence[Layout]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dense:
+class DenseFleet:
     """The loads of all layouts, each after its idle deployment."""
 
     points: Sequence[Point]
@@ -62,7 +62,7 @@ class DensePlan:
     """Seconds to measure each load."""
 
 
-async def measure_dense(plan: DensePlan) -> Dense:
+async def measure_dense(plan: DensePlan) -> DenseFleet:
     """Raises `bench.load.LoadError` if an answer fails or differs from the others."""
     points: list[Point] = []
     for layout in plan.layouts:
@@ -75,7 +75,7 @@ async def measure_dense(plan: DensePlan) -> Dense:
                 is_paced=True,
             )
             points += await measure_loads(plan, deployment, layout.num_streams)
-    return Dense(points=points)
+    return DenseFleet(points=points)
 
 
 async def measure_loads(

@@ -10,7 +10,7 @@ import numpy as np
 from bench.fleet.point import Point
 from bench.fleet.queues import QueuePoint, Queues
 from bench.fleet.slow_streams import SlowStreams
-from cli.size.costs import ROLES, Cost, Costs, Demand, Measured, Role, num_pairs
+from cli.size.costs import ROLES, Cost, Costs, Demand, Measured, ProcessRole, num_pairs
 
 _PARTS = ("per_process", "per_pair", "per_request", "per_event", "per_wakeup")
 """The fields of `Cost` in which the cores are linear. But for the last, they have the order of the
@@ -21,9 +21,9 @@ _SMALLEST_CORES = 0.02
 """What uses less is measured with an error of its own, to which others are compared."""
 
 
-def demand_of(point: Point, role: Role) -> Demand:
+def demand_of(point: Point, role: ProcessRole) -> Demand:
     """What the processes of a role had to do."""
-    numbers: Mapping[Role, int] = {
+    numbers: Mapping[ProcessRole, int] = {
         "worker": point.num_workers,
         "broker": point.num_nodes,
         "gateway": point.num_gateways,
@@ -36,7 +36,9 @@ def demand_of(point: Point, role: Role) -> Demand:
     )
 
 
-def fit(points: Sequence[Point], role: Role, known: Mapping[str, float] | None = None) -> Cost:
+def fit(
+    points: Sequence[Point], role: ProcessRole, known: Mapping[str, float] | None = None
+) -> Cost:
     """The cost that predicts the cores of the points with the least relative error. ``known`` has
     the parts of the cost that are not to be found, by their names in `Cost`."""
     known = known or {}

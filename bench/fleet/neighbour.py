@@ -22,7 +22,7 @@ from yarl import URL
 from bench.figures import percentile
 from bench.fleet.deployment import Deployment, Meter, deployed
 from bench.fleet.point import NOTHING
-from bench.fleet.users import Received, Users, users
+from bench.fleet.users import FleetUsers, Received, users
 from cli.terminal import notices
 from shared.bus.base import Binding, Exchange, Message, Queue
 from shared.bus.rabbit import RabbitBus
@@ -141,7 +141,7 @@ async def _beside(
     )
 
 
-async def _fill(load: Users, num_users: int) -> None:
+async def _fill(load: FleetUsers, num_users: int) -> None:
     """Let users come at intervals, so that their answers do not end at once."""
     answer_s = (_ANSWER_TOKENS + 2) * _STEP_S
     for _ in range(num_users):

@@ -11,7 +11,7 @@ import msgspec
 from bench import report
 from bench.fleet.announcements import Announcements
 from bench.fleet.curve import Curve
-from bench.fleet.dense import Dense
+from bench.fleet.dense import DenseFleet
 from bench.fleet.fit import costs_of, left_out
 from bench.fleet.neighbour import Neighbour
 from bench.fleet.point import Point
@@ -25,7 +25,7 @@ _FULL = 0.9
 
 PARTS: Mapping[str, type[Any]] = {
     "curve": Curve,
-    "dense": Dense,
+    "dense": DenseFleet,
     "steady": Steady,
     "announcements": Announcements,
     "streams": SlowStreams,

@@ -11,7 +11,7 @@ from rich.table import Table
 from bench import report
 from bench.fleet.announcements import Announcements
 from bench.fleet.curve import Curve
-from bench.fleet.dense import Dense
+from bench.fleet.dense import DenseFleet
 from bench.fleet.neighbour import Neighbour
 from bench.fleet.queues import Queues
 from bench.fleet.results import first_full, of_linear
@@ -60,7 +60,7 @@ def show_costs(costs: Costs) -> None:
     report.console().print(table)
 
 
-def show_dense(result: Dense | Steady) -> None:
+def show_dense(result: DenseFleet | Steady) -> None:
     numbers = ("nodes", "gateways", "workers", "tokens of an answer")
     table = Table(*numbers, title="Streams at reading speed", title_justify="left")
     headings = ("tok/s", "events/s", "req/s", "TTFT p50, ms", *ROLES, "client", "others")

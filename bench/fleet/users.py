@@ -27,7 +27,7 @@ class Received:
     ttft_p50_ms: float
 
 
-class Users:
+class FleetUsers:
     """Users of several gateways in turn. All answers must have the same text and length."""
 
     def __init__(self, urls: Sequence[str], max_tokens: int) -> None:
@@ -101,9 +101,9 @@ class Users:
 
 
 @asynccontextmanager
-async def users(urls: Sequence[str], max_tokens: int) -> AsyncIterator[Users]:
+async def users(urls: Sequence[str], max_tokens: int) -> AsyncIterator[FleetUsers]:
     """Users that leave at the end of the ``async with``."""
-    several = Users(urls, max_tokens)
+    several = FleetUsers(urls, max_tokens)
     try:
         yield several
     finally:

@@ -36,7 +36,7 @@ _NUM_PROFILED = 5
 
 
 @dataclass
-class Bench:
+class GpuBench:
     """All measurements of a scale on a device, and the figures so far."""
 
     scale: Scale
@@ -50,7 +50,7 @@ class Bench:
     """The directory for the output of the peers."""
     peer_timeout_s: float = _PEER_TIMEOUT_S
     figures: list[Figure] = field(default_factory=list)
-    outcomes: list[peers.Outcome] = field(default_factory=list)
+    outcomes: list[peers.PeerOutcome] = field(default_factory=list)
     decode_ms: dict[int, float] = field(default_factory=dict)
 
     def run(self, section: str) -> None:
@@ -156,7 +156,7 @@ class Bench:
                 name=f"{size} x 1",
             )
 
-    def _whole(self, run: whole.Run) -> Iterator[Figure]:
+    def _whole(self, run: whole.WholeRun) -> Iterator[Figure]:
         yield Figure(
             section="engine",
             name=f"{self.scale.num_requests} requests, {run.num_outputs} tokens out",
@@ -174,7 +174,7 @@ class Bench:
             note="of all steps",
         )
 
-    def _beside(self, run: whole.Run) -> Iterator[Figure]:
+    def _beside(self, run: whole.WholeRun) -> Iterator[Figure]:
         for outcome in self.outcomes:
             if outcome.run is not None:
                 yield Figure(
@@ -250,7 +250,7 @@ def main(arguments: list[str] | None = None) -> int:
     ops = load_ops(_provider(device), is_batch_invariant=options.batch_invariant)
     name = "-".join(["gpu", *options.only])
     save = partial(report.write, options.out / f"{name}.json", about)
-    bench = Bench(
+    bench = GpuBench(
         scale, device, dtype, ops, found, save, options.out, peer_timeout_s=options.peer_timeout_s
     )
     bench.figures += ceilings.figures(found)

@@ -310,7 +310,7 @@ def _figures(
 
 
 @dataclass(frozen=True)
-class Agreement:
+class KernelAgreement:
     """How far a result is from the reference's."""
 
     error: float
@@ -328,11 +328,11 @@ class Agreement:
         )
 
 
-def agreement(ours: Tensor, theirs: Tensor, max_error: float = _MAX_ERROR) -> Agreement:
+def agreement(ours: Tensor, theirs: Tensor, max_error: float = _MAX_ERROR) -> KernelAgreement:
     if ours.dtype == torch.int64:
         unequal = float((ours != theirs).double().mean())
-        return Agreement(unequal, unequal <= _MAX_UNEQUAL)
+        return KernelAgreement(unequal, unequal <= _MAX_UNEQUAL)
     # A provider may give a token that is never drawn the lowest float or -inf.
     ours, theirs = (tensor.double().clamp(-_FAR, _FAR) for tensor in (ours, theirs))
     error = float((ours - theirs).norm() / theirs.norm().clamp(min=1e-30))
-    return Agreement(error, error <= max_error)
+    return KernelAgreement(error, error <= max_error)

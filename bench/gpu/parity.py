@@ -12,13 +12,13 @@ from torch import Tensor
 
 from bench.gpu import model
 from bench.gpu.figures import Figure, failure
-from bench.gpu.kernels import Agreement, agreement
+from bench.gpu.kernels import KernelAgreement, agreement
 from bench.gpu.scale import Scale
 from bench.gpu.steps import GREEDY
 from kernels.providers import Ops
 from worker.engine.interface import ScheduledBatch, ScheduledSequence, SequenceId
 from worker.model.decoders.stack import StackDecoder
-from worker.model.graphs import CudaRecorder, DecodeGraphs, Record
+from worker.model.graphs import CudaRecorder, DecodeGraphs, RecordWork
 from worker.model.inputs import build_inputs, lay_out
 from worker.model.kv_cache import KVCache
 from worker.model.start import whole_cache
@@ -47,7 +47,7 @@ def measure(
         "both": _step(scale, (1, 1, scale.context_len // 2), context_len=scale.context_len // 2),
     }
     cache = _cache(scale, ours)
-    found: dict[str, Callable[[], Agreement]] = {
+    found: dict[str, Callable[[], KernelAgreement]] = {
         name: partial(_beside, ours, theirs, cache, step) for name, step in steps.items()
     }
     found["graph"] = partial(_graph, scale, ours, cache, steps["decodes"])
@@ -62,14 +62,16 @@ def measure(
 
 def _beside(
     ours: StackDecoder, theirs: StackDecoder, cache: KVCache, step: ScheduledBatch
-) -> Agreement:
+) -> KernelAgreement:
     return agreement(_logits(ours, cache, step), _logits(theirs, cache, step), _MAX_ERROR)
 
 
-def _graph(scale: Scale, decoder: StackDecoder, cache: KVCache, step: ScheduledBatch) -> Agreement:
+def _graph(
+    scale: Scale, decoder: StackDecoder, cache: KVCache, step: ScheduledBatch
+) -> KernelAgreement:
     """A recorded step beside the same step without a graph."""
     expected = _logits(decoder, cache, step)
-    record: Record = CudaRecorder() if decoder.device.type == "cuda" else lambda work: work
+    record: RecordWork = CudaRecorder() if decoder.device.type == "cuda" else lambda work: work
     max_seq_len = 2 * scale.context_len
     graphs = DecodeGraphs(decoder, cache, [_GRAPH_SIZE], record, max_seq_len=max_seq_len)
     padded = lay_out(step, scale.block_size, decoder.device, graphs.size_for).send().forward

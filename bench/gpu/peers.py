@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from bench.gpu.requests import Request
+from bench.gpu.requests import GpuRequest
 from bench.gpu.scale import Scale, transformers_config
-from bench.gpu.whole import Run
+from bench.gpu.whole import WholeRun
 
 _ROOT = Path(__file__).parents[2]
 
@@ -39,22 +39,22 @@ PEERS = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PeerOutcome:
     """The result of a peer: a run, or the reason why there is none."""
 
     peer: Peer
-    run: Run | None
+    run: WholeRun | None
     reason: str = ""
 
 
 def run_all(
     scale: Scale,
-    requests: list[Request],
+    requests: list[GpuRequest],
     device: torch.device,
     dtype: torch.dtype,
     timeout_s: float,
     logs: Path,
-) -> Iterator[Outcome]:
+) -> Iterator[PeerOutcome]:
     """Run the peers in turn, with the same requests. Their output is written to the directory
     ``logs``."""
     logs.mkdir(parents=True, exist_ok=True)
@@ -69,23 +69,23 @@ def run_all(
     }
     for peer in PEERS:
         if importlib.util.find_spec(peer.package) is None:
-            yield Outcome(peer, None, "is not installed")
+            yield PeerOutcome(peer, None, "is not installed")
         else:
             yield _run(peer, task, timeout_s, logs / f"peer-{peer.package}.log")
 
 
-def _run(peer: Peer, task: dict[str, Any], timeout_s: float, log: Path) -> Outcome:
+def _run(peer: Peer, task: dict[str, Any], timeout_s: float, log: Path) -> PeerOutcome:
     with tempfile.TemporaryDirectory() as directory:
         path, answer = Path(directory, "task.json"), Path(directory, "answer.json")
         path.write_text(json.dumps(task))
         command = [sys.executable, "-m", peer.module, str(path), str(answer)]
         code = _exit_code(command, timeout_s, log)
         if code is None:
-            return Outcome(peer, None, f"took longer than {timeout_s:.0f} s: see {log.name}")
+            return PeerOutcome(peer, None, f"took longer than {timeout_s:.0f} s: see {log.name}")
         if code or not answer.exists():
             *_, last = log.read_text().strip().splitlines() or [f"exit code {code}"]
-            return Outcome(peer, None, last[:120])
-        return Outcome(peer, Run(**json.loads(answer.read_text())))
+            return PeerOutcome(peer, None, last[:120])
+        return PeerOutcome(peer, WholeRun(**json.loads(answer.read_text())))
 
 
 def _exit_code(command: list[str], timeout_s: float, log: Path) -> int | None:

@@ -11,12 +11,12 @@ _SPREAD = 0.6
 
 
 @dataclass(frozen=True)
-class Request:
+class GpuRequest:
     prompt_ids: list[int]
     num_outputs: int
 
 
-def mixed(scale: Scale, seed: int = 0) -> list[Request]:
+def mixed(scale: Scale, seed: int = 0) -> list[GpuRequest]:
     """Requests with log-normal lengths of the scale's means, between 1 and four times the mean."""
     draw = np.random.default_rng(seed)
 
@@ -25,7 +25,7 @@ def mixed(scale: Scale, seed: int = 0) -> list[Request]:
         return [int(n) for n in drawn.round().clip(1, 4 * mean)]
 
     return [
-        Request(draw.integers(1, scale.model.vocab_size, num_prompt).tolist(), num_outputs)
+        GpuRequest(draw.integers(1, scale.model.vocab_size, num_prompt).tolist(), num_outputs)
         for num_prompt, num_outputs in zip(
             lengths(scale.mean_prompt_len), lengths(scale.mean_output_len), strict=True
         )

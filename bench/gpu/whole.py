@@ -3,7 +3,7 @@
 import time
 from dataclasses import dataclass
 
-from bench.gpu.requests import Request
+from bench.gpu.requests import GpuRequest
 from bench.gpu.scale import Scale
 from bench.gpu.steps import GREEDY
 from worker.engine.engine import Engine
@@ -13,7 +13,7 @@ from worker.model.runner import TorchRunner
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class WholeRun:
     """The result of running all requests on a system."""
 
     seconds: float
@@ -52,13 +52,13 @@ class _Watched:
         """Keep the runner open, because it is used again."""
 
 
-def run(scale: Scale, runner: TorchRunner, requests: list[Request]) -> Run:
+def run(scale: Scale, runner: TorchRunner, requests: list[GpuRequest]) -> WholeRun:
     """Run all requests on our engine, after a short run that is not counted."""
     _run(scale, runner, requests[:2])
     return _run(scale, runner, requests)
 
 
-def _run(scale: Scale, runner: TorchRunner, requests: list[Request]) -> Run:
+def _run(scale: Scale, runner: TorchRunner, requests: list[GpuRequest]) -> WholeRun:
     watched = _Watched(runner)
     limits = SchedulerLimits(scale.max_num_seqs, scale.max_num_batched_tokens, prefix_cache=False)
     engine = Engine(watched, limits)
@@ -74,7 +74,7 @@ def _run(scale: Scale, runner: TorchRunner, requests: list[Request]) -> Run:
     expected = sum(request.num_outputs for request in requests)
     if num_outputs != expected:
         raise RuntimeError(f"{num_outputs} tokens came, {expected} were asked for")
-    return Run(
+    return WholeRun(
         seconds=seconds,
         num_outputs=num_outputs,
         num_prompt_tokens=sum(len(request.prompt_ids) for request in requests),

@@ -27,7 +27,7 @@ from bench.options import RESULTS, Out
 from bench.report import console, write_json
 from bench.shapes.catalogue import SHAPES, with_attention_alone
 from bench.shapes.random_model import RandomReader
-from bench.shapes.steps import TimedDecoder, Times
+from bench.shapes.steps import DecoderTimes, TimedDecoder
 from bench.shapes.work import decode_bytes, prompt_multiplications
 from worker.model.start import sequence_memory
 
@@ -40,7 +40,7 @@ _MEMORY_SHAPE, _MEMORY_SEQUENCES, _MEMORY_TOKENS = "Qwen3.5-0.8B", 32, 8000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ShapeRow:
     """A decode step of ``num_seqs`` sequences, or a prompt."""
 
     shape: str
@@ -60,7 +60,9 @@ class Row:
     """The milliseconds of the step's parts."""
 
 
-def measure(name: str, weights: str, num_threads: int, num_turns: int, num_steps: int) -> list[Row]:
+def measure(
+    name: str, weights: str, num_threads: int, num_turns: int, num_steps: int
+) -> list[ShapeRow]:
     """Measure a shape with weights of a format."""
     spec = SHAPES[name].spec()
     reader = RandomReader(spec, weights)
@@ -69,14 +71,14 @@ def measure(name: str, weights: str, num_threads: int, num_turns: int, num_steps
     with measured_peak(num_threads, _PEAK_S) as peak:
         for num_seqs in _USERS:
             num_bytes = decode_bytes(spec, reader, num_seqs, _CONTEXT)
-            turns: list[Times] = []
+            turns: list[DecoderTimes] = []
             rates = [peak().num_bytes]
             for _ in range(num_turns):
                 turns.append(decoder.decodes(num_seqs, _CONTEXT, num_steps))
                 rates.append(peak().num_bytes)
             step = _fastest(turns)
             rows.append(
-                Row(
+                ShapeRow(
                     shape=name,
                     weights=weights,
                     num_seqs=num_seqs,
@@ -91,7 +93,7 @@ def measure(name: str, weights: str, num_threads: int, num_turns: int, num_steps
     prompt = _fastest([decoder.prompts(_PROMPT, 1) for _ in range(num_turns)])
     flops = 2 * prompt_multiplications(spec, reader, _PROMPT)
     rows.append(
-        Row(
+        ShapeRow(
             shape=name,
             weights=weights,
             num_seqs=1,
@@ -106,11 +108,11 @@ def measure(name: str, weights: str, num_threads: int, num_turns: int, num_steps
     return rows
 
 
-def _fastest(times: list[Times]) -> Times:
+def _fastest(times: list[DecoderTimes]) -> DecoderTimes:
     return min(times, key=lambda one: one.total_ms)
 
 
-def _show(rows: list[Row]) -> None:
+def _show(rows: list[ShapeRow]) -> None:
     table = Table("shape", "weights", "step", title="Steps of the decoder")
     for heading in ("ms", "GB to read", "of the limit", "GFLOP/s"):
         table.add_column(heading, justify="right")
@@ -184,7 +186,7 @@ def main(
     write_json(path, {**content, "rows": [*_others(path, content, rows), *_as_json(rows)]})
 
 
-def _others(path: Path, content: dict[str, Any], rows: list[Row]) -> list[dict[str, Any]]:
+def _others(path: Path, content: dict[str, Any], rows: list[ShapeRow]) -> list[dict[str, Any]]:
     """The rows of other shapes and formats in a file of the same machine."""
     if not path.exists():
         return []
@@ -195,7 +197,7 @@ def _others(path: Path, content: dict[str, Any], rows: list[Row]) -> list[dict[s
     return [row for row in earlier["rows"] if (row["shape"], row["weights"]) not in replaced]
 
 
-def _as_json(rows: list[Row]) -> list[dict[str, Any]]:
+def _as_json(rows: list[ShapeRow]) -> list[dict[str, Any]]:
     return [dataclasses.asdict(row) for row in rows]
 
 

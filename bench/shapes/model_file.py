@@ -18,7 +18,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf import LlamaFileType, TokenType
 from numpy.typing import NDArray
 
-from bench.shapes.tensors import ARCHITECTURES, Matrix, Role, Vector, tensors_of
+from bench.shapes.tensors import ARCHITECTURES, Matrix, MatrixRole, Vector, tensors_of
 from worker.checkpoints.cache import build_once, cache_directory
 
 _VERSION = 1
@@ -39,8 +39,8 @@ class Mix:
     improved: Kind
     """The format of the values' projection and of ``ffn_down`` in about half of the layers."""
 
-    def of(self, role: Role) -> Kind:
-        kinds: Mapping[Role, Kind] = {
+    def of(self, role: MatrixRole) -> Kind:
+        kinds: Mapping[MatrixRole, Kind] = {
             "most": self.most,
             "head": self.head,
             "improved": self.improved,

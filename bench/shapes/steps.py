@@ -26,7 +26,7 @@ _CACHE_BYTES = 1 << 29
 
 
 @dataclass(frozen=True, kw_only=True)
-class Times:
+class DecoderTimes:
     """The time of the decoder in a decode step or a prompt, and that of its parts."""
 
     total_ms: float
@@ -54,12 +54,12 @@ class TimedDecoder(FusedDecoder):
         """See `Decoder.prepare`."""
         return partial(self.forward, inputs, kv_cache)
 
-    def decodes(self, num_seqs: int, context: int, num_steps: int) -> Times:
+    def decodes(self, num_seqs: int, context: int, num_steps: int) -> DecoderTimes:
         """The fastest of the steps of so many sequences after ``context`` tokens."""
         self._generate(num_seqs, context, num_steps)
         return _fastest([parts for num_tokens, parts in self._steps if num_tokens == num_seqs])
 
-    def prompts(self, num_tokens: int, num_prompts: int) -> Times:
+    def prompts(self, num_tokens: int, num_prompts: int) -> DecoderTimes:
         """The fastest of prompts that are computed alone."""
         found = []
         for _ in range(num_prompts):
@@ -89,8 +89,8 @@ class TimedDecoder(FusedDecoder):
         return Submit(SequenceId(str(name), 0), prompt, _GREEDY, 0, num_outputs)
 
 
-def _fastest(times: list[dict[str, float]]) -> Times:
+def _fastest(times: list[dict[str, float]]) -> DecoderTimes:
     """The fastest of some steps: others were disturbed."""
     best = min(times, key=lambda parts: sum(parts.values()))
     parts = {name: seconds * 1e3 for name, seconds in best.items()}
-    return Times(total_ms=sum(parts.values()), parts=parts)
+    return DecoderTimes(total_ms=sum(parts.values()), parts=parts)

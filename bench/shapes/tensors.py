@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-Config: TypeAlias = Mapping[str, Any]
-Role: TypeAlias = Literal["most", "head", "improved", "router"]
+ConfigValues: TypeAlias = Mapping[str, Any]
+MatrixRole: TypeAlias = Literal["most", "head", "improved", "router"]
 """What a matrix is to a mix of formats: see `bench.shapes.model_file.Mix`."""
 
 
@@ -25,7 +25,7 @@ class Matrix:
     name: str
     rows: int
     columns: int
-    role: Role = "most"
+    role: MatrixRole = "most"
     count: int | None = None
 
     @property
@@ -35,19 +35,19 @@ class Matrix:
 
 
 Tensor: TypeAlias = Vector | Matrix
-Part: TypeAlias = Callable[[Config, int], Iterator[Tensor]]
+LayerPart: TypeAlias = Callable[[ConfigValues, int], Iterator[Tensor]]
 """The tensors of a part of a layer, by its number: of its attention, of what stands in the place of
 attention, or of its feed-forward part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Architecture:
+class GgufFamily:
     """A family as llama.cpp knows it."""
 
     name: str
     """In ``general.architecture``."""
-    mixer: Part
-    feed_forward: Part
+    mixer: LayerPart
+    feed_forward: LayerPart
     before_feed_forward: str = "ffn_norm"
     has_recurrence: bool = False
 
@@ -58,10 +58,10 @@ def _attention(
     has_gate: bool = False,
     has_biases: bool = False,
     has_sinks: bool = False,
-) -> Part:
+) -> LayerPart:
     """Attention with these norms of heads. With a gate, queries and gates are one matrix."""
 
-    def tensors(config: Config, layer: int) -> Iterator[Tensor]:
+    def tensors(config: ConfigValues, layer: int) -> Iterator[Tensor]:
         hidden, head_dim = config["hidden_size"], config["head_dim"]
         attended = config["num_attention_heads"] * head_dim
         keys = config["num_key_value_heads"] * head_dim
@@ -82,7 +82,7 @@ def _biases(**sizes: int) -> Iterator[Vector]:
     yield from (Vector(f"{name}.bias", (size,), 0.0) for name, size in sizes.items())
 
 
-def _hybrid(config: Config, layer: int) -> Iterator[Tensor]:
+def _hybrid(config: ConfigValues, layer: int) -> Iterator[Tensor]:
     """Qwen 3.5's layers: the last of each interval has attention, the others the gated delta
     rule."""
     if (layer + 1) % config["full_attention_interval"] == 0:
@@ -103,18 +103,18 @@ def _hybrid(config: Config, layer: int) -> Iterator[Tensor]:
     yield Matrix("ssm_out.weight", hidden, values)
 
 
-def _mlp(config: Config, layer: int) -> Iterator[Tensor]:
+def _mlp(config: ConfigValues, layer: int) -> Iterator[Tensor]:
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     yield Matrix("ffn_gate.weight", inner, hidden)
     yield Matrix("ffn_up.weight", inner, hidden)
     yield Matrix("ffn_down.weight", hidden, inner, "improved")
 
 
-def _experts(number: str, inner_size: str, *, has_biases: bool = False) -> Part:
+def _experts(number: str, inner_size: str, *, has_biases: bool = False) -> LayerPart:
     """Experts and their router, by the keys of config.json that have their number and their
     size. A router's weights are drawn from the hidden states, so they are random, too."""
 
-    def tensors(config: Config, layer: int) -> Iterator[Tensor]:
+    def tensors(config: ConfigValues, layer: int) -> Iterator[Tensor]:
         hidden, inner, count = (config[key] for key in ("hidden_size", inner_size, number))
         yield Matrix("ffn_gate_inp.weight", count, hidden, "router")
         yield Matrix("ffn_gate_exps.weight", inner, hidden, count=count)
@@ -132,21 +132,21 @@ def _experts(number: str, inner_size: str, *, has_biases: bool = False) -> Part:
 _NORMS = ("attn_q_norm", "attn_k_norm")
 _GATED_ATTENTION = _attention(_NORMS, has_gate=True)
 
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture(name="llama", mixer=_attention(), feed_forward=_mlp),
-    "qwen3": Architecture(name="qwen3", mixer=_attention(_NORMS), feed_forward=_mlp),
-    "qwen3_moe": Architecture(
+ARCHITECTURES: Mapping[str, GgufFamily] = {
+    "llama": GgufFamily(name="llama", mixer=_attention(), feed_forward=_mlp),
+    "qwen3": GgufFamily(name="qwen3", mixer=_attention(_NORMS), feed_forward=_mlp),
+    "qwen3_moe": GgufFamily(
         name="qwen3moe",
         mixer=_attention(_NORMS),
         feed_forward=_experts("num_experts", "moe_intermediate_size"),
     ),
-    "gpt_oss": Architecture(
+    "gpt_oss": GgufFamily(
         name="gpt-oss",
         mixer=_attention(has_biases=True, has_sinks=True),
         feed_forward=_experts("num_local_experts", "intermediate_size", has_biases=True),
         before_feed_forward="post_attention_norm",
     ),
-    "qwen3_5_text": Architecture(
+    "qwen3_5_text": GgufFamily(
         name="qwen35",
         mixer=_hybrid,
         feed_forward=_mlp,
@@ -157,7 +157,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 """The families whose shapes can be written."""
 
 
-def tensors_of(config: Config) -> Iterator[Tensor]:
+def tensors_of(config: ConfigValues) -> Iterator[Tensor]:
     """All tensors of a configuration of one of `ARCHITECTURES`."""
     architecture = ARCHITECTURES[config["model_type"]]
     vocab, hidden = config["vocab_size"], config["hidden_size"]

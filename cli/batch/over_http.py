@@ -7,21 +7,19 @@ was, and neither uploads its file nor creates its batch twice.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import httpx
 from msgspec.structs import replace
 
 from cli.batch.input_file import RemoteFile, report, worded
 from cli.batch.journal import Journal, Remote
-from cli.batch.progress import BatchProgress, BatchSummary
+from cli.batch.progress import BatchProgress, BatchSummary, OnProgress
 from cli.gateway_client import is_passing, lines_of, request_json
 from gateway.intake.signer import KEY_HEADER
 from shared.errors import InvalidRequest, NotFound, Overloaded, RequestError, Unavailable
-
-OnProgress: TypeAlias = Callable[[BatchProgress], None]
 
 _PART_BYTES = 8 << 20
 _POLL_S = 0.5

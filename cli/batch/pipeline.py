@@ -12,13 +12,12 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
 
 from cli.batch.announcements import announcement
 from cli.batch.answers import output_line
 from cli.batch.input_file import BatchFile, model_of
 from cli.batch.journal import Journal
-from cli.batch.progress import BatchProgress, BatchSummary, Pace
+from cli.batch.progress import BatchSummary, OnProgress, Pace
 from shared import topology
 from shared.backoff import Backoff
 from shared.bus.base import Bus, Message
@@ -38,8 +37,6 @@ from shared.messages import Completed, Failed, decode_event, encode
 DEFAULT_WINDOW = 256
 _FIRST_PAUSE_S = 0.05
 _MAX_PAUSE_S = 5.0
-
-OnProgress: TypeAlias = Callable[[BatchProgress], None]
 
 
 async def run_batch(

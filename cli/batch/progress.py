@@ -1,7 +1,9 @@
 """The progress of a batch."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 
 def unanswered(num_failed: int, num_unexecuted: int, ending: str) -> str:
@@ -22,6 +24,9 @@ class BatchProgress:
     tokens_per_s: float
     stage: str = ""
     """The current work, or the reason for waiting, before there are answers."""
+
+
+OnProgress: TypeAlias = Callable[[BatchProgress], None]
 
 
 @dataclass(frozen=True, slots=True)

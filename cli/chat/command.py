@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from cli.options import DEFAULT_URL, ApiKey, ApiKeyFile, chosen_key
+from cli.options import DEFAULT_URL, ApiKeyFile, ApiKeyOption, chosen_key
 from cli.runtime import needs
 from cli.terminal import notices, output
 from shared.errors import ModelNotFound, PermissionDenied, StartupError, WarrenError
@@ -52,7 +52,7 @@ def chat(
             min=1, help="Maximum number of tokens of an answer. Default: chosen by the server."
         ),
     ] = None,
-    api_key: ApiKey = None,
+    api_key: ApiKeyOption = None,
     api_key_file: ApiKeyFile = None,
     history: Annotated[
         Path, typer.Option(help="File of earlier questions, which the arrow keys recall.")

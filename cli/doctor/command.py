@@ -12,7 +12,16 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from cli.doctor.findings import Finding, Status, Subject, about, failure, ok, skipped, warning
+from cli.doctor.findings import (
+    Finding,
+    FindingStatus,
+    Subject,
+    about,
+    failure,
+    ok,
+    skipped,
+    warning,
+)
 from cli.doctor.gateway import check_gateway
 from cli.options import ApiKeyFile, chosen, chosen_key, takes_settings
 from cli.terminal import output, print_json
@@ -22,7 +31,7 @@ from shared.errors import StartupError
 from shared.host_memory import readable_size
 from shared.settings import CommonSettings, GatewaySettings, WorkerSettings
 
-_COLORS: dict[Status, str] = {
+_COLORS: dict[FindingStatus, str] = {
     "ok": "green",
     "warning": "yellow",
     "failure": "red",

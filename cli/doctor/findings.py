@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-Status: TypeAlias = Literal["ok", "warning", "failure", "skipped"]
+FindingStatus: TypeAlias = Literal["ok", "warning", "failure", "skipped"]
 Subject: TypeAlias = Literal["machine", "broker", "gateway"]
 
 
@@ -13,7 +13,7 @@ class Finding:
     """The result of one check."""
 
     check: str
-    status: Status
+    status: FindingStatus
     detail: str
     remedy: str = ""
     """What to do about a warning or a failure."""

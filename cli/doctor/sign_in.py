@@ -5,7 +5,13 @@ from collections.abc import Iterator
 
 from cli.doctor.findings import Finding, failure, ok, warning
 from gateway.sign_in.access import Access
-from gateway.sign_in.provider import ALGORITHMS, CodeRefused, NotAvailable, NotVerified, Provider
+from gateway.sign_in.provider import (
+    ALGORITHMS,
+    CodeRefused,
+    IdentityProvider,
+    NotAvailable,
+    NotVerified,
+)
 from gateway.sign_in.signing_in import CALLBACK_PATH
 from shared.errors import StartupError, Unavailable
 from shared.settings import GatewaySettings
@@ -28,7 +34,7 @@ def check_sign_in(settings: GatewaySettings) -> Iterator[Finding]:
 
 
 async def _asked(access: Access) -> Finding:
-    provider = Provider(access, f"{access.origin}{CALLBACK_PATH}")
+    provider = IdentityProvider(access, f"{access.origin}{CALLBACK_PATH}")
     try:
         published = await provider.ask()
     except NotAvailable as error:
@@ -63,7 +69,7 @@ async def _asked(access: Access) -> Finding:
     return ok(_CHECK, f"{access.issuer} answers, has {num_keys} keys, and knows {access.client_id}")
 
 
-async def _client_problem(provider: Provider) -> str | None:
+async def _client_problem(provider: IdentityProvider) -> str | None:
     """Why the provider would give this client no tokens. It is asked for the tokens of a code that
     does not exist, because a provider looks at the client first."""
     try:

@@ -13,7 +13,7 @@ from cli.options import GatewayAccess, takes_gateway
 from cli.replay.comparison import parting
 from cli.replay.kinds import KINDS, SpokenChoice
 from cli.replay.report import Findings, tables, total
-from cli.replay.sending import Outcome, asked, is_greedy, is_repeatable, send_all
+from cli.replay.sending import Reply, asked, is_greedy, is_repeatable, send_all
 from cli.replay.stored_requests import SOURCES, Draw, StoredRequest
 from cli.tables import print_tables
 from cli.terminal import counted, print_json
@@ -117,7 +117,7 @@ def _replayed(
     with counted("replay") as show:
         num_done = 0
 
-        def take(stored: StoredRequest, outcome: Outcome) -> None:
+        def take(stored: StoredRequest, outcome: Reply) -> None:
             nonlocal num_done
             num_done += 1
             _note(by_kind[stored.endpoint], stored, outcome)
@@ -127,7 +127,7 @@ def _replayed(
     return dict(by_kind)
 
 
-def _note(findings: Findings, stored: StoredRequest, outcome: Outcome) -> None:
+def _note(findings: Findings, stored: StoredRequest, outcome: Reply) -> None:
     """Add the comparison of an answer to the findings."""
     if isinstance(outcome, WarrenError):
         findings.failures.append((stored.id, str(outcome)))

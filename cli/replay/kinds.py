@@ -32,7 +32,7 @@ class SpokenChoice(NamedTuple):
     tokens: tuple[SpokenToken, ...] = ()
 
 
-class Kind(NamedTuple):
+class RequestKind(NamedTuple):
     """The requests of an endpoint."""
 
     logprobs: Mapping[str, Any]
@@ -111,10 +111,12 @@ def _with_tokens(parts: Mapping[str, str], words: Iterable[Any]) -> SpokenChoice
     return SpokenChoice(parts, "".join(spelled), tuple(tokens))
 
 
-KINDS: Mapping[str, Kind] = {
-    "/v1/chat/completions": Kind({"logprobs": True, "top_logprobs": _NUM_ALTERNATIVES}, _chat),
-    "/v1/completions": Kind({"logprobs": _NUM_ALTERNATIVES}, _completion),
-    "/v1/responses": Kind(
+KINDS: Mapping[str, RequestKind] = {
+    "/v1/chat/completions": RequestKind(
+        {"logprobs": True, "top_logprobs": _NUM_ALTERNATIVES}, _chat
+    ),
+    "/v1/completions": RequestKind({"logprobs": _NUM_ALTERNATIVES}, _completion),
+    "/v1/responses": RequestKind(
         {"include": ["message.output_text.logprobs"], "top_logprobs": _NUM_ALTERNATIVES}, _response
     ),
 }

@@ -15,7 +15,7 @@ from shared.errors import Overloaded, Unavailable, WarrenError
 if TYPE_CHECKING:
     import httpx
 
-Outcome: TypeAlias = dict[str, Any] | WarrenError
+Reply: TypeAlias = dict[str, Any] | WarrenError
 """The body of an answer, or the error in its place."""
 
 _PATIENCE_S = 3600.0
@@ -60,7 +60,7 @@ def send_all(
     bodies: Iterable[tuple[StoredRequest, dict[str, Any]]],
     *,
     num_parallel: int,
-    on_answer: Callable[[StoredRequest, Outcome], None],
+    on_answer: Callable[[StoredRequest, Reply], None],
 ) -> None:
     """Send each body to the endpoint of its request, ``num_parallel`` of them at a time, and call
     ``on_answer`` in this thread with each answer.
@@ -68,7 +68,7 @@ def send_all(
     The requests end with this process: nobody else would read the answers.
     """
     waiting: SimpleQueue[tuple[StoredRequest, dict[str, Any]]] = SimpleQueue()
-    answers: SimpleQueue[tuple[StoredRequest, Outcome | Exception]] = SimpleQueue()
+    answers: SimpleQueue[tuple[StoredRequest, Reply | Exception]] = SimpleQueue()
     num_left = 0
     for one in bodies:
         waiting.put(one)

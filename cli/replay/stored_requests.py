@@ -54,7 +54,7 @@ class Draw(NamedTuple):
         return int.from_bytes(digest[:8]) < self.share * 2**64
 
 
-Source: TypeAlias = Callable[["httpx.Client", int, Draw], Iterator[StoredRequest]]
+RequestSource: TypeAlias = Callable[["httpx.Client", int, Draw], Iterator[StoredRequest]]
 """The drawn requests that were stored since a Unix time in seconds, each with its answer. Raises
 the errors of the gateway."""
 
@@ -116,7 +116,7 @@ def of_responses(client: "httpx.Client", since: int, draw: Draw) -> Iterator[Sto
             continue
 
 
-SOURCES: Sequence[Source] = (of_batches, of_responses)
+SOURCES: Sequence[RequestSource] = (of_batches, of_responses)
 """Everything that a gateway keeps together with its answers."""
 
 

@@ -11,8 +11,8 @@ import msgspec
 
 from shared.topology import MAX_PEERS
 
-Role: TypeAlias = Literal["worker", "broker", "gateway"]
-ROLES: tuple[Role, ...] = get_args(Role)
+ProcessRole: TypeAlias = Literal["worker", "broker", "gateway"]
+ROLES: tuple[ProcessRole, ...] = get_args(ProcessRole)
 PATH = Path(__file__).with_name("costs.json")
 
 
@@ -38,7 +38,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
         return self.events_per_s * limit / (self.events_per_s + limit) if limit else 0.0
 
 
-def num_pairs(role: Role, num_workers: float, num_gateways: float) -> float:
+def num_pairs(role: ProcessRole, num_workers: float, num_gateways: float) -> float:
     """See `Demand.num_pairs`."""
     peers = min(num_workers, MAX_PEERS)
     listeners = {
@@ -101,9 +101,9 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     per_job: float
     """The broker's CPU time to publish, deliver and acknowledge a job, in a quorum queue of one
     node."""
-    stream_bytes: dict[Role, float]
+    stream_bytes: dict[ProcessRole, float]
     """The memory of an open stream."""
-    process_bytes: dict[Role, float]
+    process_bytes: dict[ProcessRole, float]
     """The memory of a process without streams."""
     stream_erlang_processes: float
     """Processes of Erlang that the broker runs for an open stream."""
@@ -111,7 +111,7 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     estimated: str = ""
     """A sentence about the costs that are estimated instead; empty if no cost is estimated."""
 
-    def cost(self, role: Role, num_nodes: int = 1) -> Cost:
+    def cost(self, role: ProcessRole, num_nodes: int = 1) -> Cost:
         """The cost of a role in a deployment with a broker of one node or of three."""
         if role == "broker":
             return self.broker if num_nodes == 1 else self.cluster

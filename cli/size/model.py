@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cli.size.costs import Costs, Demand, Role, num_pairs
+from cli.size.costs import Costs, Demand, ProcessRole, num_pairs
 from worker.process.tuning import WORKER_TUNING
 
 UTILIZATION = 0.7
@@ -227,7 +227,7 @@ class _Fleet:
             ),
         ]
 
-    def demand(self, role: Role, num_deployments: int, num_nodes: int = 1) -> Demand:
+    def demand(self, role: ProcessRole, num_deployments: int, num_nodes: int = 1) -> Demand:
         """What the processes of a role in a deployment have to do."""
         num_workers = self.num_workers / num_deployments
         num_gateways = self.num_gateways / num_deployments
@@ -239,7 +239,7 @@ class _Fleet:
             events_per_s=self.load.events_per_s / num_deployments,
         )
 
-    def cores(self, role: Role, num_deployments: int) -> float:
+    def cores(self, role: ProcessRole, num_deployments: int) -> float:
         """The cores that the workers or the gateways of all deployments need."""
         cores = self.costs.cost(role).cores(self.demand(role, num_deployments))
         return num_deployments * cores / self.machines.core_speed

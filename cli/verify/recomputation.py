@@ -13,7 +13,7 @@ from gateway.api.bodies.submission import GenerationBody, Submission, submission
 from gateway.api.routes.generation import ParsedRequest
 from shared import settings
 from shared.errors import StartupError
-from shared.messages import Announcement, Execution, GenerationJob, Receipt, SamplingParams
+from shared.messages import Announcement, GenerationJob, Receipt, ReceiptRun, SamplingParams
 from shared.settings import WorkerSettings
 from worker.decode import served_model
 from worker.decode.recomputation import Comparison, Difference, Standard, recompute
@@ -158,7 +158,7 @@ def load(model: str, receipt: Receipt) -> ServedModel:
     return served_model.load(loaded)
 
 
-def _problem_with_model(execution: Execution, model: ServedModel) -> str:
+def _problem_with_model(execution: ReceiptRun, model: ServedModel) -> str:
     """Why an execution cannot have been one of ``model``; empty if it can. An engine over HTTP
     does not state its weights, and its fingerprint has only the name of its model."""
     stated = execution.provenance

@@ -61,7 +61,7 @@ _GROUPS: Sequence[tuple[str, str, Sequence[type[msgspec.Struct]]]] = (
             messages.Receipt,
             messages.ReceiptChoice,
             messages.ReceiptUsage,
-            messages.Execution,
+            messages.ReceiptRun,
         ),
     ),
     (

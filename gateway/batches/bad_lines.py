@@ -8,7 +8,7 @@ import msgspec
 from gateway.api.bodies.parsing import json_fault, refused, with_choices
 from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
 from gateway.api.bodies.submission import submission
-from gateway.batches.lines import ENDPOINTS, LINE_DECODER, UNREADABLE, Request, RequestLine
+from gateway.batches.lines import ENDPOINTS, LINE_DECODER, UNREADABLE, LineRequest, RequestLine
 from gateway.intake.admission import count_values
 from shared.errors import InvalidRequest, RequestError, Unavailable
 
@@ -70,7 +70,7 @@ def required(model: str | None) -> str:
     return model
 
 
-def check_alone(line: RequestLine) -> Request:
+def check_alone(line: RequestLine) -> LineRequest:
     """Check the request of a line as far as it is possible without workers and API keys; returns
     its parsed body. Raises `RequestError`."""
     request = ENDPOINTS[line.url].read(bytes(line.body))

@@ -18,7 +18,7 @@ from gateway.batches.order import LineOrder, LinePlace
 from gateway.batches.serving import LineServer
 from gateway.batches.twins import TwinRole, Twins
 from gateway.batches.windows import BatchMemory, Memory, Window
-from gateway.store.batches import BatchRecord, Ending, LeaseLost, LineAnswer
+from gateway.store.batches import BatchEnding, BatchRecord, LeaseLost, LineAnswer
 from gateway.store.state import StoredState
 from gateway.wiring import Gateway
 from shared.errors import InvalidRequest, NotFound, Unavailable
@@ -437,7 +437,7 @@ class _BatchRun:
         """Write the files, and end the batch."""
         batch = self.batch
         num_answered = batch.num_completed + batch.num_failed
-        ending: Ending = "expired"
+        ending: BatchEnding = "expired"
         if batch.status == "cancelling":
             ending = "cancelled"
         elif batch.models is not None and num_answered == batch.num_lines:
@@ -455,7 +455,7 @@ class _BatchRun:
             error_file_id=error_file_id,
         )
 
-    async def _write(self, name: str, *, is_error: bool, ending: Ending = "completed") -> str:
+    async def _write(self, name: str, *, is_error: bool, ending: BatchEnding = "completed") -> str:
         """Write a file that exists once the batch has ended; returns its id."""
         batch = self.batch
         kept_s = batch.output_expires_after_s or self._gateway.settings.retention_days.files * DAY_S

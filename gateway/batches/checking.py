@@ -19,7 +19,7 @@ from functools import partial
 from gateway.api.bodies.quick import EmbeddingRequest, QuickDraft
 from gateway.api.bodies.submission import submission
 from gateway.batches.bad_lines import BadInput, read_line, repeated, require_url, required
-from gateway.batches.lines import ENDPOINTS, InputLine, Request, RequestLine
+from gateway.batches.lines import ENDPOINTS, InputLine, LineRequest, RequestLine
 from gateway.intake.key_usage import require_possible
 from gateway.intake.keys.api_key import ApiKey
 from gateway.wiring import Gateway
@@ -182,7 +182,7 @@ async def _check_request(
         await asyncio.sleep(_PAUSE_S)
 
 
-async def check_request(gateway: Gateway, key: ApiKey, request: Request, num_bytes: int) -> str:
+async def check_request(gateway: Gateway, key: ApiKey, request: LineRequest, num_bytes: int) -> str:
     """Check a parsed body, which takes so many bytes of memory; returns its model. Raises
     `RequestError`, `Overloaded`, `Unavailable` and `BusError`."""
     now = time.time()

@@ -25,14 +25,14 @@ from gateway.store.batches import TokensUsed
 from shared.errors import InvalidRequest, WarrenError
 from shared.off_loop import off_loop
 
-Request: TypeAlias = ParsedRequest | EmbeddingRequest
+LineRequest: TypeAlias = ParsedRequest | EmbeddingRequest
 """The parsed body of a line."""
 
 
-class Endpoint(NamedTuple):
+class LineEndpoint(NamedTuple):
     id_prefix: str
     """The prefix of the ids of its requests."""
-    read: Callable[[bytes], Request]
+    read: Callable[[bytes], LineRequest]
     """Parses a body. Raises `InvalidRequest` and `ModelNotFound`."""
 
 
@@ -58,15 +58,15 @@ def _read_response(raw_body: bytes) -> ParsedRequest:
     return parsed
 
 
-ENDPOINTS: Mapping[str, Endpoint] = {
-    "/v1/chat/completions": Endpoint(
+ENDPOINTS: Mapping[str, LineEndpoint] = {
+    "/v1/chat/completions": LineEndpoint(
         "chatcmpl-", partial(_read, partial(ParsedRequest.of, ChatRequest))
     ),
-    "/v1/completions": Endpoint(
+    "/v1/completions": LineEndpoint(
         "cmpl-", partial(_read, partial(ParsedRequest.of, CompletionRequest))
     ),
-    "/v1/embeddings": Endpoint("embd-", partial(parse, EmbeddingRequest)),
-    "/v1/responses": Endpoint("resp_", _read_response),
+    "/v1/embeddings": LineEndpoint("embd-", partial(parse, EmbeddingRequest)),
+    "/v1/responses": LineEndpoint("resp_", _read_response),
 }
 
 

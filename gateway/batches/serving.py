@@ -23,7 +23,7 @@ from gateway.batches.lines import (
     LINE_DECODER,
     InputLine,
     LineOutcome,
-    Request,
+    LineRequest,
     request_id_of,
 )
 from gateway.batches.twins import ComputedAnswer, TwinRole
@@ -195,7 +195,7 @@ class LineServer:
             ) as outcome:
                 yield outcome
 
-    def _read(self, line: InputLine) -> tuple[Request, str]:
+    def _read(self, line: InputLine) -> tuple[LineRequest, str]:
         """The request of a line, and the hash of its body. No copy of the body is kept."""
         assert line.text is not None
         raw_body = bytes(LINE_DECODER.decode(line.text).body)

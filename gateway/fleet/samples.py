@@ -40,7 +40,7 @@ class Reading(NamedTuple):
     """Upper bounds in seconds, and how many first tokens took at most as long."""
 
 
-class Samples:
+class RecentSamples:
     """Takes a sample every `INTERVAL_S` and keeps the samples of the last hour. ``read`` returns
     the counters of tokens and the histograms of the time to first token."""
 

@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple, Self
 import msgspec
 from msgspec import Meta, Struct
 
-from gateway.store.usage import Group, UsageSum, Used
+from gateway.store.usage import Group, TotalUsage, UsageSum
 from shared.errors import StartupError
 
 _TOKENS_OF_A_PRICE = 1_000_000
@@ -41,7 +41,7 @@ class Price(Struct, frozen=True, forbid_unknown_fields=True):
 
 class PricedSum(NamedTuple):
     of: Mapping[Group, str]
-    used: Used
+    used: TotalUsage
     cost: Decimal | None
     """None if any model has no price."""
 
@@ -79,7 +79,7 @@ class PriceTable(Struct, frozen=True, forbid_unknown_fields=True):
             priced[key] = priced[key].plus(one) if key in priced else one
         return [priced[key] for key in sorted(priced)]
 
-    def _cost(self, model: str, used: Used) -> Decimal | None:
+    def _cost(self, model: str, used: TotalUsage) -> Decimal | None:
         price = self.models.get(model, self.models.get(_ANY_MODEL))
         if price is None:
             return None

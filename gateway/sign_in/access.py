@@ -38,7 +38,7 @@ _ID_CHARS = 20
 Claims = Mapping[str, Any]
 
 
-class Role(Struct, frozen=True, forbid_unknown_fields=True):
+class SignInRole(Struct, frozen=True, forbid_unknown_fields=True):
     """The rights of the people whose claim has a certain value."""
 
     tenant: Annotated[str, Meta(pattern=rf"^{TENANT.pattern}\Z")]
@@ -61,7 +61,7 @@ class Access(Struct, frozen=True, forbid_unknown_fields=True):
     client_id: Annotated[str, Meta(min_length=1)]
     url: str
     """The origin at which browsers reach the gateways, such as ``https://warren.example``."""
-    roles: Annotated[dict[str, Role], Meta(min_length=1)]
+    roles: Annotated[dict[str, SignInRole], Meta(min_length=1)]
     client_secret: str = ""
     claim: str = "groups"
     """A claim that is a text or a list of texts. A dot leads into an object, as in

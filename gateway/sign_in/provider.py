@@ -115,7 +115,7 @@ class Published:
     """The time of `time.monotonic`."""
 
 
-class Provider:
+class IdentityProvider:
     """Asks a provider, and remembers its endpoints and keys."""
 
     def __init__(self, access: Access, redirect_uri: str, *, pause_s: float = _PAUSE_S) -> None:

@@ -25,7 +25,7 @@ from gateway.intake.signer import Signer
 from gateway.metrics import Metrics
 from gateway.sign_in.access import Access, Person
 from gateway.sign_in.endings import Session, SessionEndings
-from gateway.sign_in.provider import NotVerified, Provider
+from gateway.sign_in.provider import IdentityProvider, NotVerified
 from shared.errors import InvalidApiKey, PermissionDenied, Unavailable
 
 CALLBACK_PATH = "/console/callback"
@@ -37,7 +37,9 @@ _ALGORITHM = "HS256"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _DOTS_OF_A_TOKEN = 2
 
-Outcome: TypeAlias = Literal["completed", "denied", "expired", "failed", "unavailable", "busy"]
+SignInOutcome: TypeAlias = Literal[
+    "completed", "denied", "expired", "failed", "unavailable", "busy"
+]
 """How a sign-in ends: the provider or the roles deny it; the browser's cookie is gone or old; a
 proof does not hold; the provider does not answer; or too many people sign in at once."""
 
@@ -45,7 +47,7 @@ proof does not hold; the provider does not answer; or too many people sign in at
 class NotSignedIn(Exception):
     """A sign-in did not succeed. The text is for the operator, and ``outcome`` for the person."""
 
-    def __init__(self, outcome: Outcome, reason: str) -> None:
+    def __init__(self, outcome: SignInOutcome, reason: str) -> None:
         super().__init__(reason)
         self.outcome = outcome
 
@@ -70,7 +72,7 @@ class SignIn:
         self.begun_cookie = f"{prefix}warren-sign-in"
         self._keys = keys
         self._metrics = metrics
-        self._provider = Provider(access, f"{access.origin}{CALLBACK_PATH}")
+        self._provider = IdentityProvider(access, f"{access.origin}{CALLBACK_PATH}")
         self._session_key = OctKey.import_key(signer.session_key)
         self._begun_key = OctKey.import_key(signer.sign_in_key)
         self._max_at_once = max_at_once
@@ -197,7 +199,7 @@ class SignIn:
             of_tenant=limits,
         )
 
-    def _ended(self, outcome: Outcome, reason: str) -> NotSignedIn:
+    def _ended(self, outcome: SignInOutcome, reason: str) -> NotSignedIn:
         """The error of a sign-in that did not succeed, which is counted."""
         self._metrics.sign_ins.labels(outcome).inc()
         return NotSignedIn(outcome, reason)

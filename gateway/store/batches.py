@@ -28,7 +28,7 @@ from gateway.store.schema import ANSWERS, BATCHES, UNENDED
 from gateway.store.webhooks import EventType, announce
 from shared.errors import IdempotencyMismatch, InvalidRequest, NotFound, Overloaded
 
-Status: TypeAlias = Literal[
+BatchStatus: TypeAlias = Literal[
     "validating",
     "failed",
     "in_progress",
@@ -38,7 +38,7 @@ Status: TypeAlias = Literal[
     "cancelling",
     "cancelled",
 ]
-Ending: TypeAlias = Literal["completed", "expired", "cancelled"]
+BatchEnding: TypeAlias = Literal["completed", "expired", "cancelled"]
 
 MAX_UNENDED = 1000
 """Batches of a tenant that have not ended."""
@@ -52,7 +52,7 @@ time."""
 _MAX_FORGOTTEN = 10_000
 """Answers that a single transaction deletes. A statement over millions of answers would exceed its
 time."""
-_EVENTS: Mapping[Ending, EventType] = {
+_EVENTS: Mapping[BatchEnding, EventType] = {
     "completed": "batch.completed",
     "expired": "batch.expired",
     "cancelled": "batch.cancelled",
@@ -70,7 +70,7 @@ class BatchRecord:
     completion_window: str
     metadata: Mapping[str, str] | None
     output_expires_after_s: int | None
-    status: Status
+    status: BatchStatus
     created_at: int
     expires_at: int
     in_progress_at: int | None
@@ -299,7 +299,7 @@ class Batches:
         return None
 
     @uncancelled
-    async def renew(self, batch_id: str, fence: int, lease_s: float) -> Status:
+    async def renew(self, batch_id: str, fence: int, lease_s: float) -> BatchStatus:
         """Renew a lease; returns the current status. With 0 seconds the batch is released."""
         statement = (
             update(BATCHES)
@@ -310,7 +310,7 @@ class Batches:
             if not (await connection.execute(statement)).rowcount:
                 raise LeaseLost
             query = select(BATCHES.c.status).where(BATCHES.c.id == batch_id)
-            status: Status = (await connection.execute(query)).scalar_one()
+            status: BatchStatus = (await connection.execute(query)).scalar_one()
             return status
 
     @uncancelled
@@ -357,7 +357,7 @@ class Batches:
         self,
         batch_id: str,
         fence: int,
-        ending: Ending,
+        ending: BatchEnding,
         *,
         output_file_id: str | None,
         error_file_id: str | None,
@@ -502,7 +502,7 @@ class Batches:
         self,
         batch_id: str,
         fence: int,
-        statuses: Sequence[Status],
+        statuses: Sequence[BatchStatus],
         *,
         event: EventType | None = None,
         **values: Any,

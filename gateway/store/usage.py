@@ -38,7 +38,7 @@ _COLUMNS: Mapping[Group, Column[str]] = {
 }
 
 
-class Used(NamedTuple):
+class TotalUsage(NamedTuple):
     """The usage of several requests together."""
 
     num_requests: int
@@ -55,14 +55,14 @@ class Used(NamedTuple):
     """The part of ``num_prompt_tokens`` in these requests."""
     num_cached_answer_output_tokens: int = 0
 
-    def plus(self, other: "Used") -> "Used":
-        return Used._make(map(operator.add, self, other))
+    def plus(self, other: "TotalUsage") -> "TotalUsage":
+        return TotalUsage._make(map(operator.add, self, other))
 
 
 class UsageSum(NamedTuple):
     of: Mapping[Group, str]
     """The value of each group that was asked for, which the requests have in common."""
-    used: Used
+    used: TotalUsage
 
 
 class UsageRecords:
@@ -245,7 +245,7 @@ def _row(record: UsageRecord) -> dict[str, Any]:
 
 def _sum(groups: Sequence[Group], row: Any) -> UsageSum:
     of = dict(zip(groups, row, strict=False))
-    used = Used._make(row[len(groups) :])
+    used = TotalUsage._make(row[len(groups) :])
     # PostgreSQL sums integers as decimals.
-    counts = Used._make(map(int, used))
+    counts = TotalUsage._make(map(int, used))
     return UsageSum(of, counts._replace(queue_s=used.queue_s, compute_s=used.compute_s))

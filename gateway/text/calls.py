@@ -16,11 +16,11 @@ _SPACE = " \t\r\n"
 _LONE_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
-Names: TypeAlias = Collection[str] | None
+FunctionNames: TypeAlias = Collection[str] | None
 """The names of the functions that may be called; None: any."""
 
 
-def is_declared(name: str | None, names: Names) -> bool:
+def is_declared(name: str | None, names: FunctionNames) -> bool:
     return bool(name) and (names is None or name in names)
 
 
@@ -113,7 +113,7 @@ class CallObject:
     ``names`` is not a call.
     """
 
-    def __init__(self, index: int, names: Names) -> None:
+    def __init__(self, index: int, names: FunctionNames) -> None:
         self.index = index
         self._names = names
         self.has_begun = False

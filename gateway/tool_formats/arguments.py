@@ -23,7 +23,7 @@ _MAX_DEPTH = 3
 
 Arguments: TypeAlias = Callable[[str, Tool, Budget], Rules]
 """The rules of a tool's arguments; the first rule has the given name. Raises `GrammarTooLong`."""
-Kind: TypeAlias = Literal["text", "choices", "json", "any"]
+ValueKind: TypeAlias = Literal["text", "choices", "json", "any"]
 """The kind of a parameter's values: any text, a text of a list, anything but texts, or either."""
 
 
@@ -50,7 +50,7 @@ class _Root:
         self.schema = schema
         self._named: dict[str, Any] = {}
         """Targets of references."""
-        self._kinds: dict[int, Kind] = {}
+        self._kinds: dict[int, ValueKind] = {}
         """The kind of the values of each schema, by the schema's identity."""
 
     def resolved(self, schema: Any) -> Any:
@@ -65,7 +65,7 @@ class _Root:
             schema = self._named[target]
         return schema
 
-    def kind_of(self, schema: Any) -> Kind:
+    def kind_of(self, schema: Any) -> ValueKind:
         """The kind of a parameter's values."""
         schema = self.resolved(schema)
         if id(schema) not in self._kinds:
@@ -73,7 +73,7 @@ class _Root:
         return self._kinds[id(schema)]
 
 
-def _kind_of(schema: Any) -> Kind:
+def _kind_of(schema: Any) -> ValueKind:
     if not isinstance(schema, dict):
         return "text"
     values = _values(schema)

@@ -5,7 +5,7 @@ import re
 from functools import partial
 from typing import NamedTuple
 
-from gateway.text.calls import JsonValue, Names, Outside, is_declared
+from gateway.text.calls import FunctionNames, JsonValue, Outside, is_declared
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece
 from gateway.text.tags import Until
 from gateway.tool_formats.rules import entries
@@ -44,7 +44,7 @@ _KIMI_K2 = Delimiters(
 class DelimitedParser:
     """Text that is not a call remains content."""
 
-    def __init__(self, delimiters: Delimiters, names: Names = None) -> None:
+    def __init__(self, delimiters: Delimiters, names: FunctionNames = None) -> None:
         self._delimiters = delimiters
         self._names = names
         self._num_calls = 0
@@ -121,7 +121,7 @@ class DelimitedParser:
 class _DelimitedCall:
     """A call, from its header on."""
 
-    def __init__(self, index: int, header: "re.Pattern[str]", names: Names) -> None:
+    def __init__(self, index: int, header: "re.Pattern[str]", names: FunctionNames) -> None:
         self.index = index
         self.has_begun = False
         self.is_complete = False

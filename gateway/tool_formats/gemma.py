@@ -7,7 +7,7 @@ import json
 import re
 from typing import NamedTuple
 
-from gateway.text.calls import Names, is_declared, json_of
+from gateway.text.calls import FunctionNames, is_declared, json_of
 from gateway.text.enclosed import EnclosedParser
 from gateway.text.pieces import CallArguments, CallStart, Piece
 from gateway.text.tags import Until
@@ -36,7 +36,7 @@ class _Call:
     """A call, after its opening tag: a header up to ``{``, which is held until it names a declared
     function, and the arguments, which are written as JSON while they come."""
 
-    def __init__(self, index: int, tokens: GemmaTokens, names: Names) -> None:
+    def __init__(self, index: int, tokens: GemmaTokens, names: FunctionNames) -> None:
         self.index = index
         self.has_begun = False
         self.is_complete = False

@@ -9,7 +9,7 @@ message to a function is a call.
 import re
 from collections.abc import Callable
 
-from gateway.text.calls import JsonValue, Names, is_declared
+from gateway.text.calls import FunctionNames, JsonValue, is_declared
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece, Reasoning
 from gateway.text.tags import Until
 from gateway.tool_formats.rules import Rules, entries
@@ -30,7 +30,7 @@ class HarmonyParser:
     Text without a header is content. So is a message to another recipient, with its header.
     """
 
-    def __init__(self, names: Names = None) -> None:
+    def __init__(self, names: FunctionNames = None) -> None:
         self.is_thinking = False
         self.num_thought_chars = 0
         """The number of characters up to the end of the last thought that has ended."""

@@ -1,6 +1,6 @@
 """Tool calls between ``<tool_call>`` and ``</tool_call>``, as Hermes and Qwen models write them."""
 
-from gateway.text.calls import CallObject, Names
+from gateway.text.calls import CallObject, FunctionNames
 from gateway.text.pieces import Content, Piece
 from gateway.text.tags import Until
 from gateway.tool_formats.rules import entries
@@ -12,7 +12,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 class HermesParser:
     """Text that is not a call remains content, including tags."""
 
-    def __init__(self, names: Names = None) -> None:
+    def __init__(self, names: FunctionNames = None) -> None:
         self._names = names
         self._num_calls = 0
         self._call: CallObject | None = None

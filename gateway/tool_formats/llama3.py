@@ -1,6 +1,6 @@
 """Tool calls as bare JSON objects that make up the whole answer, as Llama 3 and 4 write them."""
 
-from gateway.text.calls import CallObject, Names
+from gateway.text.calls import CallObject, FunctionNames
 from gateway.text.pieces import Content, Piece
 from gateway.text.tags import Opening
 from gateway.tool_formats.arguments import whole_call
@@ -14,7 +14,7 @@ _BETWEEN = " \t\r\n;,"
 class Llama3Parser:
     """A text that does not start with a call is content."""
 
-    def __init__(self, names: Names = None) -> None:
+    def __init__(self, names: FunctionNames = None) -> None:
         self._names = names
         self._num_calls = 0
         self._call: CallObject | None = None

@@ -3,7 +3,7 @@ which some write ``[CALL_ID]`` and an id before ``[ARGS]``."""
 
 from functools import partial
 
-from gateway.text.calls import CallObject, JsonValue, Names, is_declared
+from gateway.text.calls import CallObject, FunctionNames, JsonValue, is_declared
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece
 from gateway.text.tags import Until
 from gateway.tool_formats.rules import entries
@@ -16,7 +16,7 @@ _BETWEEN = " \t\r\n,"
 class MistralParser:
     """Text that is not a call remains content."""
 
-    def __init__(self, names: Names = None, *, is_open: bool = False) -> None:
+    def __init__(self, names: FunctionNames = None, *, is_open: bool = False) -> None:
         """``is_open``: the text starts after the tag."""
         self._names = names
         self._num_calls = 0
@@ -62,7 +62,7 @@ class MistralParser:
 class _Calls:
     """Parses the text after a tag, character by character."""
 
-    def __init__(self, num_calls: int, tag: str, names: Names) -> None:
+    def __init__(self, num_calls: int, tag: str, names: FunctionNames) -> None:
         self._names = names
         self.num_calls = num_calls
         self.is_over = False
@@ -141,7 +141,7 @@ class _Calls:
 class _NamedCall:
     """A call of the form ``name[ARGS]{...}`` or ``name{...}``."""
 
-    def __init__(self, index: int, names: Names) -> None:
+    def __init__(self, index: int, names: FunctionNames) -> None:
         self.index = index
         self._names = names
         self.has_begun = False

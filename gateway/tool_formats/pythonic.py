@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from gateway.text.calls import Names, encodable, is_declared
+from gateway.text.calls import FunctionNames, encodable, is_declared
 from gateway.text.pieces import CallArguments, CallStart, Content, Piece
 from gateway.tool_formats.arguments import LiteralArguments
 from gateway.tool_formats.rules import Rules, quoted
@@ -30,7 +30,7 @@ class PythonicParser:
 
     open_call = None
 
-    def __init__(self, names: Names = None) -> None:
+    def __init__(self, names: FunctionNames = None) -> None:
         self._names = names
         self._held: list[str] = []
         self._head: str | None = ""
@@ -73,7 +73,7 @@ class PythonicParser:
         return not begun or (match is not None and num_chars <= _MAX_HEAD_CHARS)
 
 
-def _pieces(text: str, names: Names) -> Iterator[Piece]:
+def _pieces(text: str, names: FunctionNames) -> Iterator[Piece]:
     """Raises `SyntaxError` and `ValueError` if it is no list of calls of declared functions."""
     text = text.strip().removeprefix(START).removesuffix(END).strip()
     with warnings.catch_warnings():
@@ -88,7 +88,7 @@ def _pieces(text: str, names: Names) -> Iterator[Piece]:
         yield CallArguments(index, encodable(written))
 
 
-def _call(node: ast.expr, names: Names) -> tuple[str, dict[str, Any]]:
+def _call(node: ast.expr, names: FunctionNames) -> tuple[str, dict[str, Any]]:
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("no call with named arguments")
     name = ast.unparse(node.func)

@@ -1,7 +1,7 @@
 """Tool calls whose parameters stand between tags, as Qwen3-Coder and GLM-4.5 write them.
 
-A value is text or JSON, depending on the schema of the function: `Names` has the parameters that
-are text.
+A value is text or JSON, depending on the schema of the function: `FunctionNames` has the parameters
+that are text.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from gateway.text.calls import Names, is_declared, json_of
+from gateway.text.calls import FunctionNames, is_declared, json_of
 from gateway.text.enclosed import EnclosedParser
 from gateway.text.pieces import CallArguments, CallStart, Piece
 from gateway.text.tags import Until
@@ -58,7 +58,7 @@ _GLM45 = Tags(
 )
 
 
-def _tagged(tags: Tags, names: Names) -> EnclosedParser:
+def _tagged(tags: Tags, names: FunctionNames) -> EnclosedParser:
     return EnclosedParser(OPEN, lambda index: _TaggedCall(index, tags, names))
 
 
@@ -69,7 +69,7 @@ class _TaggedCall:
     is written as JSON while it comes, and other values once they are complete.
     """
 
-    def __init__(self, index: int, tags: Tags, names: Names) -> None:
+    def __init__(self, index: int, tags: Tags, names: FunctionNames) -> None:
         self.index = index
         self.has_begun = False
         self.is_complete = False

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gateway.text.calls import Names
+from gateway.text.calls import FunctionNames
 from gateway.text.pieces import Parser
 from gateway.tool_formats.arguments import Arguments, json_arguments
 from gateway.tool_formats.rules import Rules
@@ -16,7 +16,7 @@ class ToolFormat:
     In ``calls``, NAME stands for a function's name, and ARGUMENTS for the rule of its arguments.
     """
 
-    parser: Callable[[Names], Parser]
+    parser: Callable[[FunctionNames], Parser]
     """The parser of an answer, given the names of the functions that may be called."""
     tag: str = ""
     """The opening tag; empty if there is none."""
@@ -36,7 +36,7 @@ class ToolFormat:
     arguments: Arguments = json_arguments
     after: str = ""
     """What a model may write at the end of its answer, to wait for the results of its calls."""
-    untagged_parser: Callable[[Names], Parser] | None = None
+    untagged_parser: Callable[[FunctionNames], Parser] | None = None
     """The parser of an answer that must be calls, which then have no tag; None: the tag is written
     in such an answer, too."""
     has_special_tokens: bool = True

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import httpcore
 
-Address: TypeAlias = IPv4Address | IPv6Address
+IpAddress: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[str]]]
 """Returns the addresses of a host. Raises `OSError`."""
@@ -37,7 +37,7 @@ async def resolve(host: str, port: int) -> Sequence[str]:
     return [str(address[0]) for *_, address in found]
 
 
-def is_public(address: Address) -> bool:
+def is_public(address: IpAddress) -> bool:
     """Whether the Internet routes the address. An address that embeds an IPv4 address is public if
     the IPv4 address is public."""
     if isinstance(address, IPv6Address) and (embedded := _embedded(address)) is not None:
@@ -101,7 +101,7 @@ class CheckedNetwork(httpcore.AsyncNetworkBackend):
             raise AddressRefused
         return [str(address) for address in dict.fromkeys(addresses)]
 
-    def _is_allowed(self, address: Address) -> bool:
+    def _is_allowed(self, address: IpAddress) -> bool:
         plain = address.ipv4_mapped or address if isinstance(address, IPv6Address) else address
         if any(plain in network for network in self._networks):
             return True

@@ -26,7 +26,7 @@ class EventData(msgspec.Struct, frozen=True):
     id: str
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="object", tag="event"):
+class WebhookEvent(msgspec.Struct, frozen=True, kw_only=True, tag_field="object", tag="event"):
     """The body that an endpoint receives."""
 
     id: str
@@ -83,7 +83,7 @@ class Sender:
     async def send(self, delivery: WebhookDelivery) -> int:
         """Returns the status of the answer. Raises `NotSent`."""
         url = delivery.webhook.url
-        event = Event(
+        event = WebhookEvent(
             id=delivery.event_id,
             type=delivery.type,
             created_at=delivery.created_at,

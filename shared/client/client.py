@@ -15,7 +15,7 @@ from shared.bus import retry
 from shared.bus.base import Bus, Message
 from shared.bus.subscribe import attaching
 from shared.client.prompts import (
-    Conversations,
+    Chats,
     PromptLike,
     ToolLike,
     chat_prompts,
@@ -56,7 +56,7 @@ from shared.messages import (
 from shared.settings import DEFAULT_MODEL
 
 _Item = TypeVar("_Item")
-Event: TypeAlias = TokenDelta | Finished
+AnswerEvent: TypeAlias = TokenDelta | Finished
 AsyncGenerator: TypeAlias = _Generator[_Item, None]
 
 _WINDOW = 256
@@ -135,7 +135,7 @@ class AsyncClient:
 
     async def chat(
         self,
-        conversations: Conversations,
+        conversations: Chats,
         sampling: SamplingParams = _DEFAULT,
         **options: Unpack[ChatOptions],
     ) -> list[Completed]:
@@ -159,7 +159,7 @@ class AsyncClient:
 
     def batch_chat(
         self,
-        conversations: Conversations,
+        conversations: Chats,
         sampling: SamplingParams = _DEFAULT,
         **options: Unpack[ChatOptions],
     ) -> AsyncGenerator[tuple[int, Completed | Failed]]:
@@ -172,7 +172,7 @@ class AsyncClient:
         prompt: PromptLike,
         sampling: SamplingParams = _DEFAULT,
         **options: Unpack[Options],
-    ) -> AsyncGenerator[Event]:
+    ) -> AsyncGenerator[AnswerEvent]:
         """Continue a prompt, and yield the text of each choice as it is generated.
 
         An iterator that is closed cancels the request. Raises as `generate` does, and `Overloaded`
@@ -182,10 +182,10 @@ class AsyncClient:
 
     def stream_chat(
         self,
-        conversation: Conversations,
+        conversation: Chats,
         sampling: SamplingParams = _DEFAULT,
         **options: Unpack[ChatOptions],
-    ) -> AsyncGenerator[Event]:
+    ) -> AsyncGenerator[AnswerEvent]:
         """Answer a conversation as `stream` continues a prompt."""
         return self._streamed(_chats(conversation, options), sampling, options)
 
@@ -212,7 +212,7 @@ class AsyncClient:
 
     async def resume(
         self, request_id: str, *, num_choices: int = 1, num_seen: int = 0
-    ) -> AsyncGenerator[Event]:
+    ) -> AsyncGenerator[AnswerEvent]:
         """Yield the events of a request that `submit` started, without the first ``num_seen``.
 
         They can be read again. Raises `StreamExpired`, `Unavailable` while another reader holds the
@@ -245,7 +245,7 @@ class AsyncClient:
 
     def _streamed(
         self, prompts: Sequence[Prompt], sampling: SamplingParams, options: Options
-    ) -> AsyncGenerator[Event]:
+    ) -> AsyncGenerator[AnswerEvent]:
         if len(prompts) != 1:
             raise InvalidRequest("A stream has one prompt.", param="prompt")
         job = structs.replace(self._job(prompts[0], sampling, options), mode="stream")
@@ -267,7 +267,7 @@ class AsyncClient:
         )
 
 
-async def _streamed(bus: Bus, job: GenerationJob) -> AsyncGenerator[Event]:
+async def _streamed(bus: Bus, job: GenerationJob) -> AsyncGenerator[AnswerEvent]:
     log = _ClientLog(bus, job.request_id, job.num_choices)
     await log.declare()
     try:
@@ -287,7 +287,7 @@ async def _answered(
             yield answer
 
 
-def _chats(conversations: Conversations, options: ChatOptions) -> list[Prompt]:
+def _chats(conversations: Chats, options: ChatOptions) -> list[Prompt]:
     return chat_prompts(conversations, options.get("tools", ()), options.get("template_kwargs"))
 
 
@@ -309,7 +309,7 @@ class _ClientLog:
     async def declare(self) -> None:
         await self._bus.declare(self._queue)
 
-    async def events(self, num_seen: int = 0) -> AsyncGenerator[Event]:
+    async def events(self, num_seen: int = 0) -> AsyncGenerator[AnswerEvent]:
         """The events that count, across lost connections and workers."""
         busy_since: float | None = None
         backoff = attaching()

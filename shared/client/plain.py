@@ -5,8 +5,8 @@ from collections.abc import Coroutine, Iterator, Sequence
 from threading import Thread
 from typing import Any, Self, TypeVar, Unpack
 
-from shared.client.client import AsyncClient, AsyncGenerator, ChatOptions, Event, Options
-from shared.client.prompts import Conversations, PromptLike
+from shared.client.client import AnswerEvent, AsyncClient, AsyncGenerator, ChatOptions, Options
+from shared.client.prompts import Chats, PromptLike
 from shared.messages import ChatPrompt, Completed, Failed, SamplingParams
 from shared.settings import DEFAULT_MODEL
 
@@ -57,7 +57,7 @@ class Client:
 
     def chat(
         self,
-        conversations: Conversations,
+        conversations: Chats,
         sampling: SamplingParams = _DEFAULT,
         **options: Unpack[ChatOptions],
     ) -> list[Completed]:
@@ -75,7 +75,7 @@ class Client:
 
     def batch_chat(
         self,
-        conversations: Conversations,
+        conversations: Chats,
         sampling: SamplingParams = _DEFAULT,
         **options: Unpack[ChatOptions],
     ) -> Iterator[tuple[int, Completed | Failed]]:
@@ -87,16 +87,16 @@ class Client:
         prompt: PromptLike,
         sampling: SamplingParams = _DEFAULT,
         **options: Unpack[Options],
-    ) -> Iterator[Event]:
+    ) -> Iterator[AnswerEvent]:
         """See `AsyncClient.stream`."""
         return self._iterate(self._client.stream(prompt, sampling, **options))
 
     def stream_chat(
         self,
-        conversation: Conversations,
+        conversation: Chats,
         sampling: SamplingParams = _DEFAULT,
         **options: Unpack[ChatOptions],
-    ) -> Iterator[Event]:
+    ) -> Iterator[AnswerEvent]:
         """See `AsyncClient.stream_chat`."""
         return self._iterate(self._client.stream_chat(conversation, sampling, **options))
 
@@ -111,7 +111,7 @@ class Client:
 
     def resume(
         self, request_id: str, *, num_choices: int = 1, num_seen: int = 0
-    ) -> Iterator[Event]:
+    ) -> Iterator[AnswerEvent]:
         """See `AsyncClient.resume`."""
         events = self._client.resume(request_id, num_choices=num_choices, num_seen=num_seen)
         return self._iterate(events)

@@ -26,7 +26,7 @@ MessageLike: TypeAlias = Mapping[str, Any] | ChatMessage
 """A message of a conversation, such as ``{"role": "user", "content": "Hello"}``."""
 ToolLike: TypeAlias = Mapping[str, Any] | Tool
 """A tool, as OpenAI's chat completions describe it, or only its ``function``."""
-Conversations: TypeAlias = Sequence[MessageLike] | Sequence[Sequence[MessageLike]]
+Chats: TypeAlias = Sequence[MessageLike] | Sequence[Sequence[MessageLike]]
 """A conversation or several."""
 
 _Part = TypeVar("_Part", bound=Struct)
@@ -43,7 +43,7 @@ def prompts_of(given: PromptLike | Sequence[PromptLike]) -> list[Prompt]:
 
 
 def chat_prompts(
-    given: Conversations,
+    given: Chats,
     tools: Sequence[ToolLike] = (),
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> list[Prompt]:

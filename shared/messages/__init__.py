@@ -99,11 +99,11 @@ from shared.messages.prompts import (
     ToolCall,
 )
 from shared.messages.receipts import (
-    Execution,
     PromptFacts,
     Provenance,
     Receipt,
     ReceiptChoice,
+    ReceiptRun,
     ReceiptUsage,
     hash_ids,
     hash_text,
@@ -161,7 +161,6 @@ __all__ = [
     "Embedded",
     "EmbeddingJob",
     "Ended",
-    "Execution",
     "Failed",
     "FinishReason",
     "Finished",
@@ -185,6 +184,7 @@ __all__ = [
     "ReasoningSwitch",
     "Receipt",
     "ReceiptChoice",
+    "ReceiptRun",
     "ReceiptUsage",
     "Release",
     "Replaced",

@@ -43,7 +43,7 @@ class Provenance(Struct, frozen=True, kw_only=True):
     prompts: tuple[PromptFacts, ...]
 
 
-class Execution(Struct, frozen=True, kw_only=True):
+class ReceiptRun(Struct, frozen=True, kw_only=True):
     """A run of the job: the first run, or a run that took the job over."""
 
     worker: str
@@ -95,7 +95,7 @@ class Receipt(Struct, frozen=True, kw_only=True):
     choices: tuple[ReceiptChoice, ...]
     """All answers that were generated, in the order of their prompts."""
     usage: ReceiptUsage
-    executions: tuple[Execution, ...]
+    executions: tuple[ReceiptRun, ...]
     created_at: UnixTime
     """When the request arrived, which is the time that chat templates print."""
     issued_at: UnixTime

@@ -68,7 +68,7 @@ class Refusals:
             record(act, tenant=tenant, key_id=key_id, person=person, **facts)
 
 
-def record_left_out(event: floods.Event, left_out: Mapping[str, int]) -> None:
+def record_left_out(event: floods.FloodEvent, left_out: Mapping[str, int]) -> None:
     """Record how many refusals about ``event`` were left out, by key."""
     for key_id, number in left_out.items():
         record("refusals left out", key_id=key_id, of=event, num_left_out=number)

@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias, get_args
 
 from shared.telemetry.metrics import PROCESS
 
-Event: TypeAlias = Literal[
+FloodEvent: TypeAlias = Literal[
     "access refused",
     "broker error",
     "command dropped",
@@ -48,12 +48,12 @@ _left_out = PROCESS.counter(
     "Log lines that clients or publishers caused and that were left out because there were too "
     "many about the same event.",
     "event",
-    begin=get_args(Event),
+    begin=get_args(FloodEvent),
 )
 
 logger = logging.getLogger(__name__)
 
-Summarise: TypeAlias = Callable[[Event, Mapping[str, int]], None]
+Summarise: TypeAlias = Callable[[FloodEvent, Mapping[str, int]], None]
 """Writes how many lines about an event were left out, by party."""
 
 
@@ -72,9 +72,9 @@ class Limiter:
         self._clock = clock
         self._later = _in_thread if later is None else later
         self._lock = threading.Lock()
-        self._windows: dict[Event, _Window] = {}
+        self._windows: dict[FloodEvent, _Window] = {}
 
-    def allows(self, event: Event, party: str = "") -> bool:
+    def allows(self, event: FloodEvent, party: str = "") -> bool:
         """Whether a line about ``event`` that ``party`` has caused may be written. If not, the line
         is counted."""
         with self._lock:
@@ -90,7 +90,7 @@ class Limiter:
             self._later(window.ends_at - now, lambda: self._end(event, window))
         return False
 
-    def _end(self, event: Event, window: "_Window") -> None:
+    def _end(self, event: FloodEvent, window: "_Window") -> None:
         with self._lock:
             window.ends_at = 0.0  # timers may be early, and what follows has a window of its own
             left_out = dict(window.left_out)
@@ -121,20 +121,24 @@ class LibraryFilter(logging.Filter):
         return allows("library", f"{record.name}: {record.msg}")
 
 
-def allows(event: Event, party: str = "") -> bool:
+def allows(event: FloodEvent, party: str = "") -> bool:
     """Whether this process may write a line about ``event`` that ``party`` has caused."""
     return LINES.allows(event, party)
 
 
 def warn(
-    to: logging.Logger, message: str, event: Event, facts: Mapping[str, object], party: str = ""
+    to: logging.Logger,
+    message: str,
+    event: FloodEvent,
+    facts: Mapping[str, object],
+    party: str = "",
 ) -> None:
     """Log a warning that ``party`` has caused, with ``facts`` as fields, if `allows` permits it."""
     if allows(event, party):
         to.warning(message, extra=facts)
 
 
-def write_summary(event: Event, left_out: Mapping[str, int]) -> None:
+def write_summary(event: FloodEvent, left_out: Mapping[str, int]) -> None:
     listed = sorted(left_out, key=left_out.__getitem__, reverse=True)[:_MAX_LISTED]
     logger.warning(
         "log lines left out",

@@ -16,7 +16,9 @@ from shared.backoff import Backoff
 from shared.telemetry import floods
 from shared.telemetry.metrics import PROCESS
 
-Kind: TypeAlias = Literal["job", "request", "task", "call", "channel", "connection", "audit"]
+IncidentKind: TypeAlias = Literal[
+    "job", "request", "task", "call", "channel", "connection", "audit"
+]
 """What failed: a job, an HTTP request, a background task, a call to the broker, a channel, a
 connection, or the audit of an answer, if workers disagree about it."""
 
@@ -25,19 +27,19 @@ _incidents = PROCESS.counter(
     "Failures that the process survived, by what failed: job, request, task, call, channel, "
     "connection, or audit, if workers disagree about an answer.",
     "kind",
-    begin=get_args(Kind),
+    begin=get_args(IncidentKind),
 )
 
 logger = logging.getLogger(__name__)
 
-_OF_BROKER: tuple[Kind, ...] = ("channel", "connection")
+_OF_BROKER: tuple[IncidentKind, ...] = ("channel", "connection")
 _CLIENTS = ("aiormq.exceptions", "aio_pika.exceptions")
 """The modules with the errors by which the broker's client reports a loss."""
 _MIN_RESTART_PAUSE_S = 0.2
 _MAX_RESTART_PAUSE_S = 5.0
 
 
-def report(kind: Kind, event: str, error: BaseException | None, **facts: object) -> None:
+def report(kind: IncidentKind, event: str, error: BaseException | None, **facts: object) -> None:
     """Log ``error`` with its traceback as ``event``, with ``facts`` as fields, and count it.
 
     A client may know how to cause it, so `floods` limits the lines of each event.
@@ -58,13 +60,13 @@ def shorten_loss(record: logging.LogRecord) -> bool:
     return True
 
 
-def num_reported(kind: Kind) -> int:
+def num_reported(kind: IncidentKind) -> int:
     """The number of incidents of this kind in this process."""
     return int(PROCESS.registry.get_sample_value("warren_incidents_total", {"kind": kind}) or 0)
 
 
 @contextmanager
-def survived(kind: Kind, event: str, **facts: object) -> Iterator[None]:
+def survived(kind: IncidentKind, event: str, **facts: object) -> Iterator[None]:
     """Report an error of the ``with`` block and suppress it. Cancellation is not suppressed."""
     try:
         yield

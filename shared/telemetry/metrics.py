@@ -25,7 +25,7 @@ from shared.version import VERSION
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
-Kind: TypeAlias = Literal["counter", "gauge", "histogram"]
+MetricKind: TypeAlias = Literal["counter", "gauge", "histogram"]
 Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]
 """Values, each with the values of its labels."""
 
@@ -42,7 +42,7 @@ class Description:
 
     name: str
     """The name as it is exported; the names of a histogram's series have a further suffix."""
-    kind: Kind
+    kind: MetricKind
     meaning: str
     labels: tuple[str, ...]
     vllm: str
@@ -118,7 +118,7 @@ class Catalog:
         return prometheus_client.generate_latest(self.registry)
 
     def describe(
-        self, name: str, kind: Kind, meaning: str, labels: Sequence[str], vllm: str = ""
+        self, name: str, kind: MetricKind, meaning: str, labels: Sequence[str], vllm: str = ""
     ) -> Description:
         """Describe a metric that a collector of its own exports."""
         description = Description(name, kind, meaning, tuple(labels), vllm)

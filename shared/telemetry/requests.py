@@ -52,7 +52,7 @@ _MAX_OTHERS = 16
 _TRACE_PARENT = "traceparent"
 """The key of W3C trace context that identifies the parent span."""
 _logger = logging.getLogger(LOGGER)
-_LIMITED: Mapping[Step, floods.Event] = {
+_LIMITED: Mapping[Step, floods.FloodEvent] = {
     "request refused": "request refused",
     "fields ignored": "fields ignored",
     "job refused": "job refused",

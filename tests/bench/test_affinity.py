@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.affinity import Conversation, Run, System, Turn, check, summary
+from bench.affinity import AffinityRun, FleetSetup, UserConversation, UserTurn, check, summary
 from bench.load import LoadError
 
 ANSWERS = ("first", "second")
@@ -14,18 +14,18 @@ def run_of(
     ttft_s: float,
     prompt_tokens: tuple[float, ...],
     answers: tuple[str, ...] = ANSWERS,
-) -> Run:
+) -> AffinityRun:
     """A conversation of two turns, of which the first found nothing."""
-    conversation = Conversation(0)
+    conversation = UserConversation(0)
     for answer in answers:
         conversation.ask("Why?", max_tokens=1)
         conversation.messages.append({"role": "assistant", "content": answer})
     conversation.turns = [
-        Turn(ttft_s=9.0, num_prompt_tokens=100, num_cached_tokens=0),
-        Turn(ttft_s=ttft_s, num_prompt_tokens=200, num_cached_tokens=num_cached),
+        UserTurn(ttft_s=9.0, num_prompt_tokens=100, num_cached_tokens=0),
+        UserTurn(ttft_s=ttft_s, num_prompt_tokens=200, num_cached_tokens=num_cached),
     ]
-    return Run(
-        system=System(name=name, num_workers=len(prompt_tokens)),
+    return AffinityRun(
+        system=FleetSetup(name=name, num_workers=len(prompt_tokens)),
         conversations=[conversation],
         prompt_tokens=prompt_tokens,
         seconds=1.0,

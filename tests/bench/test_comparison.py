@@ -7,7 +7,7 @@ import pytest
 import typer
 from gguf import GGUFWriter, LlamaFileType
 
-from bench.comparison import Plan
+from bench.comparison import ComparisonPlan
 from bench.interference import Interference
 from bench.load import LoadError
 from bench.options import ours, selected
@@ -35,7 +35,7 @@ RESULT = {
 
 
 def test_every_setting_of_every_run_has_prompts_of_its_own() -> None:
-    plan = Plan(users=[1, 8], requests_per_user=4, min_requests=8)
+    plan = ComparisonPlan(users=[1, 8], requests_per_user=4, min_requests=8)
     settings = [setting for run in (1, 2) for setting in plan.settings(run)]
 
     assert [setting.num_requests for setting in settings] == [8, 32, 8, 32]
@@ -43,7 +43,9 @@ def test_every_setting_of_every_run_has_prompts_of_its_own() -> None:
 
 
 def test_prompts_of_several_lengths_have_nothing_in_common() -> None:
-    plan = Plan(users=[1, 8], requests_per_user=1, min_requests=1, prompt_lens=[128, 2048])
+    plan = ComparisonPlan(
+        users=[1, 8], requests_per_user=1, min_requests=1, prompt_lens=[128, 2048]
+    )
     settings = list(plan.settings(run=1))
 
     assert [(one.prompt_len, one.num_users) for one in settings] == [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.fairness import ALONE, FLOODED, ONE_TENANT, Run, Stream, summary
+from bench.fairness import ALONE, FLOODED, ONE_TENANT, EngineRun, StreamTimes, summary
 from bench.options import IMAGES, RESULTS
 
 WEIGHTED = "two tenants"
@@ -26,13 +26,13 @@ def run(
     gap_s: float = 0.0,
     received: dict[str, int] | None = None,
     tokens_with_prompts_per_s: float = 0.0,
-) -> Run:
-    singles = [Stream("single", ttft_s, gap_s) for ttft_s in ttfts_s]
+) -> EngineRun:
+    singles = [StreamTimes("single", ttft_s, gap_s) for ttft_s in ttfts_s]
     counted = Counter(received or {})
-    return Run(engine, load, singles, counted, 0.0, tokens_with_prompts_per_s, 0.0)
+    return EngineRun(engine, load, singles, counted, 0.0, tokens_with_prompts_per_s, 0.0)
 
 
-def row_of(load: str, runs: Sequence[Run]) -> dict[str, Any]:
+def row_of(load: str, runs: Sequence[EngineRun]) -> dict[str, Any]:
     (row,) = [row for row in summary(runs) if (row["engine"], row["load"]) == ("e", load)]
     return row
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.figures import Figures, Measurement, figures_of, percentile, rows_of
-from bench.load import Load, Stream
+from bench.load import MeasuredLoad, Stream
 
 STEADY = Stream(sent_at=10.0, chunk_times=[10.5, 10.6, 10.7, 10.8], num_tokens=4)
 """0.5 s to its first token, 0.1 s to each of three more."""
@@ -17,7 +17,7 @@ COALESCED = Stream(sent_at=20.0, chunk_times=[21.0, 21.4], num_tokens=5)
 
 
 def test_a_stream_gives_the_times_that_were_put_in() -> None:
-    figures = figures_of(Load([STEADY], duration_s=2.0))
+    figures = figures_of(MeasuredLoad([STEADY], duration_s=2.0))
 
     assert figures.tokens_per_s == pytest.approx(2.0)
     assert figures.ttft_p50_ms == figures.ttft_p99_ms == pytest.approx(500)
@@ -27,7 +27,7 @@ def test_a_stream_gives_the_times_that_were_put_in() -> None:
 
 
 def test_tokens_of_one_chunk_make_one_itl_and_share_the_tpot() -> None:
-    figures = figures_of(Load([COALESCED], duration_s=1.0))
+    figures = figures_of(MeasuredLoad([COALESCED], duration_s=1.0))
 
     assert figures.itl_p99_ms == pytest.approx(400)
     assert figures.tpot_p50_ms == pytest.approx(100)
@@ -35,7 +35,7 @@ def test_tokens_of_one_chunk_make_one_itl_and_share_the_tpot() -> None:
 
 
 def test_ttft_and_response_are_taken_over_requests_and_itl_over_chunks() -> None:
-    figures = figures_of(Load([STEADY, COALESCED], duration_s=3.0))
+    figures = figures_of(MeasuredLoad([STEADY, COALESCED], duration_s=3.0))
 
     assert figures.tokens_per_s == pytest.approx(3.0)
     assert figures.ttft_p50_ms == pytest.approx(750)

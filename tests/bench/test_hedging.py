@@ -2,14 +2,16 @@
 
 import pytest
 
-from bench.affinity import System
-from bench.hedging import Run, check, prompt, summary
+from bench.affinity import FleetSetup
+from bench.hedging import HedgingRun, check, prompt, summary
 from bench.load import LoadError
 
 
-def run_of(name: str, ttfts_s: tuple[float, ...], answers: tuple[str, ...] = ("a", "b")) -> Run:
-    return Run(
-        system=System(name=name, num_workers=4),
+def run_of(
+    name: str, ttfts_s: tuple[float, ...], answers: tuple[str, ...] = ("a", "b")
+) -> HedgingRun:
+    return HedgingRun(
+        system=FleetSetup(name=name, num_workers=4),
         answers=answers,
         ttfts_s=ttfts_s,
         hedges={"won": 1.0, "lost": 0.0, "cancelled": 0.0},

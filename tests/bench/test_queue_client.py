@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from bench.queue_client import Stream, Streams
+from bench.queue_client import ClientStream, Streams
 from bench.queue_source import TOKEN_TEXT, published_at
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
@@ -20,7 +20,7 @@ def event(num_told: int, num_tokens: int, age_s: float = 0.0) -> bytes:
 @pytest.mark.parametrize("piece_bytes", [1, 7, 100, 10_000])
 async def test_tokens_are_counted_however_the_bytes_are_cut(piece_bytes: int) -> None:
     streams = Streams()
-    stream = Stream(streams)
+    stream = ClientStream(streams)
     began = time.monotonic()
     data = HEAD + event(2, 2, age_s=0.5) + event(5, 3, age_s=0.5)
 
@@ -34,7 +34,7 @@ async def test_tokens_are_counted_however_the_bytes_are_cut(piece_bytes: int) ->
 
 async def test_a_lost_event_is_an_error() -> None:
     streams = Streams()
-    stream = Stream(streams)
+    stream = ClientStream(streams)
     stream.data_received(HEAD + event(1, 1) + event(3, 1))
 
     with pytest.raises(RuntimeError, match="1 tokens between 1 and 3"):
@@ -42,7 +42,7 @@ async def test_a_lost_event_is_an_error() -> None:
 
 
 async def test_a_refused_stream_says_why() -> None:
-    stream = Stream(Streams())
+    stream = ClientStream(Streams())
     stream.data_received(b"HTTP/1.1 404 Not Found\r\n\r\nno such model")
     stream.connection_lost(None)
 
@@ -52,7 +52,7 @@ async def test_a_refused_stream_says_why() -> None:
 
 async def test_a_measurement_leaves_out_what_came_before_and_after_it() -> None:
     streams = Streams()
-    stream = Stream(streams)
+    stream = ClientStream(streams)
     stream.data_received(HEAD + event(1, 1))
     measuring = asyncio.create_task(streams.measure(0.01))
     await asyncio.sleep(0)

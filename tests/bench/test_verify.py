@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from bench.load import LoadError
-from bench.verify import Cost, Shape, copies, measured, rows_of, summary
+from bench.verify import CpuTimes, RequestShape, copies, measured, rows_of, summary
 from tests.support.models.tiny import VOCAB_SIZE, write_tiny_model
 from tests.support.text.tokenizers import byte_level_tokenizer, save_tokenizer
 
 TEXT = [(7 * k + 3) % VOCAB_SIZE for k in range(200)]
-SHAPE = Shape(prompt_tokens=20, answer_tokens=12)
+SHAPE = RequestShape(prompt_tokens=20, answer_tokens=12)
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_answers_are_verified_in_each_shape(checkpoint: Path) -> None:
-    shapes = (SHAPE, Shape(prompt_tokens=8, answer_tokens=4))
+    shapes = (SHAPE, RequestShape(prompt_tokens=8, answer_tokens=4))
 
     rows = rows_of(checkpoint, "float32", TEXT, runs=1, shapes=shapes)
 
@@ -31,7 +31,7 @@ def test_answers_are_verified_in_each_shape(checkpoint: Path) -> None:
 
 
 def test_an_answer_of_other_weights_is_not_measured(checkpoint: Path) -> None:
-    shape = Shape(prompt_tokens=20, answer_tokens=60)
+    shape = RequestShape(prompt_tokens=20, answer_tokens=60)
     with (
         copies(checkpoint, "float32") as (generator, _),
         copies(checkpoint, "bfloat16") as (_, verifier),
@@ -43,7 +43,7 @@ def test_an_answer_of_other_weights_is_not_measured(checkpoint: Path) -> None:
 
 
 def test_a_ratio_is_the_median_of_the_ratios_of_the_runs() -> None:
-    costs = [Cost(generating_s=s, verifying_s=1.0) for s in (10.0, 4.0, 5.0)]
+    costs = [CpuTimes(generating_s=s, verifying_s=1.0) for s in (10.0, 4.0, 5.0)]
 
     row = summary("float32", SHAPE, costs)
 

@@ -12,7 +12,7 @@ from typing import IO, TypeAlias
 
 from shared.errors import StartupError
 
-Progress: TypeAlias = Callable[[str, int, int], None]
+OnStageProgress: TypeAlias = Callable[[str, int, int], None]
 """Progress of a long operation: a stage's name, the amount done and the total; total 0: unknown."""
 
 _CHUNK_BYTES = 1 << 20

@@ -16,7 +16,7 @@ from shared.model_files import HEAD_BYTES, check_content, unreadable
 from worker.checkpoints import convert
 from worker.checkpoints.architectures import architecture_of, architectures, config_of
 from worker.checkpoints.cache import (
-    Progress,
+    OnStageProgress,
     build_once,
     cache_directory,
     check_owned,
@@ -45,7 +45,7 @@ def check_gguf(file: Path) -> None:
         raise StartupError(f"{file} is incomplete: download it again")
 
 
-def described(gguf: Path, progress: Progress) -> Path:
+def described(gguf: Path, progress: OnStageProgress) -> Path:
     """The directory of a configuration and a tokenizer of ``gguf``, whose weights stay in the file.
     Raises `StartupError`."""
     check_gguf(gguf)
@@ -72,7 +72,7 @@ def described(gguf: Path, progress: Progress) -> Path:
         raise StartupError(f"the cache {directory.parent} cannot be used: {error}") from error
 
 
-def converted(sha256: str, fetch: Callable[[Path], Path], progress: Progress) -> Path:
+def converted(sha256: str, fetch: Callable[[Path], Path], progress: OnStageProgress) -> Path:
     """The directory of the known model in a GGUF file with this checksum, in bfloat16 beside it.
 
     If it is missing, ``fetch(directory)`` downloads and verifies the file, unless another version
@@ -106,7 +106,7 @@ def _kept(directory: Path, sha256: str, partial: Path) -> Path | None:
     return None
 
 
-def _convert(gguf: Path, directory: Path, progress: Progress, *options: str) -> None:
+def _convert(gguf: Path, directory: Path, progress: OnStageProgress, *options: str) -> None:
     # -P: the script's directory must not shadow any package.
     command = [
         sys.executable,

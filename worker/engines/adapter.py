@@ -12,7 +12,7 @@ from worker.text import Tokenizer
 
 UNKNOWN = "unknown"
 """The version of a server that does not state it."""
-Json: TypeAlias = Mapping[str, Any]
+JsonObject: TypeAlias = Mapping[str, Any]
 End: TypeAlias = Literal["stop", "length"]
 
 NONSENSE = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
@@ -104,7 +104,7 @@ class Ask(NamedTuple):
         return has_no_choice and self.max_tokens == 1 and self.sampling.logprobs is None
 
 
-class Piece(NamedTuple):
+class EngineContent(NamedTuple):
     """The content of an event of an engine's stream."""
 
     token_ids: Sequence[int] = ()
@@ -121,14 +121,14 @@ class EngineCall(Protocol):
     """A request in the form of a server, and the reader of its stream."""
 
     path: str
-    body: Json
+    body: JsonObject
 
-    def read(self, event: Json) -> Piece:
+    def read(self, event: JsonObject) -> EngineContent:
         """Read an event. Raises `EngineFailed` if the event makes no sense."""
         ...
 
 
-def piece_of(call: EngineCall, event: Json) -> Piece:
+def piece_of(call: EngineCall, event: JsonObject) -> EngineContent:
     """Read an event, whatever it contains. Raises `EngineFailed`."""
     try:
         return call.read(event)
@@ -150,11 +150,11 @@ class EngineFacts(NamedTuple):
 class Http(Protocol):
     """The part of a connection that adapters use for questions."""
 
-    def get(self, path: str) -> Json:
+    def get(self, path: str) -> JsonObject:
         """The answer. Raises `EngineAway`, `EngineBusy` and `EngineFailed`."""
         ...
 
-    def post(self, path: str, body: Json) -> Json: ...
+    def post(self, path: str, body: JsonObject) -> JsonObject: ...
 
 
 class Adapter(Protocol):

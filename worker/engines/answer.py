@@ -14,7 +14,7 @@ import httptools
 import httpx
 
 from shared.errors import EngineFailed, InvalidRequest
-from worker.engines.adapter import Json
+from worker.engines.adapter import JsonObject
 
 _CONNECT_S = 5.0
 _SLOW_PROMPT_TOKENS_PER_S = 50.0
@@ -56,7 +56,7 @@ async def events(
     security: ssl.SSLContext | None,
     patience: Patience,
     max_prompt_len: int = 0,
-) -> AsyncGenerator[Sequence[Json], None]:
+) -> AsyncGenerator[Sequence[JsonObject], None]:
     """The events of a request's stream, each a JSON object, as many at once as have arrived.
 
     ``security`` is None if the request's URL is not of HTTPS. ``max_prompt_len`` are the tokens of
@@ -108,7 +108,7 @@ def said(content: bytes) -> str:
     return _text_of(body.get("error", body) if isinstance(body, dict) else body)
 
 
-def decoded(text: bytes) -> Json:
+def decoded(text: bytes) -> JsonObject:
     """A JSON object. Raises `EngineFailed`."""
     try:
         value = json.loads(text)
@@ -135,9 +135,9 @@ def _refusal(status: int, content: bytes) -> Exception:
     return EngineFailed(f"The engine answers {status}: {said(content)}")
 
 
-def _events_in(lines: Sequence[bytes]) -> tuple[Sequence[Json], EngineFailed | None]:
+def _events_in(lines: Sequence[bytes]) -> tuple[Sequence[JsonObject], EngineFailed | None]:
     """The events in lines of a stream, and the failure that ends the stream after them."""
-    found: list[Json] = []
+    found: list[JsonObject] = []
     try:
         for line in lines:
             found += _event_of(line)
@@ -146,7 +146,7 @@ def _events_in(lines: Sequence[bytes]) -> tuple[Sequence[Json], EngineFailed | N
     return found, None
 
 
-def _event_of(line: bytes) -> Sequence[Json]:
+def _event_of(line: bytes) -> Sequence[JsonObject]:
     """The event of a line, if the line has one."""
     name, _, value = line.partition(b":")
     if name == b"error":

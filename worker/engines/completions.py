@@ -5,7 +5,7 @@ from typing import Any
 
 from shared.errors import EngineFailed
 from worker.engine.interface import TokenScore
-from worker.engines.adapter import Ask, End, Json
+from worker.engines.adapter import Ask, End, JsonObject
 
 PATH = "/v1/completions"
 NEUTRAL = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
@@ -13,7 +13,7 @@ BAN = -100.0
 """The bias of a banned token: the lowest that OpenAI's interface has."""
 
 
-def named(models: Iterable[Json], names: Collection[str]) -> Json | None:
+def named(models: Iterable[JsonObject], names: Collection[str]) -> JsonObject | None:
     """The first of a server's models whose id is one of these names."""
     return next((model for model in models if model["id"] in names), None)
 
@@ -30,7 +30,7 @@ def body_of(ask: Ask, model: str) -> dict[str, Any]:
     }
 
 
-def choice_of(event: Json) -> Json:
+def choice_of(event: JsonObject) -> JsonObject:
     """The only choice of an event; empty for an event of another kind, such as the usage."""
     choices = event.get("choices")
     if not isinstance(choices, list):
@@ -38,7 +38,7 @@ def choice_of(event: Json) -> Json:
     return choices[0] if choices else {}
 
 
-def end_of(choice: Json) -> End | None:
+def end_of(choice: JsonObject) -> End | None:
     reason = choice.get("finish_reason")
     if reason is None:
         return None
@@ -47,7 +47,7 @@ def end_of(choice: Json) -> End | None:
     return "stop" if reason == "stop" else "length"
 
 
-def token_ids_of(choice: Json) -> Sequence[int]:
+def token_ids_of(choice: JsonObject) -> Sequence[int]:
     """The new token ids of a choice."""
     token_ids = choice.get("token_ids") or []
     if not isinstance(token_ids, list) or not all(type(one) is int for one in token_ids):
@@ -55,7 +55,7 @@ def token_ids_of(choice: Json) -> Sequence[int]:
     return token_ids
 
 
-def scores_of(choice: Json, num_top: int | None) -> Sequence[TokenScore]:
+def scores_of(choice: JsonObject, num_top: int | None) -> Sequence[TokenScore]:
     """The scores of a choice whose tokens are named ``token_id:N``; empty if none are
     requested."""
     if num_top is None or not choice.get("token_ids"):
@@ -70,7 +70,9 @@ def scores_of(choice: Json, num_top: int | None) -> Sequence[TokenScore]:
     ]
 
 
-def prompt_scores_of(choice: Json, token_ids: Sequence[int], num_top: int) -> list[TokenScore]:
+def prompt_scores_of(
+    choice: JsonObject, token_ids: Sequence[int], num_top: int
+) -> list[TokenScore]:
     """The scores of vLLM's ``prompt_logprobs``, which have an entry for each token."""
     given = choice["prompt_logprobs"]
     scores: list[TokenScore] = []

@@ -24,7 +24,7 @@ from shared.telemetry import incidents
 from worker.engine.charges import SharedTime
 from worker.engine.interface import (
     CancelSequence,
-    Command,
+    EngineCommand,
     EngineListener,
     EngineLoad,
     Output,
@@ -35,7 +35,7 @@ from worker.engine.interface import (
 )
 from worker.engine.shares import OUTPUT_TOKEN_COST, PROMPT_TOKEN_COST, Shares
 from worker.engine.step_times import StepTimes
-from worker.engines.adapter import Adapter, Ask, Piece, piece_of
+from worker.engines.adapter import Adapter, Ask, EngineContent, piece_of
 from worker.engines.answer import EngineAway, EngineBusy
 from worker.engines.child import EngineProcess
 from worker.engines.remote_sequence import RemoteSequence
@@ -131,7 +131,7 @@ class HttpEngine:
         if self._process is not None:
             self._process.stop()
 
-    def send(self, command: Command) -> None:
+    def send(self, command: EngineCommand) -> None:
         if isinstance(command, Submit):
             self._check(command)
         if not self._loop.is_closed():
@@ -170,7 +170,7 @@ class HttpEngine:
         if not self._stopping.is_set():
             watching.result()
 
-    def _obey(self, command: Command) -> None:
+    def _obey(self, command: EngineCommand) -> None:
         match command:
             case Submit():
                 sequence = RemoteSequence(
@@ -263,7 +263,7 @@ class HttpEngine:
         """Make the next request of a sequence; returns whether another must follow."""
         ask = sequence.next_ask()
         if ask.is_decided:
-            outputs, _ = sequence.take(Piece(ask.allowed_ids or ()))
+            outputs, _ = sequence.take(EngineContent(ask.allowed_ids or ()))
             self._put(sequence, outputs)
             return not outputs or outputs[-1].finish_reason is None
         call = self._adapter.call(ask, self._tokenizer)

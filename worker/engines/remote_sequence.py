@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from shared.errors import EngineFailed
 from shared.messages import FinishReason
 from worker.engine.interface import Output, PromptScored, StepOutput, Submit, TokenScore
-from worker.engines.adapter import Ask, EngineTraits, Piece
+from worker.engines.adapter import Ask, EngineContent, EngineTraits
 
 _MAX_SEED = (1 << 31) - 1
 
@@ -90,7 +90,7 @@ class RemoteSequence:
         self._sends_constraint = False
         return self._has_sent_constraint and not self.output_ids
 
-    def take(self, piece: Piece) -> tuple[Sequence[Output], bool]:
+    def take(self, piece: EngineContent) -> tuple[Sequence[Output], bool]:
         """The outputs of a piece, and whether the request goes on. Raises `EngineFailed` and
         `InvalidRequest`."""
         if self._must_score:

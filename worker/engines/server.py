@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 import httpx
 
 from shared.errors import EngineFailed
-from worker.engines.adapter import EngineCall, Json
+from worker.engines.adapter import EngineCall, JsonObject
 from worker.engines.answer import BUSY, EngineAway, EngineBusy, Patience, decoded, events, said
 
 _QUESTION_S = 10.0
@@ -18,7 +18,7 @@ _HEALTH_S = 3.0
 _REFUSED = (401, 403, 404)
 
 
-class Look(NamedTuple):
+class HealthReply(NamedTuple):
     """What a server's health path answers."""
 
     status: int | None
@@ -70,28 +70,30 @@ class EngineServer:
         self._num_looks = 0
         """Over this connection, in succession."""
 
-    def get(self, path: str) -> Json:
+    def get(self, path: str) -> JsonObject:
         return self._ask("GET", path, None)
 
-    def post(self, path: str, body: Json) -> Json:
+    def post(self, path: str, body: JsonObject) -> JsonObject:
         return self._ask("POST", path, body)
 
-    def look(self, path: str) -> Look:
+    def look(self, path: str) -> HealthReply:
         """Ask the server how it is. One thread at a time may ask."""
         try:
             with self._question():
                 response = self._questions.get(path, timeout=_HEALTH_S)
         except httpx.HTTPError as error:
-            return Look(None, _reason(error))
+            return HealthReply(None, _reason(error))
         connection = response.extensions["network_stream"].get_extra_info("socket")
         is_new = connection is not self._connection
         is_reconnected = is_new and self._num_looks > 1
         self._connection = connection
         self._num_looks = 1 if is_new else self._num_looks + 1
         reason = f"{path} answers {response.status_code}"
-        return Look(response.status_code, reason, is_reconnected)
+        return HealthReply(response.status_code, reason, is_reconnected)
 
-    def events(self, call: EngineCall, max_prompt_len: int) -> AsyncGenerator[Sequence[Json], None]:
+    def events(
+        self, call: EngineCall, max_prompt_len: int
+    ) -> AsyncGenerator[Sequence[JsonObject], None]:
         """The events of a call's stream: see `answer.events`."""
         request = self._questions.build_request("POST", call.path, json=call.body)
         security = self._security if request.url.scheme == "https" else None
@@ -117,7 +119,7 @@ class EngineServer:
             if is_last:
                 self._questions.close()
 
-    def _ask(self, method: str, path: str, body: Json | None) -> Json:
+    def _ask(self, method: str, path: str, body: JsonObject | None) -> JsonObject:
         try:
             with self._question():
                 response = self._questions.request(method, path, json=body)

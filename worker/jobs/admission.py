@@ -23,7 +23,7 @@ from shared.messages import (
 )
 from shared.messages.token_estimates import tokens_of, tokens_of_quick
 from shared.telemetry import floods
-from shared.telemetry.floods import Event
+from shared.telemetry.floods import FloodEvent
 from worker.jobs.delivery import JobDelivery
 from worker.jobs.metrics import JobMetrics
 
@@ -111,7 +111,7 @@ class TenantAdmission:
         if was_asked:
             self._metrics.unchecked.labels(self._metrics.model).inc()
             facts = {"request_id": job.request_id, "tenant": job.tenant, "worker": self._worker}
-            event: Event = "limits not checked"
+            event: FloodEvent = "limits not checked"
             facts["reason"] = "no gateway answers"
             floods.warn(logger, event, event, facts, job.tenant)
         return Terms()

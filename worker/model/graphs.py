@@ -17,10 +17,10 @@ from worker.model.forward import Decoder, ForwardInputs
 from worker.model.inputs import BY_GROUP, NO_SLOT, aligned_len
 from worker.model.kv_cache import KVCache
 
-Work: TypeAlias = Callable[[], None]
-Record: TypeAlias = Callable[[Work], Work]
+DeviceWork: TypeAlias = Callable[[], None]
+RecordWork: TypeAlias = Callable[[DeviceWork], DeviceWork]
 """Records the device work of a function; returns a function that replays it."""
-Progress: TypeAlias = Callable[[int, int], None]
+OnRecorded: TypeAlias = Callable[[int, int], None]
 """Called with the number of recorded graphs and the total."""
 
 _COPIED = ("token_ids", "positions", "slots", "context_lens")
@@ -33,13 +33,13 @@ def ladder(max_num_seqs: int) -> list[int]:
 
 
 class CudaRecorder:
-    """A `Record` for the current CUDA device; all graphs share a memory pool."""
+    """A `RecordWork` for the current CUDA device; all graphs share a memory pool."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def __call__(self, work: Work) -> Work:
+    def __call__(self, work: DeviceWork) -> DeviceWork:
         # Compilation and workspace allocation must not be recorded, so the work is run once before.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -60,10 +60,10 @@ class DecodeGraphs:
         decoder: Decoder,
         kv_cache: KVCache,
         sizes: Sequence[int],
-        record: Record,
+        record: RecordWork,
         *,
         max_seq_len: int,
-        progress: Progress = lambda done, total: None,
+        progress: OnRecorded = lambda done, total: None,
     ) -> None:
         """Record a graph for each of ``sizes``, ascending numbers of sequences.
 
@@ -82,7 +82,7 @@ class DecodeGraphs:
         self._logits = torch.empty(
             sizes[-1], decoder.vocab_size, dtype=torch.float32, device=decoder.device
         )
-        self._replays: dict[int, Work] = {}
+        self._replays: dict[int, DeviceWork] = {}
         for size in reversed(self._sizes):
             self._replays[size] = record(self._work(size))
             progress(len(self._replays), len(self._sizes))
@@ -105,7 +105,7 @@ class DecodeGraphs:
         self._replays[size]()
         return self._logits[:size]
 
-    def _work(self, size: int) -> Work:
+    def _work(self, size: int) -> DeviceWork:
         inputs = _first(self._inputs, size)
 
         def work() -> None:

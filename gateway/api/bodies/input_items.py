@@ -73,7 +73,7 @@ class ItemReference(Struct, frozen=True, kw_only=True):
     id: Name
 
 
-Item: TypeAlias = (
+InputItem: TypeAlias = (
     MessageItem
     | FunctionCall
     | FunctionCallOutput
@@ -82,7 +82,7 @@ Item: TypeAlias = (
     | ReasoningItem
 )
 
-_KINDS: Mapping[str, type[Item]] = {
+_KINDS: Mapping[str, type[InputItem]] = {
     "message": MessageItem,
     "custom_tool_call": CustomToolCall,
     "custom_tool_call_output": CustomToolCallOutput,
@@ -193,7 +193,7 @@ def _new_id(kind: str) -> str:
     return f"{kind}_{secrets.token_hex(16)}"
 
 
-def _item(value: Any, path: str) -> Item:
+def _item(value: Any, path: str) -> InputItem:
     if not isinstance(value, dict):
         raise refused(path, "expected an object.")
     kind = value.get("type", "message")

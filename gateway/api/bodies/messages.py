@@ -85,12 +85,12 @@ class ToolResultBlock(Struct, frozen=True, kw_only=True, tag="tool_result"):
 
 UserBlock: TypeAlias = TextBlock | ToolResultBlock
 AssistantBlock: TypeAlias = TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock
-Block: TypeAlias = UserBlock | AssistantBlock
+MessageBlock: TypeAlias = UserBlock | AssistantBlock
 
 
 class MessagesTurn(Struct, frozen=True, kw_only=True):
     role: Literal["user", "assistant", "system"]
-    content: Text | list[Block]
+    content: Text | list[MessageBlock]
 
 
 class MessagesTool(Struct, frozen=True, kw_only=True):
@@ -287,7 +287,7 @@ def _messages_of(turn: MessagesTurn, path: str, *, is_first: bool) -> Iterator[C
         yield _message("system" if turn.role == "system" and is_first else "user", texts)
 
 
-def _assistant_message(blocks: Sequence[Block], path: str) -> ChatMessage:
+def _assistant_message(blocks: Sequence[MessageBlock], path: str) -> ChatMessage:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
@@ -308,7 +308,7 @@ def _assistant_message(blocks: Sequence[Block], path: str) -> ChatMessage:
     return structs.replace(message, tool_calls=tuple(calls), reasoning_content=thought)
 
 
-def _misplaced(block: Block, role: str, path: str) -> InvalidRequest:
+def _misplaced(block: MessageBlock, role: str, path: str) -> InvalidRequest:
     kind = type(block).__struct_config__.tag
     return refused(f"{path}.type", f"a message of the role '{role}' has no '{kind}'.")
 

@@ -41,7 +41,7 @@ _BYTES_OF_FLOAT = 32
 """The number itself, and its place in the vector."""
 
 
-class Tokens(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TokenizeResponse(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     count: int
     max_model_len: int
     tokens: Sequence[int]
@@ -125,9 +125,9 @@ class TokenizeRequest(QuickBody, frozen=True, kw_only=True):
         """Raises `InvalidRequest`."""
         return TokenizeJob(**draft.fields(), prompt=self._prompt())
 
-    async def answer(self, lane: QuickLane, job: QuickJob) -> Tokens:
+    async def answer(self, lane: QuickLane, job: QuickJob) -> TokenizeResponse:
         tokenized = await lane.ask(job, Tokenized)
-        return Tokens(
+        return TokenizeResponse(
             count=len(tokenized.token_ids),
             max_model_len=tokenized.max_seq_len,
             tokens=tokenized.token_ids,

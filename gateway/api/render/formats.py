@@ -5,12 +5,12 @@ import base64
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from gateway.api.render.logprobs import ChatLogprobs, PromptLogprobs, TextLogprobs
+from gateway.api.render.logprobs import ChatLogprobs, RenderedPromptLogprobs, TextLogprobs
 from gateway.errors import error_body
 from gateway.log.cursor import NOT_FOUND, LogFacts, decode_facts
 from gateway.log.framing import Payload
@@ -33,12 +33,14 @@ from shared.messages import (
 
 Endpoint: TypeAlias = Literal["chat", "completions", "responses", "messages"]
 ServiceTier: TypeAlias = Literal["default", "flex"]
+StreamEvent: TypeAlias = dict[str, Any]
+"""The JSON of a server-sent event."""
 ENCODER = msgspec.json.Encoder()
 
 
 DONE = Payload(b"[DONE]", has_place=False)
 _PADDED_BYTES = 32
-FinishReason: TypeAlias = messages.FinishReason | Literal["tool_calls", "function_call"]
+AnswerFinishReason: TypeAlias = messages.FinishReason | Literal["tool_calls", "function_call"]
 
 
 class ReceiptTerms(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -340,7 +342,7 @@ class ChatCompletionMessage(Struct, frozen=True, kw_only=True):
 
 class _Choice(Struct, frozen=True, kw_only=True):
     index: int
-    finish_reason: FinishReason | None = None
+    finish_reason: AnswerFinishReason | None = None
     stop_reason: str | int | UnsetType = UNSET
     """The stop string or token id that ended the choice, as in vLLM."""
 
@@ -358,7 +360,7 @@ class ChatChoice(_Choice, frozen=True, kw_only=True):
 class TextChoice(_Choice, frozen=True, kw_only=True):
     text: str
     logprobs: TextLogprobs | None = None
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: RenderedPromptLogprobs | UnsetType = UNSET
 
 
 ChunkChoice: TypeAlias = ChatChunkChoice | TextChoice
@@ -372,7 +374,7 @@ class ChatCompletion(_AnswerBody, frozen=True, kw_only=True):
     usage: Usage
     service_tier: ServiceTier | UnsetType = UNSET
     system_fingerprint: str | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: RenderedPromptLogprobs | UnsetType = UNSET
     """The same as in vLLM."""
     receipt: str | UnsetType = UNSET
     """A signed receipt, if the request asks for one. An extension of Warren."""
@@ -418,7 +420,7 @@ def call_id(rendering: Rendering, choice: int, index: int, name: str) -> str:
 
 def finish_reason(
     rendering: Rendering, reason: messages.FinishReason | None, *, has_called: bool
-) -> FinishReason | None:
+) -> AnswerFinishReason | None:
     """The finish reason for clients: ``tool_calls`` or ``function_call`` if the choice ended with
     complete calls."""
     if not has_called or reason != "stop":

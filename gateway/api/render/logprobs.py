@@ -43,7 +43,7 @@ class PromptLogprob(Struct, frozen=True, kw_only=True):
     decoded_token: str
 
 
-PromptLogprobs: TypeAlias = list[dict[int, PromptLogprob] | None]
+RenderedPromptLogprobs: TypeAlias = list[dict[int, PromptLogprob] | None]
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprobs], *, as_ids: bool) -> ChatLogprobs:
@@ -141,7 +141,7 @@ def joined(first: TextLogprobs, then: TextLogprobs) -> TextLogprobs:
     )
 
 
-def prompt_logprobs(tokens: Sequence[TokenLogprobs | None]) -> PromptLogprobs:
+def prompt_logprobs(tokens: Sequence[TokenLogprobs | None]) -> RenderedPromptLogprobs:
     """In vLLM's format: by token id."""
     return [None if token is None else _ranked(token) for token in tokens]
 

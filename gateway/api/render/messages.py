@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 import pydantic_core
@@ -13,6 +13,7 @@ from gateway.api.render.choice_reader import ChoiceReader, merged
 from gateway.api.render.formats import (
     ENCODER,
     Rendering,
+    StreamEvent,
     TokenCounts,
     Usage,
     call_id,
@@ -28,8 +29,6 @@ from shared.messages import Failed, Finished, FinishReason, PromptScores, Starte
 StopReason: TypeAlias = Literal[
     "end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"
 ]
-Event: TypeAlias = dict[str, Any]
-
 PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 
@@ -154,7 +153,7 @@ class MessageEncoder:
             last.finish_reason, last.stop_reason, self._rendering, self.usage, self._reader
         )
         delta = {"stop_reason": reason, "stop_sequence": sequence}
-        ended: Event = {"type": "message_delta", "delta": delta, "usage": _usage(self.usage)}
+        ended: StreamEvent = {"type": "message_delta", "delta": delta, "usage": _usage(self.usage)}
         if fingerprint := system_fingerprint(self._rendering, self._counts):
             ended["system_fingerprint"] = fingerprint
         if receipt is not None:
@@ -165,10 +164,10 @@ class MessageEncoder:
         body = messages_error_body(error, self._rendering.request_id)
         return [Payload(ENCODER.encode(body), "error")]
 
-    def _write(self, pieces: Sequence[Piece]) -> list[Event]:
+    def _write(self, pieces: Sequence[Piece]) -> list[StreamEvent]:
         return [event for piece in merged(pieces) for event in self._write_piece(piece)]
 
-    def _write_piece(self, piece: Piece) -> list[Event]:
+    def _write_piece(self, piece: Piece) -> list[StreamEvent]:
         match piece:
             case Content(text):
                 begun = [] if self._open is TextContent else self._begin(TextContent(""))
@@ -185,13 +184,13 @@ class MessageEncoder:
             case CallArguments(_, text) | CallInput(_, text):
                 return [self._delta("input_json", "partial_json", text)]
 
-    def _begin(self, block: ContentBlock) -> list[Event]:
+    def _begin(self, block: ContentBlock) -> list[StreamEvent]:
         ended, self._open = self._end_block(), type(block)
         self._num_blocks += 1
         index = self._num_blocks - 1
         return [*ended, {"type": "content_block_start", "index": index, "content_block": block}]
 
-    def _end_block(self) -> list[Event]:
+    def _end_block(self) -> list[StreamEvent]:
         if self._open is None:
             return []
         index, signed = self._num_blocks - 1, []
@@ -200,12 +199,12 @@ class MessageEncoder:
         self._open = None
         return [*signed, {"type": "content_block_stop", "index": index}]
 
-    def _delta(self, kind: str, name: str, text: str) -> Event:
+    def _delta(self, kind: str, name: str, text: str) -> StreamEvent:
         delta = {"type": f"{kind}_delta", name: text}
         return {"type": "content_block_delta", "index": self._num_blocks - 1, "delta": delta}
 
 
-def _payloads(events: Sequence[Event]) -> list[Payload]:
+def _payloads(events: Sequence[StreamEvent]) -> list[Payload]:
     return [Payload(ENCODER.encode(event), event["type"]) for event in events]
 
 

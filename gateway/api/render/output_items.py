@@ -2,17 +2,15 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import msgspec
 
 from gateway.api.render.choice_reader import Part, merged
-from gateway.api.render.formats import Rendering, call_id
+from gateway.api.render.formats import Rendering, StreamEvent, call_id
 from gateway.api.render.logprobs import chat_logprobs
 from gateway.text.pieces import CallArguments, CallInput, CallStart, Content, Piece, Reasoning
 from shared.messages import TokenLogprobs
-
-Event: TypeAlias = dict[str, Any]
 
 _ITEM_ID = re.compile(r"[a-z]+_([0-9a-f]{32})[0-9]+")
 
@@ -54,7 +52,7 @@ class ItemWriter:
             return [*self._items[:-1], self._open.snapshot()]
         return self._items
 
-    def write(self, parts: Iterable[Part]) -> list[Event]:
+    def write(self, parts: Iterable[Part]) -> list[StreamEvent]:
         """The next parts of the text.
 
         A piece has the logprobs of all tokens after the piece before, because a token may complete
@@ -69,12 +67,12 @@ class ItemWriter:
                 joined.append((piece, logprobs))
         return [event for piece, logprobs in joined for event in self._write(piece, logprobs)]
 
-    def close(self, *, is_complete: bool = True) -> list[Event]:
+    def close(self, *, is_complete: bool = True) -> list[StreamEvent]:
         """End the text. An empty text also has a message."""
         events = [] if self._items else self._begin_text(Content)
         return events + self._end("completed" if is_complete else "incomplete")
 
-    def cut_off(self) -> list[Event]:
+    def cut_off(self) -> list[StreamEvent]:
         """The text ends in its middle: the open item stays incomplete."""
         return self._end("incomplete")
 
@@ -85,7 +83,7 @@ class ItemWriter:
                 yield piece, self._logprobs
                 self._logprobs = []
 
-    def _write(self, piece: Piece, logprobs: Sequence[TokenLogprobs]) -> list[Event]:
+    def _write(self, piece: Piece, logprobs: Sequence[TokenLogprobs]) -> list[StreamEvent]:
         match piece:
             case Content(text) | Reasoning(text):
                 kind = type(piece)
@@ -101,12 +99,12 @@ class ItemWriter:
                 assert isinstance(self._open, _OpenCall)
                 return [self._open.add(text)]
 
-    def _begin_text(self, kind: type[Content] | type[Reasoning]) -> list[Event]:
+    def _begin_text(self, kind: type[Content] | type[Reasoning]) -> list[StreamEvent]:
         self._open = _OpenText(kind, self._id(_TEXT[kind][1]), len(self._items))
         self._items.append(self._open.item)
         return self._open.begin()
 
-    def _begin_call(self, item_type: str, index: int, name: str) -> list[Event]:
+    def _begin_call(self, item_type: str, index: int, name: str) -> list[StreamEvent]:
         id_prefix, said, _ = _CALLS[item_type]
         item = {
             "id": self._id(id_prefix),
@@ -120,7 +118,7 @@ class ItemWriter:
         self._items.append(item)
         return [_item_event("added", len(self._items) - 1, item)]
 
-    def _end(self, status: str) -> list[Event]:
+    def _end(self, status: str) -> list[StreamEvent]:
         if self._open is None:
             return []
         events, self._open = self._open.end(status), None
@@ -151,12 +149,12 @@ class _OpenText:
         self._text: list[str] = []
         self._logprobs: list[Any] = []
 
-    def begin(self) -> list[Event]:
+    def begin(self) -> list[StreamEvent]:
         added = _item_event("added", self._place["output_index"], self.item)
         part = {"type": "response.content_part.added", **self._place, "part": self._part()}
         return [added, part]
 
-    def add(self, text: str, logprobs: list[Any]) -> Event:
+    def add(self, text: str, logprobs: list[Any]) -> StreamEvent:
         self._text.append(text)
         self._logprobs += logprobs
         return {
@@ -170,7 +168,7 @@ class _OpenText:
         """The item, as far as it has been generated."""
         return {**self.item, "content": [self._part()]}
 
-    def end(self, status: str) -> list[Event]:
+    def end(self, status: str) -> list[StreamEvent]:
         part = self._part()
         self.item["content"], self.item["status"] = [part], status
         more = self._more(self._logprobs)
@@ -178,7 +176,7 @@ class _OpenText:
         part_done = {"type": "response.content_part.done", **self._place, "part": part}
         return [done, part_done, _item_event("done", self._place["output_index"], self.item)]
 
-    def _more(self, logprobs: Sequence[Any]) -> Event:
+    def _more(self, logprobs: Sequence[Any]) -> StreamEvent:
         """The logprobs of an event: unlike the logprobs of a part, they have no bytes."""
         return (
             {"logprobs": [_without_bytes(one) for one in logprobs]} if self.kind is Content else {}
@@ -199,11 +197,11 @@ class _OpenCall:
         self._place = {"item_id": item["id"], "output_index": index}
         _, self._said, self._event = _CALLS[item["type"]]
 
-    def add(self, text: str) -> Event:
+    def add(self, text: str) -> StreamEvent:
         self._item[self._said] += text
         return {"type": f"{self._event}.delta", **self._place, "delta": text}
 
-    def end(self, status: str) -> list[Event]:
+    def end(self, status: str) -> list[StreamEvent]:
         self._item["status"] = status
         done = {
             "type": f"{self._event}.done",
@@ -225,6 +223,6 @@ def _without_bytes(logprob: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _item_event(what: str, index: Any, item: Mapping[str, Any]) -> Event:
+def _item_event(what: str, index: Any, item: Mapping[str, Any]) -> StreamEvent:
     # The event has a copy of the item, because the item changes further after the event was sent.
     return {"type": f"response.output_item.{what}", "output_index": index, "item": dict(item)}

@@ -6,11 +6,11 @@ from typing import Self
 from gateway.api.render.formats import ReceiptTerms, Rendering, TokenCounts
 from gateway.log.visiting import LogObserver
 from shared.messages import (
-    Execution,
     Finished,
     FinishReason,
     Receipt,
     ReceiptChoice,
+    ReceiptRun,
     ReceiptUsage,
     Started,
     TokenDelta,
@@ -48,7 +48,7 @@ class ReceiptRecorder(LogObserver):
         self._terms = terms
         self._counts = TokenCounts(rendering.num_drawn)
         self._choices = [_ChoiceRecord() for _ in range(rendering.total_drawn)]
-        self._executions: list[Execution] = []
+        self._executions: list[ReceiptRun] = []
 
     @classmethod
     def of(cls, rendering: Rendering) -> Self | None:
@@ -93,8 +93,8 @@ class ReceiptRecorder(LogObserver):
             gateway_version=VERSION,
         )
 
-    def _execution(self, event: Started) -> Execution:
-        return Execution(
+    def _execution(self, event: Started) -> ReceiptRun:
+        return ReceiptRun(
             worker=event.worker,
             attempt=len(self._executions) + 1,
             numerics=event.numerics,

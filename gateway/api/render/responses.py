@@ -13,19 +13,20 @@ from gateway.api.render.formats import (
     PromptTokensDetails,
     Rendering,
     ServiceTier,
+    StreamEvent,
     TokenCounts,
     Usage,
     error_of,
     obfuscation,
     system_fingerprint,
 )
-from gateway.api.render.output_items import Event, ItemWriter
+from gateway.api.render.output_items import ItemWriter
 from gateway.errors import status_of
 from gateway.log.framing import Payload
 from shared.errors import TakenOver, Unavailable, WarrenError
 from shared.messages import Failed, Finished, FinishReason, PromptScores, Started, TokenDelta
 
-Status: TypeAlias = Literal[
+ResponseStatus: TypeAlias = Literal[
     "queued", "in_progress", "completed", "incomplete", "failed", "cancelled"
 ]
 
@@ -89,7 +90,7 @@ class ResponseObject(Echo, frozen=True, kw_only=True, tag_field="object", tag="r
     id: str
     created_at: int
     model: str
-    status: Status
+    status: ResponseStatus
     output: Sequence[dict[str, Any]]
     error: ResponseError | None
     incomplete_details: IncompleteDetails | None
@@ -103,7 +104,7 @@ class ResponseObject(Echo, frozen=True, kw_only=True, tag_field="object", tag="r
 
 def response_object(
     rendering: Rendering,
-    status: Status,
+    status: ResponseStatus,
     output: Sequence[dict[str, Any]] = (),
     usage: Usage | None = None,
     error: WarrenError | None = None,
@@ -138,7 +139,7 @@ def build_response(
         writer.write([part])
     if error is not None or is_cancelled:
         writer.cut_off()
-        status: Status = "cancelled" if is_cancelled else "failed"
+        status: ResponseStatus = "cancelled" if is_cancelled else "failed"
         return response_object(rendering, status, writer.items, usage, error, fingerprint)
     if choice.finish_reason is None:
         status = "in_progress" if builder.has_started else "queued"
@@ -204,7 +205,7 @@ class ResponseEncoder:
             return _payloads([*self._begin(), {"type": "error", **cause}])
         return self._failed(error)
 
-    def _begin(self) -> list[Event]:
+    def _begin(self) -> list[StreamEvent]:
         """The events without which OpenAI's clients accept no others, unless they were written."""
         if self._has_begun:
             return []
@@ -218,27 +219,27 @@ class ResponseEncoder:
         return _payloads([*events, self._ended("failed", error)])
 
     def _ended(
-        self, status: Status, error: WarrenError | None = None, receipt: str | None = None
-    ) -> Event:
+        self, status: ResponseStatus, error: WarrenError | None = None, receipt: str | None = None
+    ) -> StreamEvent:
         fingerprint = system_fingerprint(self._rendering, self._counts)
         self.outcome = response_object(
             self._rendering, status, self._writer.items, self.usage, error, fingerprint, receipt
         )
         return {"type": f"response.{status}", "response": self.outcome}
 
-    def _tokens(self, event: TokenDelta | Finished) -> list[Event]:
+    def _tokens(self, event: TokenDelta | Finished) -> list[StreamEvent]:
         events = self._writer.write(self._reader.read_parts(event))
         return [_padded(event) for event in events] if self._rendering.is_obfuscated else events
 
 
-def _payloads(events: Sequence[Event]) -> list[Payload]:
+def _payloads(events: Sequence[StreamEvent]) -> list[Payload]:
     return [
         Payload(ENCODER.encode(event)[:-1] + b',"sequence_number":', event["type"], b"}")
         for event in events
     ]
 
 
-def _padded(event: Event) -> Event:
+def _padded(event: StreamEvent) -> StreamEvent:
     """Events with a part of a text are padded."""
     if "delta" not in event:
         return event

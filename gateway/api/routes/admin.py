@@ -162,7 +162,7 @@ class DeadlineStatus(Struct, frozen=True, kw_only=True):
     """About how many tokens, prompts and answers together, are due within so many seconds."""
 
 
-class Status(Struct, frozen=True, kw_only=True):
+class ServiceStatus(Struct, frozen=True, kw_only=True):
     gateway: GatewayStatus
     workers: Sequence[WorkerStatus]
     queues: Sequence[QueueStatus]
@@ -192,13 +192,13 @@ class Done(Struct, frozen=True, kw_only=True):
 def router(gateway: Gateway) -> APIRouter:
     routes = APIRouter(prefix="/admin/v1", tags=["operators"])
 
-    @routes.get("/status", openapi_extra={"responses": {"200": answered(Status)}})
+    @routes.get("/status", openapi_extra={"responses": {"200": answered(ServiceStatus)}})
     async def get_status() -> Response:
         """Show live workers, queues, streams and tenants, as this gateway sees them."""
         relays = gateway.relays.current()
         streams = [stream_status(relay) for relay in relays[:MAX_STREAMS]]
         tenants = sorted(gateway.metrics.tenant_usage.by_tenant.items())
-        status = Status(
+        status = ServiceStatus(
             gateway=_gateway(gateway),
             workers=[_worker(*heard) for heard in gateway.workers.announced()],
             queues=[_queue(*item) for item in gateway.queues.readings.items()],

@@ -23,7 +23,7 @@ from gateway.api.routes.generation import admitted
 from gateway.intake.admission import read_body
 from gateway.intake.keys.api_key import ApiKey
 from gateway.intake.signer import KEY_HEADER, check_key, hash_body
-from gateway.store.batches import BatchRecord, Order, Status, TokensUsed
+from gateway.store.batches import BatchRecord, BatchStatus, Order, TokensUsed
 from gateway.wiring import Gateway
 from shared import topology
 from shared.bus.base import Message
@@ -109,7 +109,7 @@ class Batch(Struct, frozen=True, kw_only=True, tag_field="object", tag="batch"):
     errors: LineErrors | None
     input_file_id: str
     completion_window: str
-    status: Status
+    status: BatchStatus
     output_file_id: str | None
     error_file_id: str | None
     created_at: int

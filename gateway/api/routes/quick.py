@@ -28,7 +28,7 @@ from gateway.api.bodies.quick import (
     PromptText,
     QuickDraft,
     TokenizeRequest,
-    Tokens,
+    TokenizeResponse,
 )
 from gateway.api.bodies.scoring import Ranking, RerankRequest, ScoreRequest, Scores
 from gateway.api.event_stream import ClientGone, until_disconnect
@@ -75,7 +75,7 @@ _ENDPOINTS = (
     _Endpoint(
         "/tokenize",
         TokenizeRequest,
-        Tokens,
+        TokenizeResponse,
         {"prompt": "Once upon a time"},
         "The token ids of a prompt, or of a conversation in the model's chat template.",
     ),

@@ -14,7 +14,7 @@ from gateway.api.routes.files import ExpiresAfter, FileObject, bytes_left, file_
 from gateway.intake.admission import read_body
 from gateway.intake.multipart import read_form
 from gateway.intake.signer import hash_body
-from gateway.store.files.uploads import MAX_PARTS, Status, UploadRecord
+from gateway.store.files.uploads import MAX_PARTS, UploadRecord, UploadStatus
 from gateway.store.state import StoredState
 from gateway.wiring import Gateway
 from shared.off_loop import off_loop
@@ -57,7 +57,7 @@ class Upload(Struct, frozen=True, kw_only=True, tag_field="object", tag="upload"
     expires_at: int
     filename: str
     purpose: str
-    status: Status
+    status: UploadStatus
     file: FileObject | None = None
 
 

@@ -28,7 +28,7 @@ from gateway.store.files.records import Draft, Files, reveal
 from gateway.store.schema import FILES, UPLOADS
 from shared.errors import InvalidRequest, NotFound, Unavailable
 
-Status: TypeAlias = Literal["pending", "completed", "cancelled", "expired"]
+UploadStatus: TypeAlias = Literal["pending", "completed", "cancelled", "expired"]
 
 MAX_PARTS = 10_000
 MAX_UPLOADS = 100_000
@@ -59,7 +59,7 @@ class UploadRecord:
     body_hash: str | None
 
     @property
-    def status(self) -> Status:
+    def status(self) -> UploadStatus:
         is_expired = self.state == "pending" and self.expires_at <= time.time()
         return "expired" if is_expired else self.state
 

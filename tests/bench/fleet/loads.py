@@ -8,9 +8,9 @@ from bench.fleet.point import NOTHING, Point
 from bench.fleet.queues import JobPoint, QueuePoint, Queues
 from bench.fleet.slow_streams import SlowStreams
 from bench.fleet.users import Received
-from cli.size.costs import ROLES, Cost, Role
+from cli.size.costs import ROLES, Cost, ProcessRole
 
-TRUE: Mapping[Role, Cost] = {
+TRUE: Mapping[ProcessRole, Cost] = {
     "worker": Cost(
         per_process=0.004,
         per_pair=0.0002,
@@ -49,7 +49,7 @@ _BLANK = Point(
 )
 
 
-def points(costs: Mapping[Role, Cost], num_nodes: int = 1) -> Sequence[Point]:
+def points(costs: Mapping[ProcessRole, Cost], num_nodes: int = 1) -> Sequence[Point]:
     """Loads that take exactly the cores that follow from the costs. The larger ones have a few
     events a second for each worker, and many."""
     return [
@@ -68,7 +68,7 @@ def points(costs: Mapping[Role, Cost], num_nodes: int = 1) -> Sequence[Point]:
     ]
 
 
-def announced(costs: Mapping[Role, Cost]) -> Sequence[Point]:
+def announced(costs: Mapping[ProcessRole, Cost]) -> Sequence[Point]:
     """A gateway that hears of a single worker, and of many."""
     return [
         _with_cores(replace(_BLANK, num_gateways=1, num_workers=number), costs)
@@ -85,7 +85,7 @@ def _received(events_per_s: float, answer_tokens: int) -> Received:
     )
 
 
-def _with_cores(point: Point, costs: Mapping[Role, Cost]) -> Point:
+def _with_cores(point: Point, costs: Mapping[ProcessRole, Cost]) -> Point:
     return replace(point, cores={role: costs[role].cores(demand_of(point, role)) for role in ROLES})
 
 

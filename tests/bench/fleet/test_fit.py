@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from bench.fleet.fit import costs_of, fit, left_out, relative_error, roles_of
 from bench.fleet.point import Point
 from bench.fleet.queues import Queues
-from cli.size.costs import ROLES, Cost, Costs, Role
+from cli.size.costs import ROLES, Cost, Costs, ProcessRole
 from tests.bench.fleet.loads import STREAMS, TRUE, announced, points, queues
 
 SINGLE = points(TRUE)
@@ -27,7 +27,7 @@ def parts_of(cost: Cost) -> Mapping[str, float]:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_the_parts_of_a_cost_are_separated(role: Role) -> None:
+def test_the_parts_of_a_cost_are_separated(role: ProcessRole) -> None:
     found = fit(SINGLE, role)
 
     assert parts_of(found) == pytest.approx(parts_of(TRUE[role]), rel=0.01)

@@ -7,7 +7,7 @@ import pytest
 
 from bench.fleet.announcements import Announcements
 from bench.fleet.curve import Curve
-from bench.fleet.dense import Dense
+from bench.fleet.dense import DenseFleet
 from bench.fleet.results import Results, first_full, of_curve, of_linear
 from bench.fleet.steady import Steady
 from tests.bench.fleet.loads import STREAMS, TRUE, announced, points, queues
@@ -20,7 +20,7 @@ ABOUT = {"date": "2026-11-25T00:40:00+00:00", "machine": {"cores": 2, "cpu": "a 
 def results() -> Results:
     found = Results({})
     found.add("curve", ABOUT, Curve(points=points(TRUE), joined_s=[0.1], num_left=1))
-    found.add("dense", ABOUT, Dense(points=[*points(TRUE), *points(TRUE, 3)]))
+    found.add("dense", ABOUT, DenseFleet(points=[*points(TRUE), *points(TRUE, 3)]))
     found.add("steady", ABOUT, Steady(points=points(TRUE)))
     found.add("announcements", ABOUT, Announcements(points=announced(TRUE)))
     found.add("streams", ABOUT, STREAMS)

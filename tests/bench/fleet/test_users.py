@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bench.fleet.users import Users, users
+from bench.fleet.users import FleetUsers, users
 from shared.bus.memory import MemoryBroker
 from tests.support.gateway.http import live_gateway
 from tests.support.workers.synthetic import echo_worker
@@ -14,7 +14,7 @@ TOKENS = 4
 
 
 @asynccontextmanager
-async def asking(num_users: int, step_s: float = 0.01) -> AsyncIterator[Users]:
+async def asking(num_users: int, step_s: float = 0.01) -> AsyncIterator[FleetUsers]:
     broker = MemoryBroker()
     async with (
         echo_worker(broker, step_s=step_s, max_num_seqs=8),

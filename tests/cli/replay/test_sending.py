@@ -7,16 +7,16 @@ import pytest
 
 from cli.gateway_client import connect
 from cli.replay import sending
-from cli.replay.sending import Outcome, asked, is_repeatable, send_all
+from cli.replay.sending import Reply, asked, is_repeatable, send_all
 from cli.replay.stored_requests import StoredRequest
 from shared.errors import Unavailable
 
 STORED = StoredRequest("batch_1/a", "/v1/completions", {"prompt": "a", "seed": 1}, {})
 
 
-def sent(statuses: Iterator[int]) -> Outcome:
+def sent(statuses: Iterator[int]) -> Reply:
     """The outcome of a request that a gateway answers with these statuses, one after the other."""
-    outcomes: list[Outcome] = []
+    outcomes: list[Reply] = []
     transport = httpx.MockTransport(lambda _: httpx.Response(next(statuses), json={"choices": []}))
     with connect("http://gateway", transport=transport) as client:
         send_all(

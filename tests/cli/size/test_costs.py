@@ -7,7 +7,7 @@ import pytest
 
 from bench.fleet.results import Results
 from bench.options import RESULTS
-from cli.size.costs import ROLES, Demand, Role, load
+from cli.size.costs import ROLES, Demand, ProcessRole, load
 
 FLEET = Results.read(RESULTS / "fleet.json")
 QUEUE = json.loads((RESULTS / "queue.json").read_text())
@@ -31,7 +31,7 @@ def test_the_costs_are_those_of_the_published_loads() -> None:
 
 @pytest.mark.parametrize("role", ["broker", "gateway"])
 @pytest.mark.parametrize("name", ["relay", "hold"])
-def test_another_benchmark_at_a_high_load_agrees(name: str, role: Role) -> None:
+def test_another_benchmark_at_a_high_load_agrees(name: str, role: ProcessRole) -> None:
     """Without requests, and beyond the loads to which the costs were fitted."""
     measured = QUEUE[name]
     demand = Demand(

@@ -6,16 +6,16 @@ import pytest
 
 from gateway.fleet.live_workers import Backlog, LiveWorkers
 from gateway.fleet.queue_watch import QueueReading, QueueWatch
-from gateway.fleet.samples import Samples, quantile
+from gateway.fleet.samples import RecentSamples, quantile
 from gateway.metrics import Metrics
 from shared.bus.memory import MemoryBus
 
 
-def new_samples(bus: MemoryBus) -> tuple[Samples, Metrics, QueueWatch]:
+def new_samples(bus: MemoryBus) -> tuple[RecentSamples, Metrics, QueueWatch]:
     metrics = Metrics()
     workers = LiveWorkers(bus, Backlog(bus, 60), catalog=metrics.catalog)
     queues = QueueWatch(bus, workers)
-    return Samples(metrics.tokens_and_first_tokens, queues, lambda: 3), metrics, queues
+    return RecentSamples(metrics.tokens_and_first_tokens, queues, lambda: 3), metrics, queues
 
 
 async def test_a_sample_has_what_happened_since_the_one_before(bus: MemoryBus) -> None:

@@ -21,10 +21,10 @@ from gateway.intake.receipts import (
 )
 from shared.errors import InvalidRequest, StartupError, Unavailable
 from shared.messages import (
-    Execution,
     Provenance,
     Receipt,
     ReceiptChoice,
+    ReceiptRun,
     ReceiptUsage,
     SamplingParams,
     prompt_facts,
@@ -45,7 +45,7 @@ RECEIPT = Receipt(
     ),
     usage=ReceiptUsage(prompt_tokens=3, cached_tokens=0, completion_tokens=3),
     executions=(
-        Execution(
+        ReceiptRun(
             worker="worker.1",
             attempt=1,
             numerics="cpu fused bfloat16",

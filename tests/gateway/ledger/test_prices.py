@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from gateway.ledger.prices import PriceTable
-from gateway.store.usage import UsageSum, Used
+from gateway.store.usage import TotalUsage, UsageSum
 from shared.errors import StartupError
 
-USED = Used(
+USED = TotalUsage(
     num_requests=1,
     num_completed=1,
     num_prompt_tokens=1_000_000,

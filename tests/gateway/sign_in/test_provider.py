@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gateway.sign_in.access import Access
-from gateway.sign_in.provider import NotVerified, Provider
+from gateway.sign_in.provider import IdentityProvider, NotVerified
 from shared.errors import Unavailable
 from tests.support.deployment.processes import free_port
 from tests.support.openid.provider import (
@@ -32,12 +32,12 @@ def access(described: dict[str, Any]) -> Access:
 
 
 @pytest.fixture
-def asked(access: Access, provider: OpenIdProvider) -> Provider:
-    return Provider(access, provider.redirect_uri, pause_s=0)
+def asked(access: Access, provider: OpenIdProvider) -> IdentityProvider:
+    return IdentityProvider(access, provider.redirect_uri, pause_s=0)
 
 
 async def test_claims_are_those_of_this_sign_in_alone(
-    asked: Provider, provider: OpenIdProvider
+    asked: IdentityProvider, provider: OpenIdProvider
 ) -> None:
     shared = {"aud": [CLIENT_ID, "another"], "azp": CLIENT_ID}
     for right in ({}, {"aud": [CLIENT_ID]}, shared, {"exp": int(time.time()) - 10}):
@@ -77,7 +77,7 @@ def signed_with_what_is_published(provider: OpenIdProvider, token: str) -> str:
 
 
 async def test_only_the_providers_signature_counts(
-    asked: Provider, provider: OpenIdProvider
+    asked: IdentityProvider, provider: OpenIdProvider
 ) -> None:
     token = provider.sign(**RIGHT)
     header, payload, signature = token.split(".")
@@ -96,7 +96,9 @@ async def test_only_the_providers_signature_counts(
             await asked.claims_of(one, CLIENT_ID, NONCE)
 
 
-async def test_a_provider_may_change_its_keys(asked: Provider, provider: OpenIdProvider) -> None:
+async def test_a_provider_may_change_its_keys(
+    asked: IdentityProvider, provider: OpenIdProvider
+) -> None:
     before = provider.sign(**RIGHT)
     await asked.claims_of(before, CLIENT_ID, NONCE)
 
@@ -110,7 +112,7 @@ async def test_a_provider_may_change_its_keys(asked: Provider, provider: OpenIdP
 async def test_strangers_do_not_decide_how_often_the_provider_is_asked(
     access: Access, provider: OpenIdProvider
 ) -> None:
-    asked = Provider(access, provider.redirect_uri, pause_s=600)
+    asked = IdentityProvider(access, provider.redirect_uri, pause_s=600)
     known, provider.key = provider.key, new_key()
     unknown, provider.key = provider.sign(**RIGHT), known
 
@@ -124,7 +126,7 @@ async def test_strangers_do_not_decide_how_often_the_provider_is_asked(
 async def test_known_keys_count_while_the_provider_is_away(described: dict[str, Any]) -> None:
     with openid_provider({}) as provider:
         access = msgspec.convert({**described, "issuer": provider.url}, Access)
-        asked = Provider(access, provider.redirect_uri, pause_s=0)
+        asked = IdentityProvider(access, provider.redirect_uri, pause_s=0)
         await asked.claims_of(provider.sign(**RIGHT), CLIENT_ID, NONCE)
         token = provider.sign(**RIGHT)
         known, provider.key = provider.key, new_key()
@@ -141,7 +143,7 @@ async def test_a_provider_that_calls_itself_otherwise_is_not_believed(
     described: dict[str, Any], provider: OpenIdProvider, caplog: pytest.LogCaptureFixture
 ) -> None:
     issuer = provider.url.replace("localhost", "127.0.0.1")
-    asked = Provider(msgspec.convert({**described, "issuer": issuer}, Access), "")
+    asked = IdentityProvider(msgspec.convert({**described, "issuer": issuer}, Access), "")
 
     with pytest.raises(Unavailable):
         await asked.page_for("a state", NONCE, "a verifier")
@@ -155,7 +157,7 @@ async def test_a_provider_that_is_not_there_is_asked_once_in_a_while(
 ) -> None:
     issuer = f"http://localhost:{free_port()}"
     access = msgspec.convert({**described, "issuer": issuer}, Access)
-    asked = Provider(access, "", pause_s=600)
+    asked = IdentityProvider(access, "", pause_s=600)
 
     for _ in range(20):
         with pytest.raises(Unavailable):

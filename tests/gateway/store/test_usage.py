@@ -12,7 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from gateway.store import usage as store
 from gateway.store.database import Database
 from gateway.store.schema import USAGE
-from gateway.store.usage import UsageRecords, UsageSum, Used
+from gateway.store.usage import TotalUsage, UsageRecords, UsageSum
 from shared.errors import InvalidRequest
 from shared.messages import UsageRecord
 
@@ -70,7 +70,7 @@ async def test_a_request_counts_once_however_often_it_is_recorded(usage: UsageRe
 
     assert (num_new, num_new_again) == (2, 0)
     assert await all_sums(usage) == [
-        UsageSum({}, Used(2, 1, 20, 8, 10, 0, 1.0, 4.0)),
+        UsageSum({}, TotalUsage(2, 1, 20, 8, 10, 0, 1.0, 4.0)),
     ]
 
 

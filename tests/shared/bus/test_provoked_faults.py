@@ -24,7 +24,7 @@ from shared.errors import (
     Unroutable,
 )
 from shared.telemetry import incidents
-from shared.telemetry.incidents import Kind, num_reported
+from shared.telemetry.incidents import IncidentKind, num_reported
 from tests.shared.bus.deliveries import numbered, take_bodies
 from tests.shared.bus.wires import DIRECT
 from tests.support.deployment.broker import Broker
@@ -227,7 +227,7 @@ ANSWERS = ("Queue.DeclareOk", "Basic.QosOk", "Basic.ConsumeOk", "Queue.DeleteOk"
     + [(name, "connection") for name in CONNECTION_ENDS],
 )
 async def test_an_end_of_a_channel_or_connection_is_reported_once(
-    name: str, kind: Kind, place: str, broker: Broker, caplog: pytest.LogCaptureFixture
+    name: str, kind: IncidentKind, place: str, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     await is_reported_once(replace(FAULTS[name], fits=PLACES[place]), kind, broker, caplog)
 
@@ -242,11 +242,11 @@ async def test_an_end_of_a_channel_instead_of_an_answer_is_reported_once(
 
 
 async def is_reported_once(
-    fault: Fault, kind: Kind, broker: Broker, caplog: pytest.LogCaptureFixture
+    fault: Fault, kind: IncidentKind, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Have a conversation in which a fault strikes once, and read its trace."""
     policy = Nth(fault, 0)
-    num_before = {kind: num_reported(kind) for kind in get_args(Kind)}
+    num_before = {kind: num_reported(kind) for kind in get_args(IncidentKind)}
 
     assert await converse_under(policy, broker) is None
 

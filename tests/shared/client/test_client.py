@@ -8,7 +8,7 @@ import pytest
 from bench.echo_worker import MODEL
 from shared.bus.memory import MemoryBroker, MemoryBus
 from shared.bus.rabbit import RabbitBus
-from shared.client.client import AsyncClient, AsyncGenerator, Event
+from shared.client.client import AnswerEvent, AsyncClient, AsyncGenerator
 from shared.errors import (
     ContextLengthExceeded,
     InvalidRequest,
@@ -38,7 +38,7 @@ def client_of(place: MemoryBroker) -> AsyncClient:
     return AsyncClient("", MODEL, bus=MemoryBus(place))
 
 
-async def text_of(events: AsyncGenerator[Event]) -> str:
+async def text_of(events: AsyncGenerator[AnswerEvent]) -> str:
     return "".join([event.text async for event in events])
 
 

@@ -85,7 +85,11 @@ async def test_work_that_is_kept_running_can_be_cancelled() -> None:
     ],
 )
 def test_a_lost_connection_has_a_reason_instead_of_a_traceback(
-    caplog: pytest.LogCaptureFixture, kind: incidents.Kind, error: Exception, *, is_short: bool
+    caplog: pytest.LogCaptureFixture,
+    kind: incidents.IncidentKind,
+    error: Exception,
+    *,
+    is_short: bool,
 ) -> None:
     incidents.report(kind, "lost", error)
     [record] = caplog.records

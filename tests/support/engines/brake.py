@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from worker.decode.served_model import ServedModel
 from worker.engine.driver import EngineThread
-from worker.engine.interface import Command, EngineListener
+from worker.engine.interface import EngineCommand, EngineListener
 
 T = TypeVar("T")
 
@@ -65,6 +65,6 @@ class _BrakedThread(EngineThread):
         self._brake.release()
         super().stop()
 
-    def _step(self, commands: list[Command], listener: EngineListener) -> None:
+    def _step(self, commands: list[EngineCommand], listener: EngineListener) -> None:
         self._brake.wait()
         super()._step(commands, listener)

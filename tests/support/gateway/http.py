@@ -14,7 +14,7 @@ from fastapi.dependencies import models as endpoints
 
 from gateway.app import create_app
 from gateway.intake.limits import Limits
-from gateway.server import Server, listen, opened, url_of
+from gateway.server import GatewayServer, listen, opened, url_of
 from gateway.wiring import Tuning
 from shared import settings, topology
 from shared.bus.base import Bus, Message
@@ -39,7 +39,7 @@ class LiveGateway:
     """A gateway that listens at ``url``, and clients that do not retry."""
 
     url: str
-    server: Server
+    server: GatewayServer
     http: httpx.AsyncClient
     openai: openai.AsyncOpenAI
 

@@ -12,7 +12,7 @@ from shared.messages import FinishReason, JobClass, SamplingParams
 from worker.engine.cache.layout import ONE_FULL, CacheGroup
 from worker.engine.engine import Engine
 from worker.engine.interface import (
-    Command,
+    EngineCommand,
     LogitEdits,
     Output,
     PromptScored,
@@ -102,14 +102,14 @@ class SmallEngine(Engine):
         self.scored: list[PromptScored] = []
         super().__init__(self.runner, limits, clock)
 
-    def step(self, commands: Iterable[Command] = ()) -> list[StepOutput]:
+    def step(self, commands: Iterable[EngineCommand] = ()) -> list[StepOutput]:
         """Return the tokens of a step, and append the scores of prompts to ``scored``."""
         outputs = super().step(commands)
         self.check_invariants()
         self.scored += [output for output in outputs if isinstance(output, PromptScored)]
         return [output for output in outputs if isinstance(output, StepOutput)]
 
-    def run(self, *commands: Command, max_num_steps: int = 1000) -> list[StepOutput]:
+    def run(self, *commands: EngineCommand, max_num_steps: int = 1000) -> list[StepOutput]:
         """Step until there is no more work."""
         outputs = self.step(commands)
         for _ in range(max_num_steps):

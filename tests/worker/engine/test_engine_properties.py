@@ -24,7 +24,7 @@ from worker.engine.cache.layout import (
 )
 from worker.engine.interface import (
     CancelSequence,
-    Command,
+    EngineCommand,
     Promote,
     ScheduledBatch,
     SequenceId,
@@ -84,7 +84,7 @@ class Service(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.engine = SmallEngine()
-        self.commands: list[Command] = []
+        self.commands: list[EngineCommand] = []
         self.owed: dict[SequenceId, list[StepOutput]] = {}
         self.submits: dict[SequenceId, Submit] = {}
         self.last_position: dict[SequenceId, int] = {}

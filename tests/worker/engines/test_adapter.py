@@ -7,7 +7,7 @@ import pytest
 
 from shared.errors import EngineFailed
 from shared.messages import SamplingParams
-from worker.engines.adapter import Ask, Piece, piece_of
+from worker.engines.adapter import Ask, EngineContent, piece_of
 from worker.engines.adapters import ADAPTERS
 from worker.text import Tokenizer
 
@@ -39,4 +39,4 @@ def test_an_event_is_a_piece_or_a_failure(
         ask = Ask([1, 2], 9, sampling, seed=0, num_prompt_top=num_prompt_top)
         with suppress(EngineFailed):
             piece = piece_of(ADAPTERS[engine].call(ask, tokenizer), event)
-            assert isinstance(piece, Piece), event
+            assert isinstance(piece, EngineContent), event

@@ -7,7 +7,7 @@ import pytest
 from shared.errors import EngineFailed
 from shared.messages import Constraint, SamplingParams
 from worker.engine.interface import SequenceId, StepOutput, Submit, TokenScore
-from worker.engines.adapter import Piece
+from worker.engines.adapter import EngineContent
 from worker.engines.adapters import ADAPTERS
 from worker.engines.remote_sequence import RemoteSequence
 
@@ -24,7 +24,7 @@ def test_tokens_beyond_those_of_a_request_are_asked_for_again() -> None:
     sequence = new_sequence(SamplingParams(min_tokens=2))
     first = sequence.next_ask()
 
-    outputs, goes_on = sequence.take(Piece((5, 6, 7)))
+    outputs, goes_on = sequence.take(EngineContent((5, 6, 7)))
 
     assert (first.max_tokens, first.banned_ids) == (2, (END,))
     assert ([output.token_id for output in outputs if isinstance(output, StepOutput)], goes_on) == (
@@ -48,7 +48,7 @@ def test_a_constraint_is_not_sent_again_once_the_output_has_begun() -> None:
     sequence = new_sequence(SamplingParams(constraint=constraint))
     sequence.next_ask()
 
-    sequence.take(Piece((5,)))
+    sequence.take(EngineContent((5,)))
 
     assert not sequence.withdraw_constraint()
     assert sequence.next_ask().constraint is None
@@ -65,15 +65,17 @@ def test_the_prompt_of_a_batch_is_scored_with_the_priority_of_a_batch() -> None:
 @pytest.mark.parametrize(
     "piece",
     [
-        Piece((END + 1,)),
-        Piece(("5",)),  # type: ignore[arg-type]  # as an engine may answer
-        Piece((5, 6), scores=(TokenScore(-1.0, [], []),)),
-        Piece((5,), scores=(TokenScore(None, [], []),)),  # type: ignore[arg-type]
-        Piece((5,), scores=(TokenScore(-1.0, [END + 1], [-1.0]),)),
+        EngineContent((END + 1,)),
+        EngineContent(("5",)),  # type: ignore[arg-type]  # as an engine may answer
+        EngineContent((5, 6), scores=(TokenScore(-1.0, [], []),)),
+        EngineContent((5,), scores=(TokenScore(None, [], []),)),  # type: ignore[arg-type]
+        EngineContent((5,), scores=(TokenScore(-1.0, [END + 1], [-1.0]),)),
     ],
     ids=["beyond", "text", "too few scores", "no score", "unknown alternative"],
 )
-def test_tokens_and_scores_that_make_no_sense_are_failures_of_the_engine(piece: Piece) -> None:
+def test_tokens_and_scores_that_make_no_sense_are_failures_of_the_engine(
+    piece: EngineContent,
+) -> None:
     sequence = new_sequence(SamplingParams(logprobs=1))
     sequence.next_ask()
 

@@ -16,7 +16,7 @@ from worker.checkpoints.checkpoint import Checkpoint
 from worker.engine.interface import ScheduledBatch, ScheduledSequence
 from worker.model.config import read_json_config
 from worker.model.decoders.stack import StackDecoder
-from worker.model.graphs import CudaRecorder, DecodeGraphs, Work, ladder
+from worker.model.graphs import CudaRecorder, DecodeGraphs, DeviceWork, ladder
 from worker.model.inputs import build_inputs, lay_out
 from worker.model.kv_cache import BlockShape, KVCache
 from worker.model.runner import TorchRunner
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 CUDA = torch.device("cuda")
 
 
-def again(work: Work) -> Work:
+def again(work: DeviceWork) -> DeviceWork:
     """A `Record` for devices without graphs: runs the work at the addresses it was given."""
     work()
     return work

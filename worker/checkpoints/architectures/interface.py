@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from shared.errors import StartupError
-from worker.checkpoints.gguf_file import Entry, GgufHeader
+from worker.checkpoints.gguf_file import GgufHeader, GgufValue
 
 _THETA = 10_000.0
 """The base of rotary frequencies of files that do not say it."""
@@ -24,7 +24,7 @@ class GgufModel:
             name: tensor.shape for one in headers for name, tensor in one.tensors.items()
         }
 
-    def get(self, key: str, default: Entry | None = None) -> Any:
+    def get(self, key: str, default: GgufValue | None = None) -> Any:
         """A value as it is."""
         return self._entries.get(f"{self.architecture}.{key}", default)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from shared.errors import EngineFailed
 from worker.engine.interface import TokenScore
-from worker.engines.adapter import Ask, EngineFacts, EngineTraits, Http, Json, Piece
+from worker.engines.adapter import Ask, EngineContent, EngineFacts, EngineTraits, Http, JsonObject
 from worker.engines.completions import biases_of, score_of
 from worker.text import Tokenizer
 
@@ -82,7 +82,7 @@ class LlamaServerCall:
             or sampling.presence_penalty
             or sampling.frequency_penalty
         )
-        self.body: Json = {
+        self.body: JsonObject = {
             "prompt": list(ask.token_ids),
             "stream": not is_short,
             "return_tokens": True,
@@ -106,7 +106,7 @@ class LlamaServerCall:
             **_schema(ask),
         }
 
-    def read(self, event: Json) -> Piece:
+    def read(self, event: JsonObject) -> EngineContent:
         try:
             num_tokens, token_ids = event["tokens_predicted"], event["tokens"]
             end = self._end_of(event)
@@ -117,11 +117,11 @@ class LlamaServerCall:
                 text = event["content"].encode()
                 token_ids = [*self._missing(text, num_missing, token_ids[0]), *token_ids]
             self._num_known += len(token_ids)
-            return Piece(token_ids, self._scores(event, token_ids), end)
+            return EngineContent(token_ids, self._scores(event, token_ids), end)
         except (KeyError, TypeError, ValueError) as error:
             raise EngineFailed(f"The engine's event is not llama-server's: {error!r}") from error
 
-    def _end_of(self, event: Json) -> Any:
+    def _end_of(self, event: JsonObject) -> Any:
         if not event["stop"]:
             return None
         if event["stop_type"] not in _ENDS:
@@ -140,7 +140,7 @@ class LlamaServerCall:
             raise EngineFailed("The engine's stream lacks tokens that its text does not tell.")
         return found
 
-    def _scores(self, event: Json, token_ids: Sequence[int]) -> list[TokenScore | None]:
+    def _scores(self, event: JsonObject, token_ids: Sequence[int]) -> list[TokenScore | None]:
         if self._num_top is None or not token_ids:
             return []
         given = list(event.get("completion_probabilities", ()))
@@ -162,7 +162,7 @@ def _biases(ask: Ask, vocab_size: int) -> list[list[Any]]:
     ]
 
 
-def _schema(ask: Ask) -> Json:
+def _schema(ask: Ask) -> JsonObject:
     return {} if ask.constraint is None else {"json_schema": json.loads(ask.constraint.source)}
 
 

@@ -5,7 +5,15 @@ from collections.abc import Collection, Sequence
 
 from shared.errors import EngineFailed, StartupError
 from shared.messages import TextPrompt
-from worker.engines.adapter import UNKNOWN, Ask, EngineFacts, EngineTraits, Http, Json, Piece
+from worker.engines.adapter import (
+    UNKNOWN,
+    Ask,
+    EngineContent,
+    EngineFacts,
+    EngineTraits,
+    Http,
+    JsonObject,
+)
 from worker.engines.completions import PATH, body_of, choice_of, end_of, named
 from worker.text import Tokenizer
 
@@ -63,14 +71,14 @@ class OpenAICall:
         self._tokenizer = tokenizer
         self._is_first = not ask.num_output_ids
         """Whether the next text is the first text of the output."""
-        self.body: Json = {**body_of(ask, model), "prompt": _prompt(ask, tokenizer)}
+        self.body: JsonObject = {**body_of(ask, model), "prompt": _prompt(ask, tokenizer)}
 
-    def read(self, event: Json) -> Piece:
+    def read(self, event: JsonObject) -> EngineContent:
         choice = choice_of(event)
         text, end = choice.get("text") or "", end_of(choice)
         if not isinstance(text, str):
             raise EngineFailed("The engine's event has no text.")
-        return Piece(self._tokens_of(text) if text else (), (), end)
+        return EngineContent(self._tokens_of(text) if text else (), (), end)
 
     def _tokens_of(self, text: str) -> Sequence[int]:
         token_ids = self._first(text) if self._is_first else self._tokenizer.encode_within(text)

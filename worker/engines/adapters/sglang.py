@@ -5,7 +5,15 @@ from typing import Any
 
 from shared.errors import EngineFailed
 from worker.engine.interface import TokenScore
-from worker.engines.adapter import UNKNOWN, Ask, EngineFacts, EngineTraits, Http, Json, Piece
+from worker.engines.adapter import (
+    UNKNOWN,
+    Ask,
+    EngineContent,
+    EngineFacts,
+    EngineTraits,
+    Http,
+    JsonObject,
+)
 from worker.engines.completions import biases_of, score_of
 from worker.text import Tokenizer
 
@@ -93,7 +101,7 @@ class SGLangCall:
         }
         if ask.constraint is not None:
             params[ask.constraint.kind] = ask.constraint.source
-        self.body: Json = {
+        self.body: JsonObject = {
             "input_ids": list(ask.token_ids),
             "sampling_params": params,
             "stream": True,
@@ -103,13 +111,13 @@ class SGLangCall:
             **_scored(ask),
         }
 
-    def read(self, event: Json) -> Piece:
+    def read(self, event: JsonObject) -> EngineContent:
         """Read an event, whose ids are all ids of the output, or only the new ids if the server is
         started with incremental output."""
         try:
             facts = event["meta_info"]
             if self._num_prompt_top is not None:
-                return Piece(prompt_scores=_scores(facts, "input", 1, self._num_prompt_top))
+                return EngineContent(prompt_scores=_scores(facts, "input", 1, self._num_prompt_top))
             num_tokens, token_ids = facts["completion_tokens"], event["output_ids"]
             num_new = num_tokens - self._num_known
             if num_new < 0:
@@ -118,24 +126,26 @@ class SGLangCall:
                 raise EngineFailed(f"The engine counts {num_tokens} tokens, and sent others.")
             self._num_known = num_tokens
             new_ids = token_ids[len(token_ids) - num_new :]
-            return Piece(new_ids, self._scores(facts, num_new), _end_of(facts["finish_reason"]))
+            return EngineContent(
+                new_ids, self._scores(facts, num_new), _end_of(facts["finish_reason"])
+            )
         except (KeyError, TypeError, ValueError) as error:
             raise EngineFailed(f"The engine's event is not one of SGLang's: {error!r}") from error
 
-    def _scores(self, facts: Json, num_new: int) -> list[TokenScore]:
+    def _scores(self, facts: JsonObject, num_new: int) -> list[TokenScore]:
         if self._num_top is None or not num_new:
             return []
         return _scores(facts, "output", -num_new, self._num_top)
 
 
-def _scored(ask: Ask) -> Json:
+def _scored(ask: Ask) -> JsonObject:
     if ask.num_prompt_top is None:
         return {}
     scores = {"return_logprob": True, "logprob_start_len": 0}
     return {**scores, "top_logprobs_num": ask.num_prompt_top, "stream": False}
 
 
-def _scores(facts: Json, side: str, start: int, num_top: int) -> list[TokenScore]:
+def _scores(facts: JsonObject, side: str, start: int, num_top: int) -> list[TokenScore]:
     """The scores of the tokens of a side, ``input`` or ``output``, from ``start`` on."""
     drawn = facts[f"{side}_token_logprobs"][start:]
     tops = facts[f"{side}_top_logprobs"][start:] if num_top else [[]] * len(drawn)
@@ -145,7 +155,7 @@ def _scores(facts: Json, side: str, start: int, num_top: int) -> list[TokenScore
     ]
 
 
-def _end_of(reason: Json | None) -> Any:
+def _end_of(reason: JsonObject | None) -> Any:
     if reason is None:
         return None
     if reason["type"] not in ("stop", "length"):

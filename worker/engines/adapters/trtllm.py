@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from worker.engines.adapter import Ask, EngineFacts, EngineTraits, Http, Json, Piece
+from worker.engines.adapter import Ask, EngineContent, EngineFacts, EngineTraits, Http, JsonObject
 from worker.engines.completions import (
     PATH,
     biases_of,
@@ -56,7 +56,7 @@ class TensorRTCall:
     def __init__(self, ask: Ask, model: str, vocab_size: int) -> None:
         sampling = ask.sampling
         biases = biases_of(ask, vocab_size)
-        self.body: Json = {
+        self.body: JsonObject = {
             **body_of(ask, model),
             "prompt": list(ask.token_ids),
             "add_special_tokens": False,
@@ -72,6 +72,6 @@ class TensorRTCall:
             "skip_special_tokens": False,
         }
 
-    def read(self, event: Json) -> Piece:
+    def read(self, event: JsonObject) -> EngineContent:
         choice = choice_of(event)
-        return Piece(token_ids_of(choice), (), end_of(choice))
+        return EngineContent(token_ids_of(choice), (), end_of(choice))

@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from shared.errors import EngineFailed
 from shared.messages import SamplingParams
-from worker.engines.adapter import Ask, EngineFacts, EngineTraits, Http, Json, Piece
+from worker.engines.adapter import Ask, EngineContent, EngineFacts, EngineTraits, Http, JsonObject
 from worker.engines.completions import (
     PATH,
     body_of,
@@ -81,7 +81,7 @@ class VLLMCall:
         sampling = ask.sampling
         self._num_top = sampling.logprobs
         self._ask = ask
-        self.body: Json = {
+        self.body: JsonObject = {
             **body_of(ask, model),
             "prompt": list(ask.token_ids),
             "top_k": sampling.top_k,
@@ -102,7 +102,7 @@ class VLLMCall:
             **_scored(ask),
         }
 
-    def read(self, event: Json) -> Piece:
+    def read(self, event: JsonObject) -> EngineContent:
         choice, num_top = choice_of(event), self._ask.num_prompt_top
         if num_top is not None:
             try:
@@ -111,11 +111,11 @@ class VLLMCall:
                 raise EngineFailed(
                     f"The engine's prompt_logprobs are unusual: {error!r}"
                 ) from error
-            return Piece(prompt_scores=scores)
-        return Piece(token_ids_of(choice), scores_of(choice, self._num_top), end_of(choice))
+            return EngineContent(prompt_scores=scores)
+        return EngineContent(token_ids_of(choice), scores_of(choice, self._num_top), end_of(choice))
 
 
-def _structured(ask: Ask) -> Json:
+def _structured(ask: Ask) -> JsonObject:
     if ask.constraint is None:
         return {}
     source = ask.constraint.source
@@ -123,7 +123,7 @@ def _structured(ask: Ask) -> Json:
     return {"structured_outputs": {"json": json.loads(source)} if is_json else {"regex": source}}
 
 
-def _scored(ask: Ask) -> Json:
+def _scored(ask: Ask) -> JsonObject:
     """Streams have no scores of the prompt."""
     if ask.num_prompt_top is None:
         return {}

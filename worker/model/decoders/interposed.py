@@ -13,7 +13,7 @@ NAME_WITH_MASKS = "warren_with_masks"
 """The same for models that build their masks, which the probe reads."""
 
 
-Attention: TypeAlias = Callable[
+AttentionFunction: TypeAlias = Callable[
     [Any, Tensor, Tensor, Tensor, Tensor | None, dict[str, Any]], Tensor
 ]
 """The function that transformers calls once per layer: (module, query, key, value, mask, arguments)
@@ -25,11 +25,11 @@ Attention: TypeAlias = Callable[
 
 # This is not an argument of the model's forward, because StableLM, Nemotron and others do not
 # forward arguments.
-_attention: ContextVar[Attention] = ContextVar("attention")
+_attention: ContextVar[AttentionFunction] = ContextVar("attention")
 
 
 def logits_with(
-    attention: Attention, model: Any, token_ids: Tensor, positions: Tensor, rows: Tensor
+    attention: AttentionFunction, model: Any, token_ids: Tensor, positions: Tensor, rows: Tensor
 ) -> Tensor:
     """Logits [len(rows), vocab_size] of packed tokens [num_tokens], computed with ``attention``."""
     token = _attention.set(attention)

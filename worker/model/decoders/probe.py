@@ -24,7 +24,7 @@ from torch.nn.functional import pad
 from transformers import AttentionMaskInterface
 
 from shared.errors import StartupError
-from worker.model.decoders.interposed import NAME, NAME_WITH_MASKS, Attention, logits_with
+from worker.model.decoders.interposed import NAME, NAME_WITH_MASKS, AttentionFunction, logits_with
 
 _NUM_TOKENS = 16
 _SHIFT = 8
@@ -186,7 +186,7 @@ def _tokens(model: Any) -> Tensor:
     return torch.randint(vocab_size, (_NUM_TOKENS,), generator=generator)
 
 
-def _run(model: Any, token_ids: Tensor, positions: Tensor, attention: Attention) -> Tensor:
+def _run(model: Any, token_ids: Tensor, positions: Tensor, attention: AttentionFunction) -> Tensor:
     """Logits [num_tokens, vocab_size]."""
     device = next(iter(model.parameters())).device
     inputs = (token_ids, positions, torch.arange(_NUM_TOKENS))
