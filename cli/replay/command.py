@@ -3,7 +3,7 @@
 import re
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,8 +16,9 @@ from cli.replay.report import Findings, tables, total
 from cli.replay.sending import Reply, asked, is_greedy, is_repeatable, send_all
 from cli.replay.stored_requests import SOURCES, Draw, StoredRequest
 from cli.tables import print_tables
-from cli.terminal import counted, print_json
+from cli.terminal import counted, notices, print_json
 from shared.errors import InvalidRequest, StartupError, WarrenError
+from shared.printable import printable
 
 if TYPE_CHECKING:
     import httpx
@@ -84,16 +85,27 @@ def replay(
         by_kind = _replayed(
             client, drawn, model, with_logprobs=with_logprobs, num_parallel=parallel
         )
-    whole = total(by_kind.values())
-    if as_json:
+        whole = total(by_kind.values())
         terms = {"model": model, "since": began_at, "share": share, "seed": seed}
-        kinds = {kind: found.described() for kind, found in by_kind.items()}
-        print_json({**terms, "kinds": kinds, "total": whole.described()})
-    else:
-        print_tables(tables(f"Stored answers, and those of {model}", by_kind))
+        if as_json:
+            kinds = {kind: found.described() for kind, found in by_kind.items()}
+            print_json({**terms, "kinds": kinds, "total": whole.described()})
+        else:
+            print_tables(tables(f"Stored answers, and those of {model}", by_kind))
+        fingerprint = served.get("fingerprint", "")
+        _keep(client, {**terms, "fingerprint": fingerprint, **whole.numbers()})
     equal = whole.share_equal
     if equal is None or equal < min_equal or whole.failures:
         raise typer.Exit(1)
+
+
+def _keep(client: "httpx.Client", report: Mapping[str, Any]) -> None:
+    """Have the gateway keep a report for its operators. Its failure changes nothing else."""
+    try:
+        request_json(client, "POST", "/v1/replays", json=report)
+    except WarrenError as error:  # a gateway of an earlier version keeps no reports
+        text = f"The gateway's console does not show this replay: {printable(str(error))}"
+        notices.print(text, markup=False, soft_wrap=True, style="dim")
 
 
 def _replayed(

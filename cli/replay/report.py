@@ -81,18 +81,25 @@ class Findings:
         middle = margins[(len(margins) - 1) // 2].value
         return _Margin(middle, any(one.is_at_least for one in margins if one.value <= middle))
 
-    def described(self) -> dict[str, Any]:
-        """All of it, for JSON."""
+    def numbers(self) -> dict[str, Any]:
+        """The numbers alone, which say nothing of requests and answers, for JSON."""
         margin = self.median_margin
         return {
             "drawn": self.num_drawn,
             "compared": self.num_compared,
             "equal": self.num_equal,
-            "share_equal": self.share_equal,
+            "failed": len(self.failures),
             "median_token": self.median_token,
             "median_character": self.median_char,
             "median_margin": None if margin is None else margin.value,
             "median_margin_is_at_least": margin is not None and margin.is_at_least,
+        }
+
+    def described(self) -> dict[str, Any]:
+        """All of it, for JSON."""
+        return {
+            **self.numbers(),
+            "share_equal": self.share_equal,
             "not_comparable": dict(self.incomparable),
             "failures": [{"id": name, "reason": reason} for name, reason in self.failures],
             "differences": [{"id": name, **one._asdict()} for name, one in self.partings],

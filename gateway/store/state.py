@@ -23,6 +23,7 @@ from gateway.store.files.uploads import Uploads
 from gateway.store.history.conversations import Conversations
 from gateway.store.history.responses import Responses
 from gateway.store.history.room import StoreLimits, TenantRoom
+from gateway.store.replays import Replays
 from gateway.store.seen_models import SeenModels
 from gateway.store.tenants.erasure import Erasure
 from gateway.store.tenants.keys import StoredKeys
@@ -64,6 +65,7 @@ class StoredState:
     limits: StoredLimits
     sessions: StoredEndings
     exact_answers: ExactAnswers
+    replays: Replays
 
     @property
     def spaces(self) -> tuple[FreeSpace, FreeSpace]:
@@ -233,6 +235,7 @@ class Store:
                 StoredLimits(database),
                 StoredEndings(database),
                 exact_answers,
+                Replays(database),
             )
             self._is_open.set()
         return self._state

@@ -8,6 +8,7 @@ import { $, el } from "./dom.js";
 import { showStatus } from "./fleet.js";
 import { countLetters, listSoon } from "./letters.js";
 import { summary } from "./problems.js";
+import { showReplays } from "./replays.js";
 import { showSession } from "./session.js";
 import { listModels, showModels } from "./settings.js";
 import { showUsage } from "./usage.js";
@@ -81,7 +82,7 @@ async function look() {
 
 // What is asked for less often, because it changes less often.
 async function showSlowly() {
-  if (view === "fleet" && isOperator) await showCharts();
+  if (view === "fleet" && isOperator) await Promise.all([showCharts(), showReplays()]);
   if (view === "usage") await showUsage(isOperator);
   shownAt = performance.now();
 }

@@ -286,3 +286,21 @@ def test_stored_responses_are_replayed_with_all_that_they_continue(url: str) -> 
     assert (found["drawn"], found["compared"], found["equal"]) == (3, 2, 1)
     assert (difference["char"], difference["token"], difference["margin"]) == (4, 1, 1.5)
     assert found["not_comparable"] == {"neither greedy nor seeded": 1}
+
+
+def test_operators_see_the_numbers_of_a_replay(url: str) -> None:
+    replay(url, "--json")
+
+    with connect(url, None) as client:
+        newest = request_json(client, "GET", "/admin/v1/replays?limit=1")["data"][0]["report"]
+    counts = {name: newest[name] for name in ("drawn", "compared", "equal", "failed")}
+    assert (newest["model"], newest["fingerprint"]) == (OTHER, FINGERPRINT)
+    assert counts == {"drawn": 13, "compared": 9, "equal": 4, "failed": 1}
+    assert (newest["median_token"], newest["median_margin"]) == (1, 1.5)
+
+
+def test_a_report_that_the_gateway_does_not_keep_is_printed(url: str) -> None:
+    ended = replay(url, "--json", "--seed", str(1 << 60))
+
+    assert json.loads(ended.stdout)["total"]["equal"] == 4
+    assert "The gateway's console does not show this replay: seed: " in ended.stderr

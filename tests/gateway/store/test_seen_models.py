@@ -35,7 +35,8 @@ async def test_an_older_database_has_the_models_of_recent_requests(
         [a_record(name, model=model, ended_at=at) for name, (model, at) in ends.items()]
     )
     async with database.begin() as connection:
-        for table in ("models", "api_keys", "tenants", "ended_sessions", "exact_answers"):
+        tables = ("models", "api_keys", "tenants", "ended_sessions", "exact_answers", "replays")
+        for table in tables:
             await connection.execute(text(f"DROP TABLE {table}"))
         for name in ("run_s", "is_cached"):  # of later versions
             await connection.execute(text(f"ALTER TABLE usage DROP COLUMN {name}"))

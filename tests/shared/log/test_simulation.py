@@ -121,6 +121,7 @@ def a_forked_model(seed: int) -> Model:
         a_hedged_model,
         a_deadly_model,
         a_shared_model,
+        a_model_with_nodes,
     )
     return new_models[seed % len(new_models)](seed)
 

@@ -141,6 +141,7 @@ UNTYPED_OPERATIONS = {
     "GET /v1/usage",
     "POST /detokenize",
     "POST /tokenize",
+    "POST /v1/replays",
     "POST /v1/rerank",
     "POST /v1/score",
 }

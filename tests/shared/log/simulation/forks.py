@@ -21,6 +21,17 @@ class Fork(NamedTuple):
     schedule: Schedule
     choice: int
     given_ids: tuple[int, ...]
+    num_heard: int
+    """The tokens of the choice that a client had by then."""
+    num_renewals: int
+    """How often the log had been recreated by then."""
+
+    @property
+    def lasting_ids(self) -> tuple[int, ...]:
+        """The given tokens that the answer still has at its end. Tokens that no client has are lost
+        with the node of their log, and others may be drawn in their place."""
+        is_recreated = self.schedule.num_renewals > self.num_renewals
+        return self.given_ids[: self.num_heard] if is_recreated else self.given_ids
 
 
 class ForkedSchedule:
@@ -40,12 +51,14 @@ class ForkedSchedule:
             forks.append(self._begun(Schedule(_NUM_GENERATIONS * self._seed + generation, model)))
         for fork in forks:
             fork.schedule.run()
-            assert fork.schedule.has_said(fork.choice, fork.given_ids), (
+            assert fork.schedule.has_said(fork.choice, fork.lasting_ids), (
                 "the fork begins with tokens that the answer does not have"
             )
 
     def _begun(self, schedule: Schedule) -> Fork:
         schedule.advance(self._dice.randint(0, _MAX_STEPS_BEFORE))
         choice = self._dice.randrange(self._model.num_choices)
+        num_heard = schedule.num_heard(choice)
         token_ids = schedule.read_tokens(choice, self._model.origin_reader_class)
-        return Fork(schedule, choice, token_ids[: self._dice.randint(0, len(token_ids))])
+        given_ids = token_ids[: self._dice.randint(0, len(token_ids))]
+        return Fork(schedule, choice, given_ids, num_heard, schedule.num_renewals)

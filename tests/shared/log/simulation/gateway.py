@@ -467,7 +467,8 @@ class OwnFront:
             self._gateway = self._new_gateway(is_away=is_away)
 
     def read_chains(self, model: Model) -> Sequence[TokenChain]:
-        self.lose_gateway(is_away=False)
+        if not self._broker.is_down:
+            self.lose_gateway(is_away=False)
         reader = Gateway(self._broker, model, Passer())
         return reader.read_all()
 

@@ -74,6 +74,15 @@ class Schedule:
         reading = replace(self._model, reader_class=reader_class)
         return tuple(self._front.read_chains(reading)[choice].token_ids)
 
+    @property
+    def num_renewals(self) -> int:
+        """How often the log was recreated."""
+        return self._broker.num_renewals
+
+    def num_heard(self, choice: int) -> int:
+        """The tokens of a choice that a client has."""
+        return max(len(client.tokens.get(choice, [])) for client in self._front.clients)
+
     def has_said(self, choice: int, token_ids: Sequence[int]) -> bool:
         """Whether the answer begins with these tokens."""
         said = self._client.tokens.get(choice, [])

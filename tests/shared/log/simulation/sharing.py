@@ -328,7 +328,8 @@ class SharedFront:
             self._coming += gone
 
     def read_chains(self, model: Model) -> Sequence[TokenChain]:
-        self.displace_readers()
+        if not self.broker.is_down:
+            self.displace_readers()
         return Gateway(self.broker, model, Passer()).read_all()
 
     def cut_off(self) -> None:
