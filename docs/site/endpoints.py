@@ -531,6 +531,7 @@ ENDPOINTS = (
     Endpoint("DELETE /v1/streams/{stream_id}", api="Warren"),
     Endpoint("GET /v1/streams/{stream_id}/receipt", api="Warren"),
     Endpoint("POST /v1/streams/{stream_id}/fork", api="Warren"),
+    Endpoint("POST /v1/replays", api="Warren"),
     Endpoint("GET /.well-known/jwks.json", api="Warren"),
 )
 """All of the API, except for what only operators and probes use."""

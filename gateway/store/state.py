@@ -21,9 +21,9 @@ from gateway.store.files.free_space import FreeSpace
 from gateway.store.files.records import Files
 from gateway.store.files.uploads import Uploads
 from gateway.store.history.conversations import Conversations
+from gateway.store.history.replays import Replays
 from gateway.store.history.responses import Responses
 from gateway.store.history.room import StoreLimits, TenantRoom
-from gateway.store.replays import Replays
 from gateway.store.seen_models import SeenModels
 from gateway.store.tenants.erasure import Erasure
 from gateway.store.tenants.keys import StoredKeys

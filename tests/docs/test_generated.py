@@ -64,7 +64,7 @@ def test_every_operation_is_listed() -> None:
         "sessions",
         "status",
     )
-    names += ("streams", "tenants")
+    names += ("replays", "streams", "tenants")
     own += tuple(f"/admin/v1/{name}" for name in names)
     paths = {name: name.split()[1] for name in operations()}
     public = {

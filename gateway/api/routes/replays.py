@@ -10,7 +10,7 @@ from msgspec import Meta, Struct
 from gateway.api.bodies.parsing import Body, refused
 from gateway.api.openapi import answered, documented
 from gateway.api.routes import body_of, json_response
-from gateway.store.replays import ReplayRecord
+from gateway.store.history.replays import ReplayRecord
 from gateway.wiring import Gateway
 
 _MAX_LISTED = 100
@@ -36,7 +36,7 @@ Integer = Annotated[int, Meta(ge=-_MAX_INTEGER, le=_MAX_INTEGER)]
 Share = Annotated[float, Meta(gt=0, le=1)]
 
 
-class Report(Body, frozen=True, kw_only=True):
+class ReplayReport(Body, frozen=True, kw_only=True):
     """The body of ``POST /v1/replays``: what a replay found about all requests together."""
 
     model: Annotated[Name, Meta(description="The model that answered again.")]
@@ -72,7 +72,7 @@ class ReplayStatus(Struct, frozen=True, kw_only=True, tag_field="object", tag="r
     """The tenant whose stored requests were answered again."""
     created_at: int
     """Unix time of the replay's end."""
-    report: Report
+    report: ReplayReport
 
 
 class ReplayList(Struct, frozen=True, kw_only=True):
@@ -86,11 +86,11 @@ def router(gateway: Gateway) -> APIRouter:
     @routes.post(
         "/v1/replays",
         tags=["replays"],
-        openapi_extra=documented(Report, _EXAMPLE, ReplayStatus, streams=False),
+        openapi_extra=documented(ReplayReport, _EXAMPLE, ReplayStatus, streams=False),
     )
     async def keep_report(request: Request) -> Response:
         """Keep the report of a replay for operators. The newest 50 reports of a tenant are kept."""
-        report = await body_of(gateway, request, Report)
+        report = await body_of(gateway, request, ReplayReport)
         if report.equal > report.compared:
             raise refused("equal", f"more than the {report.compared} answers that were compared.")
         if report.compared + report.failed > report.drawn:
@@ -119,5 +119,5 @@ def _status(record: ReplayRecord) -> ReplayStatus:
         id=record.id,
         tenant=record.tenant,
         created_at=int(record.created_at),
-        report=msgspec.convert(record.report, Report),
+        report=msgspec.convert(record.report, ReplayReport),
     )

@@ -47,7 +47,7 @@ async def test_replays_are_read_on_any_screen(page: Page, gateway: LiveGateway) 
     await expect(page.get_by_role("table", name="Replays")).to_be_visible()
 
     wide = await faults(page)
-    await page.set_viewport_size(NARROW)
+    await page.set_viewport_size({"width": NARROW["width"], "height": NARROW["height"]})
 
     assert (wide, await faults(page), await cut_off(page)) == ([], [], [])
 

@@ -1,7 +1,7 @@
 """The reports of replays."""
 
 from gateway.store.database import Database
-from gateway.store.replays import Replays
+from gateway.store.history.replays import Replays
 
 
 async def test_the_reports_of_all_tenants_are_listed_from_the_newest_on(database: Database) -> None:

@@ -21,7 +21,7 @@ class ReplayRecord:
     created_at: float
     """Unix time in seconds."""
     report: Mapping[str, Any]
-    """A `gateway.api.routes.replays.Report`."""
+    """A `gateway.api.routes.replays.ReplayReport`."""
 
 
 class Replays:
