@@ -3,7 +3,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test engines chaos soak check types lint yaml documents fmt bench release up
+.PHONY: help setup demo test engines chaos soak check types lint yaml documents cubins fmt bench release up
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -42,7 +42,7 @@ demo: $(SERVING) ## Serve SmolLM2 at http://127.0.0.1:8000 and watch it answer (
 
 test: setup ## Run all tests that need no GPU, with their own RabbitMQ (BROKER=4: with RabbitMQ 4)
 	$(BIN)/warren pull smollm2
-	$(WITH_RABBITMQ) $(BIN)/pytest -m "not gpu" -n $(NUM_PROCESSES) --dist loadfile --no-loadscope-reorder
+	$(WITH_RABBITMQ) $(BIN)/pytest -m "not gpu and not cubins" -n $(NUM_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 engines: setup ## Test the workers' engines with the real servers in PATH (LLAMA_SERVER=, VLLM=)
 	@[[ -n '$(LLAMA_SERVER)$(VLLM)' ]] || { \
@@ -59,8 +59,9 @@ soak: setup ## Send hostile traffic for half an hour (MINUTES=4: four minutes), 
 	$(WITH_RABBITMQ) $(BIN)/python -m tests.system.soak --minutes $(MINUTES) \
 	    --out bench/results/soak.md
 
-check: setup ## Check format, lint, types, imports, duplicates, YAML, the Helm chart and the documentation
+check: setup ## Check format, lint, types, imports, duplicates, YAML, the Helm chart, documentation and GPU kernels
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target types lint yaml documents
+	@$(MAKE) --no-print-directory cubins
 
 types:
 	$(BIN)/mypy
@@ -77,6 +78,10 @@ yaml:
 documents:
 	$(BIN)/pytest -q tests/infra/test_helm.py tests/test_ground.py -k "helm or noun"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --config-file docs/site/mkdocs.yml
+
+# Triton keeps what it has compiled in ~/.triton, so only the first run takes minutes.
+cubins:
+	$(BIN)/pytest -q -m cubins tests/kernels/triton/test_cubins.py
 
 fmt: setup ## Format the code and fix lint errors
 	$(BIN)/ruff format .

@@ -1,8 +1,8 @@
 """Compiles Triton kernels for GPUs that need not be present, and reads their resource usage.
 
-``python -m tests.kernels.triton.cubins MODULE...`` prints a JSON list with a `Cubin` for each
-configuration in the modules' CONFIGURATIONS and each target. It runs in a process of its own,
-because TRITON_INTERPRET, which the other tests need, replaces the compiler.
+``python -m tests.kernels.triton.cubins`` reads a JSON list of `Specialization` and prints a list
+with the `Cubin` of each. It runs in a process of its own, because TRITON_INTERPRET, which the other
+tests need, replaces the compiler.
 """
 
 import importlib
@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 from triton import knobs
@@ -25,6 +25,15 @@ from triton.compiler import ASTSource
 from kernels.triton.configurations import Configuration
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)")
+
+
+class Specialization(NamedTuple):
+    """A configuration of a kernel, to be compiled for a target."""
+
+    module: str
+    place: int
+    """In the module's CONFIGURATIONS."""
+    target: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +51,48 @@ class Cubin:
     """Per thread block."""
 
 
-def compile_all(*modules: str) -> list[Cubin]:
-    """Compile everything that the modules launch, in another process."""
+def every_specialization(*modules: str) -> list[Specialization]:
+    """Everything that the modules launch, for every target."""
+    return [
+        Specialization(module, place, target)
+        for module in modules
+        for place, configuration in enumerate(_configurations(module))
+        for target in configuration.targets
+    ]
+
+
+def one_of_each_kernel(*modules: str) -> list[Specialization]:
+    """The first configuration of each kernel for one of its targets. Consecutive kernels have
+    different targets if they can."""
+    places: dict[tuple[str, str], int] = {}
+    for module in modules:
+        for place, configuration in enumerate(_configurations(module)):
+            places.setdefault((module, configuration.kernel.__name__), place)
+    chosen = []
+    for number, ((module, _), place) in enumerate(places.items()):
+        targets = _configurations(module)[place].targets
+        chosen.append(Specialization(module, place, targets[number % len(targets)]))
+    return chosen
+
+
+def compile_all(specializations: Sequence[Specialization]) -> list[Cubin]:
+    """Compile the specializations, in another process."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "tests.kernels.triton.cubins", *modules]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.triton.cubins"],
+        env=environment,
+        input=json.dumps(specializations),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return [Cubin(**fields) for fields in json.loads(done.stdout)]
 
 
-def main(modules: list[str]) -> None:
-    work = [
-        (name, index, target)
-        for name in modules
-        for index, configuration in enumerate(_configurations(name))
-        for target in configuration.targets
-    ]
+def main() -> None:
     with ProcessPoolExecutor(max_workers=os.cpu_count()) as pool:
-        cubins = pool.map(_compile, *zip(*work, strict=True))
+        cubins = pool.map(_compile, *zip(*json.load(sys.stdin), strict=True))
         print(json.dumps([asdict(cubin) for cubin in cubins]))
 
 
@@ -67,8 +100,8 @@ def _configurations(module: str) -> Sequence[Configuration]:
     return getattr(importlib.import_module(module), "CONFIGURATIONS", ())
 
 
-def _compile(module: str, index: int, target: int) -> Cubin:
-    chosen = _configurations(module)[index]
+def _compile(module: str, place: int, target: int) -> Cubin:
+    chosen = _configurations(module)[place]
     kernel = chosen.kernel
     types = dict(chosen.signature) | dict.fromkeys(chosen.constexprs, "constexpr")
     assert set(types) == set(kernel.arg_names), (kernel.arg_names, sorted(types))
@@ -107,4 +140,4 @@ def _usage(cubin: bytes) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -8,7 +8,12 @@ import pytest
 from triton.runtime.jit import serialize_specialization_data
 
 import kernels.triton
-from tests.kernels.triton.cubins import Cubin, compile_all
+from tests.kernels.triton.cubins import (
+    Cubin,
+    compile_all,
+    every_specialization,
+    one_of_each_kernel,
+)
 
 MAX_SHARED_BYTES = {80: 99 << 10, 90: 227 << 10, 100: 227 << 10}
 """Bytes per thread block (CUDA programming guide, compute capabilities). 8.0 has 163 KiB, but code
@@ -31,12 +36,18 @@ def max_stack_bytes(cubin: Cubin) -> int:
     return MAX_MEASURED_STACK_BYTES if is_measured else MAX_STACK_BYTES
 
 
-@pytest.fixture(scope="module")
-def cubins() -> list[Cubin]:
-    return compile_all(*MODULES, FAULTY)
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(one_of_each_kernel, id="one of each kernel"),
+        pytest.param(every_specialization, id="all", marks=pytest.mark.cubins),
+    ],
+)
+def cubins(request: pytest.FixtureRequest) -> list[Cubin]:
+    return compile_all([*request.param(*MODULES), *every_specialization(FAULTY)])
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_what_spills_is_the_planted_fault_alone(cubins: list[Cubin]) -> None:
     spilling = [cubin for cubin in cubins if cubin.spilled_bytes > max_stack_bytes(cubin)]
     assert [(cubin.module, cubin.name) for cubin in spilling] == [
@@ -44,7 +55,7 @@ def test_what_spills_is_the_planted_fault_alone(cubins: list[Cubin]) -> None:
     ]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_every_target_has_the_shared_memory(cubins: list[Cubin]) -> None:
     assert {cubin.target for cubin in cubins} == set(MAX_SHARED_BYTES)
     assert [c for c in cubins if c.shared_bytes > MAX_SHARED_BYTES[c.target]] == []
