@@ -546,5 +546,18 @@ def test_without_a_guard_of_forks_a_schedule_fails(guard: dict[str, Any]) -> Non
     assert "begins with" in failure
 
 
+@pytest.mark.parametrize(
+    ("seed", "guard"),
+    [(9, {"reader_class": NoCopy}), (120, {"origin_reader_class": NoCopy})],
+)
+def test_without_the_copies_of_lost_logs_a_schedule_of_forks_fails(
+    seed: int, guard: dict[str, Any]
+) -> None:
+    of_forks: dict[str, Any] = {"schedule_class": ForkedSchedule}
+
+    assert first_failure([seed], a_model_with_nodes, **of_forks) is None
+    assert first_failure([seed], a_model_with_nodes, **of_forks, **guard) is not None
+
+
 def test_a_record_that_comes_after_the_end_may_be_lost() -> None:
     assert first_failure(range(3000), records_first=False) is not None
