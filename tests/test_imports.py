@@ -24,7 +24,6 @@ ALLOWED = {"msgspec", "numpy", "safetensors", "tokenizers", "torch", "transforme
 BY_NAME = {
     "kernels/quantized.py": {"gguf"},
     "worker/checkpoints/convert.py": {"gguf"},
-    "worker/checkpoints/gguf_file.py": {"gguf"},
     "worker/checkpoints/hub.py": {"huggingface_hub"},
 }
 

@@ -432,7 +432,8 @@ def _fused_granite(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Name
 
 
 def _transposed(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
-    yield name, tensor.t()
+    """Only GPT-2 stores its matrices as [inputs, outputs]."""
+    yield name, tensor.t() if config["architecture"] == "gpt2" else tensor
 
 
 def _convolution(name: str, tensor: Tensor, config: Mapping[str, Any]) -> Named:
