@@ -269,7 +269,7 @@ REPLAYS = Table(
     Column("id", String(64), primary_key=True),
     Column("tenant", String(128), nullable=False),
     Column("created_at", Float, nullable=False),
-    # A `gateway.api.routes.replays.Report`: numbers only, and nothing of requests and answers.
+    # A `gateway.api.routes.replays.ReplayReport`: only numbers, nothing of requests and answers.
     Column("report", JSON, nullable=False),
     Index("replays_of_tenant", "tenant", "created_at", "id"),
     Index("replays_by_age", "created_at", "id"),

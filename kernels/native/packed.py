@@ -49,7 +49,7 @@ class Rows:
     inputs: int
     order: Tensor | None = None
     """[inputs] int32: the input that each column is multiplied by; None: in their order."""
-    name: str = "a matrix"
+    name: str | None = None
     """What errors call it."""
 
     @classmethod
@@ -58,7 +58,7 @@ class Rows:
 
     @classmethod
     def of_blocks(
-        cls, matrix: QuantizedWeight, order: Tensor | None = None, name: str = "a matrix"
+        cls, matrix: QuantizedWeight, order: Tensor | None = None, name: str | None = None
     ) -> Self:
         return cls(matrix.format, matrix.blocks, matrix.shape[1], order, name)
 
@@ -159,9 +159,8 @@ class Packer:
         team = self._library.team(self._num_threads)
         first_odd = self._library.functions.warren_pack(team, matrices, len(matrices))
         for _, rows, _ in waiting[first_odd:]:
-            raise OddScale(
-                f"{rows.name} cannot be read as {rows.format}: a scale is infinite or NaN"
-            )
+            name = rows.name or "a matrix"
+            raise OddScale(f"{name} cannot be read as {rows.format}: a scale is infinite or NaN")
 
     def _panels(self, run: list[Rows], outputs: int) -> Tensor:
         """The panels of parts in the same format, packed separately where each fills whole panels,

@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import delete, insert, select
@@ -41,12 +41,11 @@ class Replays:
             created_at=time.time(),
             report=report,
         )
-        values = {name: getattr(record, name) for name in REPLAYS.c.keys()}  # noqa: SIM118
         is_of_tenant = REPLAYS.c.tenant == tenant
         of_tenant = select(REPLAYS.c.id).where(is_of_tenant)
         kept = of_tenant.order_by(*_NEWEST_FIRST).limit(self._max_kept)
         async with self._database.begin() as connection:
-            await connection.execute(insert(REPLAYS).values(values))
+            await connection.execute(insert(REPLAYS).values(asdict(record)))
             await connection.execute(delete(REPLAYS).where(is_of_tenant, REPLAYS.c.id.not_in(kept)))
         return record
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from playwright.async_api import FilePayload, Locator, Page, Route, expect
 
 from gateway.intake.keys.api_key import id_of
@@ -391,15 +392,16 @@ async def test_an_operator_cancels_the_work_of_any_tenant(
         assert "cancelled" in (await asked).text
 
 
+@pytest.mark.parametrize("section", ["batches", "replays"])
 async def test_a_gateway_that_cannot_store_anything_shows_its_fleet(
-    page: Page, bus: MemoryBus, tmp_path: Path
+    page: Page, bus: MemoryBus, tmp_path: Path, section: str
 ) -> None:
     obstacle = tmp_path / "warren"
     obstacle.touch()  # where the directory of the database should be
     async with live_gateway(bus, data_dir=obstacle / "data") as gateway:
         await open_console(page, gateway, "fleet")
 
-        problem = page.locator("#batches-problem")
+        problem = page.locator(f"#{section}-problem")
         await expect(problem).to_have_text("This gateway cannot store anything.")
         await expect(page.locator("#pulse")).to_have_text("No workers")
 

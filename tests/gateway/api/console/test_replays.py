@@ -1,16 +1,14 @@
 """The reports of replays in the fleet, in Chromium."""
 
 import re
-from pathlib import Path
 
 from playwright.async_api import Page, expect
 
-from shared.bus.memory import MemoryBus
 from tests.gateway.api.console.test_accessibility import NARROW, faults
 from tests.gateway.api.console.test_layout import cut_off
 from tests.gateway.api.routes.test_replays import REPORT
 from tests.support.console import open_console
-from tests.support.gateway.http import LiveGateway, live_gateway
+from tests.support.gateway.http import LiveGateway
 
 AGE = re.compile(r"^\d+(\.\d)? s$")
 
@@ -58,15 +56,3 @@ async def test_without_a_replay_the_fleet_says_how_to_begin(
     await open_console(page, gateway, "fleet")
 
     await expect(page.locator("#replays .empty")).to_contain_text("warren replay compares them")
-
-
-async def test_a_gateway_that_cannot_store_anything_says_so_beside_the_replays(
-    page: Page, bus: MemoryBus, tmp_path: Path
-) -> None:
-    obstacle = tmp_path / "warren"
-    obstacle.touch()  # where the directory of the database should be
-    async with live_gateway(bus, data_dir=obstacle / "data") as gateway:
-        await open_console(page, gateway, "fleet")
-
-        problem = page.locator("#replays-problem")
-        await expect(problem).to_have_text("This gateway cannot store anything.")

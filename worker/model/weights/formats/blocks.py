@@ -72,7 +72,7 @@ class BlockWeight:
         return self._in_order(dequantize(self.packed).to(dtype))
 
     def native_rows(self) -> Sequence[Rows]:
-        return [Rows.of_blocks(self.packed, self.order, self.unchecked or "a matrix")]
+        return [Rows.of_blocks(self.packed, self.order, self.unchecked)]
 
     def _in_order(self, columns: Tensor) -> Tensor:
         """The columns in the order of the inputs."""
